@@ -1,0 +1,99 @@
+"""Every error of aotpack, loader and compiler alike.
+
+One hierarchy, so ``except AotpackError`` catches whatever went wrong with a bundle. A message says what was
+wrong, where, what was expected and what to do; an error that found several problems lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: ``where`` is a path (``args[0]['x']``, ``$.methods.train``, a blob's digest)."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class AotpackError(Exception):
+    """Base of all errors raised by aotpack.
+
+    ``problems`` holds each finding on its own, for machines; ``hint`` says what to do about them.
+    """
+
+    def __init__(self, summary: str, problems: Iterable[Problem] = (), *, hint: str = "") -> None:
+        self.summary = summary
+        self.problems = tuple(problems)
+        self.hint = hint
+        lines = [summary, *(f"  {problem}" for problem in self.problems)]
+        if hint:
+            lines.append(hint)
+        super().__init__("\n".join(lines))
+
+
+class BundleError(AotpackError):
+    """The bundle itself is at fault."""
+
+
+class BundleNotFoundError(BundleError, FileNotFoundError):
+    """There is no file or directory at that path."""
+
+    __str__ = AotpackError.__str__
+
+
+class NotABundleError(BundleError):
+    """The file or directory is something other than an aotpack bundle."""
+
+
+class CorruptBundleError(BundleError):
+    """The bundle is truncated, a digest does not match, or a document breaks a rule of the format."""
+
+
+class UnsupportedVersionError(BundleError):
+    """The bundle needs a format version or a feature that this loader does not have."""
+
+
+class TargetError(AotpackError):
+    """No target of the bundle can run here, or not the one that was asked for."""
+
+
+class TrustError(AotpackError):
+    """The bundle holds native code and nothing says that it may run."""
+
+
+class InputError(AotpackError, TypeError):
+    """The arguments of a call do not fit the program. Nothing was run."""
+
+
+class ModeError(AotpackError, RuntimeError):
+    """The bundle has no method for this combination of train/eval and gradient mode."""
+
+
+class StateError(AotpackError, RuntimeError):
+    """A state dict does not fit the program: missing, unexpected or misshaped entries. Nothing was changed."""
+
+
+class AutogradError(AotpackError, RuntimeError):
+    """A backward pass that the compiled program cannot do."""
+
+
+class BuildError(AotpackError):
+    """The compiler could not turn the model into a bundle. Nothing was written."""
+
+
+class EntryError(BuildError):
+    """``model.py`` is at fault: it raised, or lacks what a build needs."""
+
+
+class CaptureError(BuildError):
+    """No front end could trace the model."""
+
+
+class UnsupportedError(BuildError):
+    """The model uses something that a bundle cannot keep true."""

@@ -1,0 +1,44 @@
+"""JSON in and out of the schema's types.
+
+Encoding is canonical (sorted keys, no insignificant space), so equal documents have equal digests.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from ..errors import CorruptBundleError, Problem
+from .schema import Document
+
+MAX_DOCUMENT_BYTES = 1 << 30
+"""A document larger than this (1 GiB) is refused unread."""
+
+T = TypeVar("T", bound=Document)
+
+_decoders: dict[type[Document], msgspec.json.Decoder[Document]] = {}
+
+
+def encode(document: Document) -> bytes:
+    """Return the canonical JSON bytes of ``document``."""
+    return msgspec.json.encode(document, order="sorted")
+
+
+def decode(data: bytes | memoryview, kind: type[T], *, where: str) -> T:
+    """Parse ``data`` as a ``kind``.
+
+    Raises:
+        CorruptBundleError: not JSON, or not of that type; names ``where`` and the JSON path within it.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise CorruptBundleError(f"The document {where} is {len(data)} bytes long; the limit is {MAX_DOCUMENT_BYTES}.")
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(data)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBundleError(
+            f"The document {where} is not a valid {kind.__name__}.", [Problem(where, str(error))]
+        ) from error

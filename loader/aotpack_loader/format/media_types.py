@@ -1,0 +1,30 @@
+"""Media types, annotation keys and reserved names of a bundle."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+
+BUNDLE: Final = "application/vnd.aotpack.bundle.v1"
+"""``artifactType`` of the bundle index and of every manifest below it."""
+PROGRAM: Final = "application/vnd.aotpack.program.v1+json"
+TARGET: Final = "application/vnd.aotpack.target.v1+json"
+GRAPH: Final = "application/vnd.aotpack.graph.v1+json+zstd"
+WEIGHTS: Final = "application/vnd.aotpack.weights.v1+safetensors"
+SELF_TEST: Final = "application/vnd.aotpack.selftest.v1+safetensors"
+CODE_AOTI: Final = "application/vnd.aotpack.code.aoti.v1+zstd"
+
+ANNOTATION_TITLE: Final = "org.opencontainers.image.title"
+ANNOTATION_TARGET: Final = "dev.aotpack.target"
+"""On a manifest and its descriptor: the target's name, ``cpu:x86-64-v3``."""
+ANNOTATION_RAW_SIZE: Final = "dev.aotpack.raw-size"
+"""On a compressed blob: its size in bytes once decompressed, in decimal."""
+
+ANNOTATION_RAW_DIGEST: Final = "dev.aotpack.raw-digest"
+"""On a compressed blob: the digest of its bytes once decompressed."""
+
+PADDING_PREFIX: Final = "__aotpack_padding."
+"""Stored tensors whose name starts so only align the next one."""
+WEIGHTS_ALIGNMENT: Final = 64

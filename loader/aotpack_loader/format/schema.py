@@ -1,0 +1,522 @@
+"""The bundle format, version 1: the single source of truth.
+
+Every JSON document of a bundle decodes into one of the types below; the JSON Schemas under
+``spec/schema/`` are generated from them. A type here is data only: rules that span several
+fields live in :mod:`aotpack_loader.format.validate`, and each carries a number that the prose in
+``spec/`` and the tests cite.
+
+Words are AOTAutograd's own: *primals* are the inputs of the forward graph, *tangents* the
+incoming gradients of the backward graph, *saved tensors* what the forward keeps for the backward.
+
+Schema rules: fields are only ever added, with a default; a removed name is never used again; a
+new arm of a union needs a new entry in :data:`Program.features`, because an older reader cannot
+decode it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", description="sha256 of the bytes of a blob")]
+Index = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0, le=2**62)]
+Name = Annotated[str, Meta(min_length=1, max_length=4096)]
+DType = Literal[
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+]  # fmt: skip
+"""Element types, named as torch names them without the ``torch.`` prefix."""
+
+Dim = int | str
+"""A size, stride or offset, in elements: an integer, or an expression over symbols (spec/expressions.md)."""
+
+
+class Document(Struct, frozen=True, omit_defaults=True):
+    """Base of all documents: immutable; unknown optional fields are ignored; defaults are not written."""
+
+
+# ---------------------------------------------------------------- OCI documents (image-spec 1.1)
+
+
+class Platform(Document, rename={"os_version": "os.version"}):
+    """OCI platform of a manifest; ``variant`` is the x86-64 microarchitecture level (``v2``, ``v3``, ``v4``)."""
+
+    architecture: str
+    os: str
+    variant: str = ""
+    os_version: str = ""
+
+
+class Descriptor(Document, rename={"media_type": "mediaType", "artifact_type": "artifactType"}):
+    """A reference to a blob. A reader MUST compare ``size`` before it hashes and ``digest`` before it parses."""
+
+    media_type: Name
+    digest: Digest
+    size: Size
+    annotations: dict[str, str] = {}
+    platform: Platform | None = None
+    artifact_type: str = ""
+
+
+class Manifest(Document, rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"}):
+    """One target of a bundle: its program and every blob that target needs."""
+
+    schema_version: Literal[2]
+    media_type: Literal["application/vnd.oci.image.manifest.v1+json"]
+    artifact_type: str
+    config: Descriptor
+    layers: list[Descriptor]
+    annotations: dict[str, str] = {}
+
+
+class ImageIndex(Document, rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"}):
+    """A list of manifests: the layout's ``index.json``, and the bundle index below it."""
+
+    schema_version: Literal[2]
+    manifests: list[Descriptor]
+    media_type: str = ""
+    artifact_type: str = ""
+    annotations: dict[str, str] = {}
+
+
+# ---------------------------------------------------------------- graphs
+
+
+class ValueRef(Document, tag="value", tag_field="type"):
+    """The value called ``name``: a graph input or the result of an earlier node."""
+
+    name: Name
+
+
+class FloatArg(Document, tag="float", tag_field="type"):
+    """A floating-point literal: JSON alone does not tell 1 from 1.0."""
+
+    value: float | Literal["inf", "-inf", "nan"]
+
+
+class ComplexArg(Document, tag="complex", tag_field="type"):
+    """A complex literal."""
+
+    real: float | Literal["inf", "-inf", "nan"]
+    imag: float | Literal["inf", "-inf", "nan"]
+
+
+class DTypeArg(Document, tag="dtype", tag_field="type"):
+    """A ``torch.dtype``."""
+
+    value: DType
+
+
+class DeviceArg(Document, tag="device", tag_field="type"):
+    """A ``torch.device``: the kind of the device the graph was traced for; a loader maps it to its own."""
+
+    value: str
+
+
+class LayoutArg(Document, tag="layout", tag_field="type"):
+    """A ``torch.layout``."""
+
+    value: Literal["strided"]
+
+
+class MemoryFormatArg(Document, tag="memory_format", tag_field="type"):
+    """A ``torch.memory_format``."""
+
+    value: Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
+
+
+class ExprArg(Document, tag="expr", tag_field="type"):
+    """An integer computed from the method's symbols (view replay only; inside graphs sizes are values)."""
+
+    value: str
+
+
+class GraphArg(Document, tag="graph", tag_field="type"):
+    """A subgraph, passed to a higher-order operator."""
+
+    name: Name
+
+
+Atom = (
+    None | bool | int | str
+    | ValueRef | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg | ExprArg | GraphArg
+)  # fmt: skip
+Arg = Atom | list[Atom | list[Atom]]
+"""An argument of an operator. ``null``, ``true``, integers, strings and lists (at most two deep) stand for themselves."""
+
+
+class TensorValue(Document, tag="tensor", tag_field="type"):
+    """A tensor: sizes and strides in elements."""
+
+    dtype: DType
+    shape: list[Dim]
+    stride: list[Dim]
+    offset: Dim = 0
+
+
+class IntValue(Document, tag="int", tag_field="type"):
+    """An integer known at run time, usually a size: ``expr`` over the method's symbols."""
+
+    expr: Dim
+
+
+class OtherValue(Document, tag="other", tag_field="type"):
+    """Several results in one (taken apart by ``builtin.getitem``), a float, a bool, or nothing."""
+
+    kind: Literal["tuple", "float", "bool", "none"]
+
+
+Value = TensorValue | IntValue | OtherValue
+
+
+class Node(Document):
+    """One operation: ``name = op(*args, **kwargs)``.
+
+    ``op`` is a full ATen overload name (``aten.add.Tensor``), another registered operator
+    (``namespace.name.overload``) or a built-in of the format (``builtin.getitem``; spec/graph.md).
+    """
+
+    name: Name
+    op: Name
+    args: list[Arg]
+    value: Value
+    kwargs: dict[str, Arg] = {}
+
+
+class Graph(Document):
+    """A straight-line functional program; nodes are in execution order."""
+
+    inputs: list[Name]
+    input_values: list[Value]
+    nodes: list[Node]
+    outputs: list[Arg]
+    subgraphs: dict[str, "Graph"] = {}
+
+
+# ---------------------------------------------------------------- trees (nested arguments and results)
+
+
+class LeafNode(Document, tag="leaf", tag_field="type"):
+    """One leaf; leaves are numbered in order of appearance."""
+
+
+class TupleNode(Document, tag="tuple", tag_field="type"):
+    items: list["Tree"]
+
+
+class ListNode(Document, tag="list", tag_field="type"):
+    items: list["Tree"]
+
+
+class DictNode(Document, tag="dict", tag_field="type"):
+    """A mapping; ``keys`` keep the order in which the caller of the build wrote them."""
+
+    keys: list[str | int | bool]
+    items: list["Tree"]
+    ordered: bool = False
+
+
+class RecordNode(Document, tag="record", tag_field="type"):
+    """A named tuple, dataclass or model output: ``name`` is informative, a reader never imports it."""
+
+    name: str
+    fields: list[str]
+    items: list["Tree"]
+
+
+Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode
+
+
+# ---------------------------------------------------------------- programs
+
+
+class Version(Document):
+    major: Index
+    minor: Index
+
+
+class Producer(Document):
+    """What wrote the bundle. Informative."""
+
+    aotpack: str
+    torch: str
+
+
+class Requirements(Document):
+    """What a reader needs to run the program: torch releases (PEP 440 specifier), operator namespaces beyond torch's own."""
+
+    torch: str
+    operators: list[str] = []
+
+
+class StateEntry(Document):
+    """A parameter or buffer, by its name in the original module.
+
+    Its elements are those of the stored tensor ``storage`` seen through ``shape``, ``stride`` and
+    ``offset``. ``tied_to`` names an earlier entry that is the very same tensor.
+    """
+
+    name: Name
+    kind: Literal["parameter", "buffer"]
+    dtype: DType
+    shape: list[Size]
+    stride: list[Size]
+    storage: Name
+    offset: Size = 0
+    requires_grad: bool = False
+    persistent: bool = True
+    tied_to: str | None = None
+
+
+class Symbol(Document):
+    """A size that varies from call to call: ``minimum <= value``, and ``value <= maximum`` unless that is null."""
+
+    name: Name
+    minimum: int
+    maximum: int | None = None
+    hint: int | None = None
+
+
+class TensorLeaf(Document, tag="tensor", tag_field="type"):
+    """A tensor argument. ``stride`` null: strides are not relied on."""
+
+    path: str
+    dtype: DType
+    shape: list[Dim]
+    stride: list[Dim] | None = None
+    device: str = "cpu"
+    requires_grad: bool = False
+
+
+class ConstantLeaf(Document, tag="constant", tag_field="type"):
+    """An argument the graphs were specialised to: a call must pass the same value."""
+
+    path: str
+    value: None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
+
+
+InputLeaf = TensorLeaf | ConstantLeaf
+
+
+class ParameterPrimal(Document, tag="parameter", tag_field="type"):
+    name: Name
+
+
+class BufferPrimal(Document, tag="buffer", tag_field="type"):
+    name: Name
+
+
+class ConstantPrimal(Document, tag="constant", tag_field="type"):
+    """A tensor the model's code closes over: part of no state dict. ``name`` is a stored tensor."""
+
+    name: Name
+
+
+class InputPrimal(Document, tag="user_input", tag_field="type"):
+    leaf: Index
+
+
+Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal
+
+
+class Mutation(Document):
+    """After the forward, primal ``primal`` takes the value of forward output ``output``.
+
+    ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only; ``data_and_metadata`` both;
+    ``storage`` replaces the storage (``Tensor.set_``). ``hidden_from_autograd``: the original ran under
+    ``no_grad`` or on a detached view, so the write is made on a detached alias.
+    """
+
+    primal: Index
+    output: Index
+    kind: Literal["data", "metadata", "data_and_metadata", "storage"] = "data"
+    requires_grad: bool = False
+    hidden_from_autograd: bool = False
+
+
+class ViewStep(Document):
+    """One step of view replay: ``op(previous, *args, **kwargs)``, then element ``select`` of the result if not null."""
+
+    op: Name
+    args: list[Arg] = []
+    kwargs: dict[str, Arg] = {}
+    select: Index | None = None
+
+
+class FreshResult(Document, tag="fresh", tag_field="type"):
+    """Forward output ``output``: a new tensor, differentiable if ``requires_grad``."""
+
+    output: Index
+    requires_grad: bool = False
+
+
+class InputResult(Document, tag="is_input", tag_field="type"):
+    """Primal ``primal`` itself."""
+
+    primal: Index
+
+
+class AliasResult(Document, tag="alias", tag_field="type"):
+    """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``."""
+
+    view: list[ViewStep]
+    primal: Index | None = None
+    output: Index | None = None
+    requires_grad: bool = False
+
+
+class ConstantResult(Document, tag="constant", tag_field="type"):
+    """The same value at every call."""
+
+    value: None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg
+
+
+class SizeResult(Document, tag="size", tag_field="type"):
+    """An integer computed from the sizes of the inputs."""
+
+    expr: Dim
+
+
+Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult
+
+
+class SavedPrimal(Document, tag="primal", tag_field="type"):
+    primal: Index
+
+
+class SavedOutput(Document, tag="output", tag_field="type"):
+    """Forward output ``output``. ``check_version`` false: eager does not notice an in-place change of it either."""
+
+    output: Index
+    check_version: bool = True
+    donated: bool = False
+
+
+class SavedSize(Document, tag="size", tag_field="type"):
+    """An integer input of the backward graph, computed from the sizes of the inputs."""
+
+    expr: Dim
+
+
+Saved = SavedPrimal | SavedOutput | SavedSize
+
+
+class Tangent(Document):
+    """The gradient with respect to forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``)."""
+
+    output: Index
+    dtype: DType
+    shape: list[Dim]
+    stride: list[Dim] | None = None
+    memory_format: Literal["contiguous_format", "channels_last", "channels_last_3d"] = "contiguous_format"
+
+
+class Backward(Document):
+    """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
+
+    ``gradients[i]`` is the backward output that holds the gradient of primal i, or null where there is none.
+    """
+
+    graph: Descriptor
+    saved: list[Saved]
+    tangents: list[Tangent]
+    gradients: list[Index | None]
+
+
+class Mode(Document):
+    """A state of the caller: ``nn.Module.training``, and whether gradients are recorded."""
+
+    training: bool
+    grad: bool
+
+
+class Method(Document):
+    """One way to call the program: its arguments, its graphs and everything that happens around them.
+
+    The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the tree
+    of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
+    ``detach`` lists primals that never receive a gradient although they may require one.
+    """
+
+    serves: list[Mode]
+    inputs: Tree
+    leaves: list[InputLeaf]
+    outputs: Tree
+    results: list[Result]
+    primals: list[Primal]
+    forward: Descriptor
+    num_outputs: Index
+    symbols: list[Symbol] = []
+    constraints: list[str] = []
+    mutations: list[Mutation] = []
+    non_differentiable: list[Index] = []
+    detach: list[Index] = []
+    backward: Backward | None = None
+    captured_with: str = ""
+    notes: list[str] = []
+    parameters: list[str] = []
+
+
+class Program(Document):
+    """The program: the config blob of every manifest of a bundle."""
+
+    format: Version
+    name: str
+    producer: Producer
+    requirements: Requirements
+    state: list[StateEntry]
+    methods: dict[str, Method]
+    weights: list[Descriptor] = []
+    features: list[str] = []
+    self_test: Descriptor | None = None
+    training: bool = True
+
+
+# ---------------------------------------------------------------- targets
+
+
+class GivenInput(Document, tag="value", tag_field="type"):
+    """Input ``index`` of the graph, as it is."""
+
+    index: Index
+
+
+class SizeCarrier(Document, tag="size_carrier", tag_field="type"):
+    """An empty tensor of shape ``(size, 0)`` that carries integer input ``index`` of the graph."""
+
+    index: Index
+
+
+class Executable(Document):
+    """Compiled code of one graph.
+
+    ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
+    graph's output i, or null where the graph returns nothing there.
+    """
+
+    code: Descriptor
+    inputs: list[GivenInput | SizeCarrier]
+    outputs: list[Index | None]
+
+
+class Target(Document):
+    """How one target runs the program; the first layer of its manifest.
+
+    ``kind`` picks the device module of the loader (``portable``, ``aoti``). Executables are keyed by method and direction:
+    ``train.forward``, ``train.backward``.
+    """
+
+    name: Name
+    kind: Name
+    device: str
+    executables: dict[str, Executable] = {}
+    architecture: str = ""
+    instruction_set: str = ""
+    cpu_features: list[str] = []
+    torch: str = ""
+    toolchain: dict[str, str] = {}
+
+

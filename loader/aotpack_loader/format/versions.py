@@ -1,0 +1,38 @@
+"""The format's version and its history.
+
+Two numbers, changed for different reasons: :data:`FORMAT_VERSION` counts changes of the documents and
+the container; the calling convention of the graphs is part of the documents and changes with the major
+number only. A reader refuses another major version and ignores optional fields of a newer minor one.
+
+Log, one line a version:
+
+* 1.0 (2026-11-21): first release.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import UnsupportedVersionError
+from .schema import Program, Version
+
+FORMAT_VERSION: Final = Version(major=1, minor=0)
+
+KNOWN_FEATURES: Final = frozenset[str]()
+"""Features (``Program.features``) this reader understands; an unknown one is refused."""
+
+
+def check_version(program: Program) -> None:
+    """Raise :class:`UnsupportedVersionError` unless this reader can run ``program``."""
+    if program.format.major != FORMAT_VERSION.major:
+        raise UnsupportedVersionError(
+            f"This bundle has format version {program.format.major}.{program.format.minor}; "
+            f"this loader reads version {FORMAT_VERSION.major}.",
+            hint="Install an aotpack-loader that reads it, or build the bundle again with this release.",
+        )
+    unknown = sorted(set(program.features) - KNOWN_FEATURES)
+    if unknown:
+        raise UnsupportedVersionError(
+            f"This bundle needs features this loader does not have: {', '.join(unknown)}.",
+            hint="Install a newer aotpack-loader.",
+        )
