@@ -1,0 +1,343 @@
+"""A bundle's documents: from ``index.json`` down to one program and its targets, each checked against the others.
+
+Owns how the documents hang together and where a descriptor leads. What a program or a graph means, and whether code
+may run, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import BundleError, CorruptBundleError, NotABundleError, Problem
+from ..format import media_types
+from ..format.codec import decode
+from ..format.schema import (
+    Descriptor,
+    Document,
+    Graph,
+    ImageIndex,
+    Manifest,
+    Platform,
+    Producer,
+    Program,
+    Requirements,
+    Target,
+    Version,
+)
+from ..format.versions import check_version
+from . import cache, compression
+from .layout import Layout, open_layout
+from .weights import WeightMap
+
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
+_CODE_PREFIX = "application/vnd.aotpack.code."
+_CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
+
+
+class _Preamble(Document, frozen=True):
+    """What tells whether the rest of a program can be decoded; ``features`` stays untyped for that reason."""
+
+    format: Version
+    features: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetManifest:
+    """One target with the manifest that lists its blobs, and the descriptor of that manifest."""
+
+    target: Target
+    manifest: Manifest
+    descriptor: Descriptor
+
+    @property
+    def platform(self) -> Platform | None:
+        """The OCI platform the target is for; None: any."""
+        return self.descriptor.platform
+
+
+class Bundle:
+    """An open bundle whose documents have been read and checked. Weights and code are read when asked for."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Read the documents of ``layout``; see :meth:`open`, which also closes it if they are bad."""
+        self._layout = layout
+        self._index = _bundle_index_descriptor(layout)
+        index = decode(layout.read(self._index), ImageIndex, where="bundle index")
+        if index.artifact_type != media_types.BUNDLE:
+            raise NotABundleError(f"{layout.path!r} is an OCI image layout, but not of an aotpack bundle.")
+        manifests = [_manifest(layout, descriptor) for descriptor in index.manifests]
+        self._config = _common_config(manifests)
+        self._program = _program(layout, self._config)
+        self._manifests: dict[str, TargetManifest] = {}
+        for descriptor, manifest in zip(index.manifests, manifests, strict=True):
+            found = _target(layout, descriptor, manifest)
+            if found.target.name in self._manifests:
+                raise CorruptBundleError(f"The bundle has two targets called {found.target.name!r}.")
+            _check_references(self._program, found)
+            self._manifests[found.target.name] = found
+        self._graphs: dict[str, Graph] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Bundle:
+        """Open the bundle file or directory at ``path``.
+
+        Raises:
+            BundleNotFoundError: there is nothing at that path.
+            NotABundleError: it is something else.
+            UnsupportedVersionError: it needs a newer (or older) loader.
+            CorruptBundleError: it is damaged or breaks a rule of the format.
+        """
+        layout = open_layout(path)
+        try:
+            return cls(layout)
+        except BaseException:
+            layout.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The path it was opened from."""
+        return self._layout.path
+
+    @property
+    def digest(self) -> str:
+        """The bundle's digest: that of its bundle index, and by way of it of everything in the bundle."""
+        return self._index.digest
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self._program
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """The targets by name, in the order of the bundle."""
+        return {name: found.target for name, found in self._manifests.items()}
+
+    @property
+    def manifests(self) -> dict[str, TargetManifest]:
+        """The targets by name, each with its manifest and platform."""
+        return dict(self._manifests)
+
+    def graph(self, descriptor: Descriptor) -> Graph:
+        """Return the graph that ``descriptor`` refers to, decoded once.
+
+        Raises:
+            CorruptBundleError: the blob is damaged or is not a valid graph.
+        """
+        found = self._graphs.get(descriptor.digest)
+        if found is None:
+            if descriptor.media_type != media_types.GRAPH:
+                raise CorruptBundleError(f"{descriptor.digest} is a {descriptor.media_type}, not a graph.")
+            found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
+            _validate(found, descriptor.digest)
+            self._graphs[descriptor.digest] = found
+        return found
+
+    def code(self, descriptor: Descriptor) -> Path:
+        """Return a file with the compiled code that ``descriptor`` refers to, extracted to the cache.
+
+        The caller decides on trust first: this writes code, it does not run it.
+
+        Raises:
+            CorruptBundleError: the blob is damaged or is not code.
+            AotpackError: the cache cannot be used.
+        """
+        if not descriptor.media_type.startswith(_CODE_PREFIX):
+            raise CorruptBundleError(f"{descriptor.digest} is a {descriptor.media_type}, not compiled code.")
+        raw_digest = descriptor.annotations.get(media_types.ANNOTATION_RAW_DIGEST)
+        if raw_digest is None:
+            raise CorruptBundleError(
+                "Compiled code lacks an annotation.", [Problem(descriptor.digest, media_types.ANNOTATION_RAW_DIGEST)]
+            )
+        suffix = _CODE_SUFFIXES.get(descriptor.media_type, "")
+        size = raw_size(descriptor)
+        return cache.extract(descriptor.digest, raw_digest, size, lambda: self._decompress(descriptor), suffix)
+
+    def read(self, descriptor: Descriptor) -> memoryview:
+        """Return the bytes of a blob as stored, its size and digest checked.
+
+        Raises:
+            CorruptBundleError: missing or damaged.
+        """
+        return self._layout.read(descriptor)
+
+    def weights(self) -> WeightMap:
+        """Return a new mapping of the program's weights: what is written to it, no other mapping sees."""
+        return WeightMap(self._layout, self._program.weights)
+
+    def self_test(self) -> WeightMap | None:
+        """Return the stored tensors of the program's self-test, if it has one."""
+        found = self._program.self_test
+        return None if found is None else WeightMap(self._layout, [found])
+
+    def descriptors(self) -> list[Descriptor]:
+        """Return a descriptor of every distinct blob: bundle index, manifests, program, then layers in order."""
+        found = {self._index.digest: self._index}
+        for descriptor in self._all_descriptors():
+            found.setdefault(descriptor.digest, descriptor)
+        return list(found.values())
+
+    def verify(self) -> None:
+        """Hash every blob.
+
+        Raises:
+            CorruptBundleError: some do not match; lists all of them.
+        """
+        problems: list[Problem] = []
+        for descriptor in self.descriptors():
+            try:
+                self._layout.verify(descriptor)
+            except BundleError as error:
+                problems += error.problems or [Problem(descriptor.digest, error.summary)]
+        if problems:
+            raise CorruptBundleError(
+                f"{len(problems)} blobs of the bundle {self.path!r} are damaged.",
+                problems,
+                hint="Fetch or build the bundle again.",
+            )
+
+    def close(self) -> None:
+        """Release the file handles. Tensors that were handed out stay valid."""
+        self._layout.close()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _all_descriptors(self) -> Iterator[Descriptor]:
+        for found in self._manifests.values():
+            yield found.descriptor
+        yield self._config
+        for found in self._manifests.values():
+            yield from found.manifest.layers
+
+    def _decompress(self, descriptor: Descriptor) -> bytes:
+        return compression.decompress(self._layout.read(descriptor), raw_size(descriptor))
+
+
+def raw_size(descriptor: Descriptor) -> int:
+    """Return the size in bytes that a compressed blob has once decompressed, from its annotation.
+
+    Raises:
+        CorruptBundleError: the annotation is missing or not a decimal number.
+    """
+    text = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
+    if _DECIMAL.fullmatch(text) is None:
+        message = f"{media_types.ANNOTATION_RAW_SIZE} is {text!r}, expected a decimal number"
+        raise CorruptBundleError("A compressed blob does not say its size.", [Problem(descriptor.digest, message)])
+    return int(text)
+
+
+def _bundle_index_descriptor(layout: Layout) -> Descriptor:
+    """Return the one entry of ``index.json``."""
+    top = decode(layout.read_index(), ImageIndex, where="index.json")
+    if len(top.manifests) != 1:
+        raise NotABundleError(
+            f"{layout.path!r} is an OCI image layout of {len(top.manifests)} images; a bundle has exactly one index."
+        )
+    (descriptor,) = top.manifests
+    # Tools that copy layouts (skopeo) drop artifactType here; the bundle index itself always states it.
+    if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
+        kind = descriptor.artifact_type or descriptor.media_type
+        raise NotABundleError(f"{layout.path!r} is an OCI image layout of a {kind}, not of an aotpack bundle.")
+    return descriptor
+
+
+def _manifest(layout: Layout, descriptor: Descriptor) -> Manifest:
+    where = f"manifest {descriptor.digest}"
+    if descriptor.media_type != media_types.OCI_MANIFEST:
+        raise CorruptBundleError(f"The bundle index lists a {descriptor.media_type}, expected manifests only.")
+    manifest = decode(layout.read(descriptor), Manifest, where=where)
+    if manifest.artifact_type != media_types.BUNDLE:
+        raise CorruptBundleError(f"The {where} has artifactType {manifest.artifact_type!r}.")
+    if manifest.config.media_type != media_types.PROGRAM:
+        raise CorruptBundleError(f"The config of {where} is a {manifest.config.media_type}, not a program.")
+    return manifest
+
+
+def _common_config(manifests: list[Manifest]) -> Descriptor:
+    if not manifests:
+        raise CorruptBundleError("The bundle has no targets.")
+    config = manifests[0].config
+    if any(manifest.config.digest != config.digest for manifest in manifests):
+        raise CorruptBundleError("The targets of the bundle are not of one program.")
+    return config
+
+
+def _program(layout: Layout, descriptor: Descriptor) -> Program:
+    data = layout.read(descriptor)
+    preamble = decode(data, _Preamble, where="program")
+    features = preamble.features if isinstance(preamble.features, list) else []
+    # The rest of a program of another version need not decode, so its version is judged on a stand-in.
+    check_version(
+        Program(
+            format=preamble.format,
+            features=[feature for feature in features if isinstance(feature, str)],
+            name="",
+            producer=Producer("", ""),
+            requirements=Requirements(""),
+            state=[],
+            methods={},
+        )
+    )
+    program = decode(data, Program, where="program")
+    _validate(program, "program")
+    return program
+
+
+def _target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> TargetManifest:
+    where = f"manifest {descriptor.digest}"
+    if not manifest.layers or manifest.layers[0].media_type != media_types.TARGET:
+        raise CorruptBundleError(f"The first layer of {where} is not a target.")
+    target = decode(layout.read(manifest.layers[0]), Target, where=f"target of {where}")
+    for notes in (manifest.annotations, descriptor.annotations):
+        if notes.get(media_types.ANNOTATION_TARGET, target.name) != target.name:
+            raise CorruptBundleError(f"The {where} is annotated as another target than {target.name!r}.")
+    return TargetManifest(target, manifest, descriptor)
+
+
+def _check_references(program: Program, found: TargetManifest) -> None:
+    """Every blob that a program or target refers to is a layer of its manifest: a pull fetches these only."""
+    layers = {(layer.digest, layer.size, layer.media_type) for layer in found.manifest.layers}
+    problems = [
+        Problem(where, f"{descriptor.digest} is not a layer of target {found.target.name!r}")
+        for where, descriptor in _references(program, found.target)
+        if (descriptor.digest, descriptor.size, descriptor.media_type) not in layers
+    ]
+    if problems:
+        raise CorruptBundleError("The bundle refers to blobs that its manifest does not list.", problems)
+
+
+def _references(program: Program, target: Target) -> Iterator[tuple[str, Descriptor]]:
+    """Yield (path, descriptor) for every blob that running ``program`` on ``target`` may need."""
+    for name, method in program.methods.items():
+        yield f"program.methods.{name}.forward", method.forward
+        if method.backward is not None:
+            yield f"program.methods.{name}.backward.graph", method.backward.graph
+    for position, weights in enumerate(program.weights):
+        yield f"program.weights[{position}]", weights
+    if program.self_test is not None:
+        yield "program.self_test", program.self_test
+    for name, executable in target.executables.items():
+        yield f"target.executables.{name}.code", executable.code
+
+
+def _validate(document: Program | Graph, where: str) -> None:
+    try:
+        from ..format import validate
+    except ImportError:
+        return
+    if isinstance(document, Program):
+        validate.validate_program(document, where)
+    else:
+        validate.validate_graph(document, where)

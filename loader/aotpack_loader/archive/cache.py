@@ -1,0 +1,122 @@
+"""The cache of extracted code: native code needs a real file, found by the digest of its bytes.
+
+Owns directories that only this user can write to. Decides nothing about trust; removes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import AotpackError, CorruptBundleError, Problem
+from . import digest as digests
+
+_MODE = 0o500
+
+
+def cache_root() -> Path:
+    """Return ``$AOTPACK_CACHE``, else ``$XDG_CACHE_HOME/aotpack``, else ``~/.cache/aotpack``; made if missing.
+
+    Raises:
+        AotpackError: it cannot be made, belongs to another user, or others may write to it.
+    """
+    return private_directory(user_directory("AOTPACK_CACHE", "XDG_CACHE_HOME", ".cache"), "AOTPACK_CACHE")
+
+
+def user_directory(variable: str, xdg_variable: str, fallback: str) -> Path:
+    """Return the directory that ``variable`` names, else ``aotpack`` below the XDG directory or ``~/fallback``."""
+    if chosen := os.environ.get(variable):
+        return Path(chosen).absolute()
+    base = os.environ.get(xdg_variable, "")
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative one
+        return Path(base, "aotpack")
+    try:
+        return Path.home() / fallback / "aotpack"
+    except RuntimeError as error:
+        raise AotpackError("This user has no home directory.", hint=f"Set {variable} to a directory.") from error
+
+
+def private_directory(path: Path, variable: str) -> Path:
+    """Make ``path`` for this user alone (mode 0700) and return it; ``variable`` is what the user may set instead.
+
+    Raises:
+        AotpackError: it cannot be made, belongs to another user, or others may write to it.
+    """
+    hint = f"Set {variable} to a directory that only you can write to."
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise AotpackError(f"The directory {path} cannot be used: {error.strerror}.", hint=hint) from error
+    if status.st_uid != os.geteuid():
+        raise AotpackError(f"The directory {path} belongs to another user (uid {status.st_uid}).", hint=hint)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise AotpackError(f"Other users may write to the directory {path}.", hint=f"Run `chmod 700 {path}`. {hint}")
+    return path
+
+
+def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], bytes], suffix: str) -> Path:
+    """Return a file that holds the decompressed bytes of blob ``digest``; ``produce`` is called if there is none yet.
+
+    The file is complete and checked whenever it is there; concurrent processes may extract the same one.
+
+    Args:
+        digest: the blob as stored, for messages.
+        raw_digest: what the file must hash to.
+        raw_size: what it must measure, in bytes.
+        suffix: of the file's name, such as ``.so``.
+
+    Raises:
+        CorruptBundleError: ``produce`` gave other bytes.
+        AotpackError: the cache cannot be written to.
+    """
+    folder = cache_root()
+    for part in ("code", "sha256"):
+        folder = private_directory(folder / part, "AOTPACK_CACHE")
+    path = folder / (digests.hex_part(raw_digest) + suffix)
+    if _holds(path, raw_digest, raw_size):
+        return path
+    data = produce()
+    if len(data) != raw_size or digests.sha256(data) != raw_digest:
+        raise CorruptBundleError(
+            "Compiled code does not match its digest.",
+            [Problem(digest, f"it decompresses to {len(data)} bytes that are not {raw_digest}")],
+        )
+    try:
+        _write(path, data)
+    except OSError as error:
+        raise AotpackError(
+            f"Compiled code cannot be written to {path}: {error.strerror}.",
+            hint="Set AOTPACK_CACHE to a directory with enough space.",
+        ) from error
+    return path
+
+
+def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
+    """Whether ``path`` already is the file wanted: anything else there is replaced."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with open(handle, "rb", buffering=0) as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != raw_size:
+            return False
+        return digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() == raw_digest
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write beside ``path``, then rename: nobody ever sees half a file. A crash costs a repeat, so no fsync."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

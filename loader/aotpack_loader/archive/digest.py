@@ -1,0 +1,62 @@
+"""Digests of blobs: how they are computed, written and compared. Owns no input or output."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import CorruptBundleError, Problem
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+    from ..format.schema import Descriptor
+
+PREFIX = "sha256:"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def sha256(data: Buffer) -> str:
+    """Return the digest of ``data``, as ``sha256:<64 hex digits>``."""
+    return PREFIX + hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether ``text`` is a digest in the one form a bundle uses."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def hex_part(digest: str) -> str:
+    """Return the 64 hex digits of ``digest``: the only part of it that ever becomes a file name.
+
+    Raises:
+        CorruptBundleError: not a sha256 digest.
+    """
+    # The schema's pattern lets a trailing newline pass; a file name must not have one.
+    if not is_digest(digest):
+        raise CorruptBundleError(f"Not a sha256 digest: {digest!r}.")
+    return digest[len(PREFIX) :]
+
+
+def check_size(size: int, descriptor: Descriptor) -> None:
+    """Raise :class:`CorruptBundleError` unless a blob of ``size`` bytes has the size its descriptor states."""
+    if size != descriptor.size:
+        raise bad_blob(descriptor, f"has {size} bytes, expected {descriptor.size}")
+
+
+def check(data: memoryview | bytes, descriptor: Descriptor) -> None:
+    """Raise :class:`CorruptBundleError` unless ``data`` has the size, then the digest, that its descriptor states."""
+    check_size(len(data), descriptor)
+    found = sha256(data)
+    if found != descriptor.digest:
+        raise bad_blob(descriptor, f"its content has digest {found}")
+
+
+def bad_blob(descriptor: Descriptor, message: str) -> CorruptBundleError:
+    """Return the error for a blob that is not what ``descriptor`` says; names the blob."""
+    return CorruptBundleError(
+        f"A blob of type {descriptor.media_type} is damaged.",
+        [Problem(descriptor.digest, message)],
+        hint="Fetch or build the bundle again.",
+    )

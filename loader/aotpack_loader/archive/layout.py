@@ -1,0 +1,321 @@
+"""An OCI image layout on disk, packed (one ``.aotpack`` file) or unpacked (a directory): blobs by descriptor.
+
+Owns opening, bounds, digests and mapping; knows nothing of programs or targets. What :meth:`Layout.read` returns
+has been checked against its descriptor; what :meth:`Layout.map` returns has only its size checked, so that the time
+to load weights does not depend on their size.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import os
+import stat
+import weakref
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from ..errors import BundleError, BundleNotFoundError, CorruptBundleError, NotABundleError, Problem
+from . import digest, tar
+
+if TYPE_CHECKING:
+    from ..format.schema import Descriptor
+
+MAX_INDEX_BYTES = 4 << 20
+"""Registries refuse larger manifests, so no index needs more."""
+_MAX_MARKER_BYTES = 4096
+_CHUNK = 1 << 20
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a FIFO must not hang the loader
+
+_LOOKS_LIKE = (
+    (b"PK\x03\x04", "a zip archive (torch.save and torch.export write such files)"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"\x7fELF", "a shared library or program"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"{", "a JSON file"),
+)
+
+
+class Layout(ABC):
+    """An open bundle container. Views it returned stay valid after :meth:`close`.
+
+    ``path`` is what the user called it.
+    """
+
+    path: str
+
+    @abstractmethod
+    def read_index(self) -> bytes:
+        """Return the bytes of ``index.json`` (not covered by any digest)."""
+
+    @abstractmethod
+    def read(self, descriptor: Descriptor) -> memoryview:
+        """Return a blob, its size and digest checked.
+
+        Raises:
+            CorruptBundleError: missing, of another size, or of another digest.
+        """
+
+    @abstractmethod
+    def map(self, descriptor: Descriptor) -> memoryview:
+        """Return a writable mapping of a blob; writes stay private to this mapping. Its digest is not checked.
+
+        Each call maps anew, so what one model writes no other sees. The mapping lives as long as any view of it.
+
+        Raises:
+            CorruptBundleError: missing, or of another size.
+        """
+
+    @abstractmethod
+    def verify(self, descriptor: Descriptor) -> None:
+        """Hash a blob of any size in constant memory.
+
+        Raises:
+            CorruptBundleError: missing, of another size, or of another digest.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file handles. May be called twice."""
+
+
+def open_layout(path: str | os.PathLike[str]) -> Layout:
+    """Open the bundle file or unpacked bundle directory at ``path``.
+
+    Raises:
+        BundleNotFoundError: there is nothing.
+        NotABundleError: it is something else.
+        CorruptBundleError: it is damaged.
+        BundleError: it cannot be read.
+    """
+    name = os.fspath(path)
+    try:
+        handle = os.open(name, _OPEN)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise BundleNotFoundError(f"There is no bundle at {name!r}.") from error
+    except OSError as error:
+        raise BundleError(f"The bundle {name!r} cannot be read: {error.strerror}.") from error
+    try:
+        mode = os.fstat(handle).st_mode
+        layout: Layout
+        if stat.S_ISDIR(mode):
+            layout = _DirectoryLayout(name, handle)
+        elif stat.S_ISREG(mode):
+            layout = _TarLayout(name, handle)
+        else:
+            raise NotABundleError(f"{name!r} is not a bundle: it is neither a file nor a directory.")
+    except BaseException:
+        os.close(handle)
+        raise
+    return layout
+
+
+class _TarLayout(Layout):
+    def __init__(self, path: str, handle: int) -> None:
+        self.path = path
+        size = os.fstat(handle).st_size
+        _refuse_foreign(path, os.pread(handle, tar.BLOCK, 0))
+        try:
+            # Read only: training writes to the private mappings of map() alone, so that verify() still sees the file.
+            self._data = memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise BundleError(f"The bundle {path!r} cannot be mapped: {error}.") from error
+        self._entries = tar.scan(self._data)
+        marker = bytes(self._file("oci-layout", _MAX_MARKER_BYTES)) if "oci-layout" in self._entries else None
+        _check_marker(path, marker)
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, os.close, handle)
+
+    def read_index(self) -> bytes:
+        return bytes(self._file("index.json", MAX_INDEX_BYTES))
+
+    def read(self, descriptor: Descriptor) -> memoryview:
+        start, stop = self._bounds(descriptor)
+        view = self._data[start:stop]
+        digest.check(view, descriptor)
+        return view
+
+    def map(self, descriptor: Descriptor) -> memoryview:
+        start, stop = self._bounds(descriptor)
+        base = start - start % mmap.ALLOCATIONGRANULARITY
+        return _map_private(self._handle, stop - base, base)[start - base :]
+
+    def verify(self, descriptor: Descriptor) -> None:
+        self.read(descriptor)  # mapped, so hashing all of it holds no memory
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _bounds(self, descriptor: Descriptor) -> tuple[int, int]:
+        if not self._finalizer.alive:
+            raise _closed(self.path)
+        bounds = self._entries.get("blobs/sha256/" + digest.hex_part(descriptor.digest))
+        if bounds is None:
+            raise digest.bad_blob(descriptor, "it is missing")
+        digest.check_size(bounds[1] - bounds[0], descriptor)
+        return bounds
+
+    def _file(self, name: str, limit: int) -> memoryview:
+        bounds = self._entries.get(name)
+        if bounds is None:
+            raise CorruptBundleError(f"The bundle {self.path!r} has no {name}.")
+        if bounds[1] - bounds[0] > limit:
+            raise CorruptBundleError(f"{name} of the bundle is larger than {limit} bytes.")
+        return self._data[bounds[0] : bounds[1]]
+
+
+class _DirectoryLayout(Layout):
+    def __init__(self, path: str, handle: int) -> None:
+        self.path = path
+        self._root = handle
+        try:
+            marker = self._read_file("oci-layout", _MAX_MARKER_BYTES)
+        except FileNotFoundError:
+            marker = None
+        _check_marker(path, marker)
+        self._finalizer = weakref.finalize(self, os.close, handle)
+
+    def read_index(self) -> bytes:
+        try:
+            return self._read_file("index.json", MAX_INDEX_BYTES)
+        except FileNotFoundError as error:
+            raise CorruptBundleError(f"The bundle {self.path!r} has no index.json.") from error
+
+    def read(self, descriptor: Descriptor) -> memoryview:
+        handle = self._open_blob(descriptor)
+        try:
+            # A copy, not a mapping: what is parsed is what was hashed, even if the file changes meanwhile.
+            data = _read_all(handle, descriptor.size)
+        finally:
+            os.close(handle)
+        digest.check(data, descriptor)
+        return memoryview(data)
+
+    def map(self, descriptor: Descriptor) -> memoryview:
+        handle = self._open_blob(descriptor)
+        try:
+            return _map_private(handle, descriptor.size, 0)
+        finally:
+            os.close(handle)
+
+    def verify(self, descriptor: Descriptor) -> None:
+        handle = self._open_blob(descriptor)
+        hasher = hashlib.sha256()
+        try:
+            while chunk := os.read(handle, _CHUNK):
+                hasher.update(chunk)
+        finally:
+            os.close(handle)
+        found = digest.PREFIX + hasher.hexdigest()
+        if found != descriptor.digest:
+            raise digest.bad_blob(descriptor, f"its content has digest {found}")
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _open_blob(self, descriptor: Descriptor) -> int:
+        """Return a handle of a blob whose size is as stated; the caller closes it."""
+        if not self._finalizer.alive:
+            raise _closed(self.path)
+        name = "blobs/sha256/" + digest.hex_part(descriptor.digest)
+        try:
+            handle = self._open_file(name)
+        except FileNotFoundError as error:
+            raise digest.bad_blob(descriptor, "it is missing") from error
+        try:
+            digest.check_size(os.fstat(handle).st_size, descriptor)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def _read_file(self, name: str, limit: int) -> bytes:
+        handle = self._open_file(name)
+        try:
+            size = os.fstat(handle).st_size
+            if size > limit:
+                raise CorruptBundleError(f"{name} of the bundle is larger than {limit} bytes.")
+            return _read_all(handle, size)
+        finally:
+            os.close(handle)
+
+    def _open_file(self, name: str) -> int:
+        """Open a regular file below the root, following no symbolic link on the way."""
+        *folders, last = name.split("/")
+        parent = os.dup(self._root)
+        try:
+            for folder in folders:
+                child = os.open(folder, _OPEN | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+                os.close(parent)
+                parent = child
+            handle = os.open(last, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            # O_NOFOLLOW reports a link as ELOOP, or as ENOTDIR where a directory was asked for.
+            reason = "a symbolic link or not a file" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+            raise CorruptBundleError(f"{name} of the bundle {self.path!r} cannot be read: {reason}.") from error
+        finally:
+            os.close(parent)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise CorruptBundleError(f"{name} of the bundle {self.path!r} is not a regular file.")
+        return handle
+
+
+def _read_all(handle: int, size: int) -> bytes:
+    """Read ``size`` bytes, fewer if the file has shrunk since its size was taken."""
+    chunks = []
+    while size > 0 and (chunk := os.read(handle, size)):
+        chunks.append(chunk)
+        size -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _map_private(handle: int, length: int, offset: int) -> memoryview:
+    if length == 0:
+        return memoryview(bytearray())  # an empty mapping is not possible
+    try:
+        return memoryview(mmap.mmap(handle, length, access=mmap.ACCESS_COPY, offset=offset))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"A blob of {length} bytes cannot be mapped: {error}.") from error
+
+
+def _check_marker(path: str, marker: bytes | None) -> None:
+    """Refuse a layout whose ``oci-layout`` file is missing or of another version."""
+    if marker is None:
+        raise NotABundleError(f"{path!r} is not a bundle: it has no oci-layout file.")
+    try:
+        document = json.loads(marker)
+    except (ValueError, RecursionError) as error:
+        raise CorruptBundleError("oci-layout of the bundle is not valid JSON.", [Problem("", str(error))]) from error
+    version = document.get("imageLayoutVersion") if isinstance(document, dict) else None
+    if version != "1.0.0":
+        raise CorruptBundleError(f"oci-layout of the bundle has imageLayoutVersion {version!r}, expected '1.0.0'.")
+
+
+def _refuse_foreign(path: str, block: bytes) -> None:
+    """Tell what a file is from its first 512 bytes, unless it is the tar of a bundle."""
+    if tar.is_tar(block):
+        if tar.is_ours(block):
+            return
+        what = "a tar archive, but not one of an OCI image layout in plain ustar form"
+    elif not block:
+        what = "an empty file"
+    else:
+        what = next((text for magic, text in _LOOKS_LIKE if block.startswith(magic)), "a file of an unknown kind")
+        if block[8:9] == b"{":
+            what = "a safetensors file"
+    raise NotABundleError(
+        f"{path!r} is not a bundle: it is {what}.", hint="Write one with `aotpack build model.py -o model.aotpack`."
+    )
+
+
+def _closed(path: str) -> BundleError:
+    return BundleError(f"The bundle {path!r} has been closed.")

@@ -1,0 +1,119 @@
+"""A strict reader of the tar that carries a bundle: it accepts the plain ustar that aotpack writes, nothing else.
+
+Finds entries and bounds; owns no file handle and reads no blob. The standard library's reader is not used: it
+accepts far more (links, sparse files, pax records, concatenations) and costs milliseconds to import.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import CorruptBundleError
+
+BLOCK = 512
+MAX_SIZE = 8**11 - 1
+"""The largest entry a ustar header can describe, in bytes (8 GiB less one)."""
+MAX_ENTRIES = 1 << 16
+_MAX_TAIL = 1 << 20  # tar programs pad to 10 KiB; more is something else
+_NAME = re.compile(rb"oci-layout|index\.json|blobs/(?:sha256/(?:[0-9a-f]{64})?)?")
+_OCTAL = re.compile(rb"([0-7]{11})[\0 ]")
+_CHECKSUM = re.compile(rb"([0-7]{6})(?:\0 | \0)|([0-7]{7})[\0 ]")
+
+
+def is_tar(block: bytes) -> bool:
+    """Whether ``block``, the first 512 bytes of a file, is a tar header of any kind."""
+    return len(block) == BLOCK and block[257:262] == b"ustar" and _checksum_holds(block)
+
+
+def is_ours(block: bytes) -> bool:
+    """Whether the tar header ``block`` describes an entry that a bundle may have."""
+    return block[257:265] == b"ustar\x0000" and _NAME.fullmatch(_text(block[0:100])) is not None
+
+
+def scan(data: memoryview) -> dict[str, tuple[int, int]]:
+    """Return the regular files of the archive ``data``: name → (start, stop), in bytes.
+
+    Raises:
+        CorruptBundleError: anything but ustar files and directories of an OCI layout, each once, followed by zeros.
+    """
+    entries: dict[str, tuple[int, int]] = {}
+    seen: set[str] = set()
+    position = 0
+    while True:
+        header = bytes(data[position : position + BLOCK])
+        if len(header) < BLOCK:
+            raise CorruptBundleError(f"The bundle is truncated: it ends at byte {len(data)}, within its entries.")
+        if not any(header):
+            break
+        name, size, is_file = _entry(header, position)
+        if name in seen:
+            raise _bad(position, f"there is a second entry {name!r}")
+        if len(seen) == MAX_ENTRIES:
+            raise _bad(position, f"there are more than {MAX_ENTRIES} entries")
+        seen.add(name)
+        start = position + BLOCK
+        stop = start + size
+        position = stop + -size % BLOCK
+        if position > len(data):
+            raise CorruptBundleError(
+                f"The bundle is truncated: {name} ends at byte {stop}, the file has {len(data)} bytes."
+            )
+        if any(data[stop:position]):
+            raise _bad(stop, f"the padding after {name} is not zero")
+        if is_file:
+            entries[name] = (start, stop)
+    _check_tail(data, position)
+    return entries
+
+
+def _entry(header: bytes, position: int) -> tuple[str, int, bool]:
+    """Return name, size in bytes and whether it is a file (not a directory)."""
+    if not _checksum_holds(header):
+        raise _bad(position, "the header's checksum does not match")
+    if header[257:265] != b"ustar\x0000":
+        raise _bad(position, "the entry is not in ustar form")
+    kind = header[156:157]
+    if kind not in (b"0", b"5"):
+        raise _bad(position, f"an entry of type {kind!r}; only files and directories are allowed")
+    if any(header[157:257]) or any(header[345:500]):
+        raise _bad(position, "an entry with a link target or a name prefix")
+    raw_name = _text(header[0:100])
+    if _NAME.fullmatch(raw_name) is None:
+        raise _bad(position, f"an entry of name {raw_name!r}, which no bundle has")
+    name = raw_name.decode("ascii")
+    size = _OCTAL.fullmatch(header[124:136])
+    if size is None:
+        raise _bad(position, f"the size of {name} is not an octal number")
+    length = int(size[1], 8)
+    is_file = kind == b"0"
+    if is_file == name.endswith("/") or (length and not is_file):
+        raise _bad(position, f"{name} is not the kind of entry its name says")
+    return name, length, is_file
+
+
+def _check_tail(data: memoryview, position: int) -> None:
+    tail = len(data) - position
+    if tail < 2 * BLOCK:
+        raise CorruptBundleError("The bundle is truncated: its end marker is missing.")
+    if tail > _MAX_TAIL or tail % BLOCK or any(data[position:]):
+        raise _bad(position, "there is data after the end marker")
+
+
+def _checksum_holds(header: bytes) -> bool:
+    field = _CHECKSUM.fullmatch(header[148:156])
+    if field is None:
+        return False
+    # The checksum counts its own eight bytes as spaces.
+    return int(field[1] or field[2], 8) == sum(header) - sum(header[148:156]) + 8 * 0x20
+
+
+def _text(field: bytes) -> bytes:
+    """The field less its NUL padding; a NUL that is left within matches no name."""
+    return field.rstrip(b"\0")
+
+
+def _bad(position: int, message: str) -> CorruptBundleError:
+    return CorruptBundleError(
+        f"The bundle's archive breaks a rule of the format at byte {position}: {message}.",
+        hint="Fetch or build the bundle again; an OCI layout packed by another program can be read as a directory.",
+    )

@@ -1,0 +1,235 @@
+"""Stored tensors: a strict reader of safetensors, and tensors that view its bytes without a copy.
+
+Owns bounds: nothing reaches torch before it is known to lie within its stored tensor. Knows names, not their meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ..errors import CorruptBundleError, Problem
+from ..format.media_types import PADDING_PREFIX
+from ..format.schema import Descriptor, DType
+from .layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The limit of the safetensors crate."""
+MAX_RANK: Final = 64
+"""torch's own."""
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes of one element, by the element type's code in safetensors."""
+
+CODES: Final[dict[DType, str]] = {
+    "bool": "BOOL", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
+"""How safetensors calls an element type; one that is not here is stored as bytes (``U8``, one dimension)."""
+_WITHOUT_CODE: Final[dict[DType, int]] = {"complex32": 4, "complex128": 16}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a safetensors blob: code, shape, and its bytes ``[start, stop)`` counted from the blob's start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class TensorView(Protocol):
+    """What :meth:`WeightMap.tensor` needs to know; ``schema.StateEntry`` is one. Sizes in elements."""
+
+    @property
+    def storage(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def stride(self) -> Sequence[int]: ...
+    @property
+    def offset(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A :class:`TensorView` for tensors that are in no state dict, such as constants."""
+
+    storage: str
+    dtype: DType
+    shape: Sequence[int]
+    stride: Sequence[int]
+    offset: int = 0
+
+
+class WeightMap:
+    """The stored tensors of some weight blobs, by name. A blob is mapped when the first tensor is asked for.
+
+    Views of one stored tensor share memory; two maps of one bundle do not. Tensors outlive the map and its layout.
+    """
+
+    def __init__(self, layout: Layout, descriptors: Sequence[Descriptor]) -> None:
+        self._layout = layout
+        self._descriptors = tuple(descriptors)
+        self._stored: dict[str, tuple[StoredTensor, memoryview]] | None = None
+        self._bases: dict[str, torch.Tensor] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the stored tensors, in file order."""
+        return list(self._index())
+
+    def stored(self, name: str) -> StoredTensor:
+        """Return where and how the tensor ``name`` is stored.
+
+        Raises:
+            CorruptBundleError: there is none.
+        """
+        return self._find(name)[0]
+
+    def tensor(self, entry: TensorView) -> torch.Tensor:
+        """Return the tensor that ``entry`` describes, as a view of the mapping: writable, private, not copied.
+
+        Raises:
+            CorruptBundleError: there is no such stored tensor, it has another element type, or is too small.
+        """
+        stored, data = self._find(entry.storage)
+        length = _elements(entry, stored)
+        _check_bounds(entry, length)
+        import torch
+
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        try:
+            if 0 in entry.shape:
+                return torch.empty_strided(tuple(entry.shape), tuple(entry.stride), dtype=dtype)
+            base = self._bases.get(entry.storage)
+            if base is None:
+                base = self._bases[entry.storage] = torch.frombuffer(data, dtype=dtype)
+            if base.dtype != dtype:
+                raise _bad(entry.storage, f"it is used both as {base.dtype} and as {dtype}")
+            # .data: a tensor of its own, not a view that autograd would track to its base.
+            return base.as_strided(tuple(entry.shape), tuple(entry.stride), entry.offset).data
+        except (RuntimeError, OverflowError) as error:
+            raise _bad(entry.storage, str(error).partition("\n")[0]) from error
+
+    def _find(self, name: str) -> tuple[StoredTensor, memoryview]:
+        found = self._index().get(name)
+        if found is None:
+            raise _bad(name, "it is in none of the bundle's weight blobs")
+        return found
+
+    def _index(self) -> dict[str, tuple[StoredTensor, memoryview]]:
+        if self._stored is None:
+            index: dict[str, tuple[StoredTensor, memoryview]] = {}
+            for descriptor in self._descriptors:
+                data = self._layout.map(descriptor)
+                for name, stored in read_header(data, descriptor.digest).items():
+                    if name in index:
+                        raise _bad(name, "two weight blobs hold it")
+                    index[name] = stored, data[stored.start : stored.stop]
+            self._stored = index
+        return self._stored
+
+
+def read_header(data: memoryview, where: str) -> dict[str, StoredTensor]:
+    """Return the tensors of the safetensors blob ``data``, less padding, in file order.
+
+    Raises:
+        CorruptBundleError: not what the safetensors crate would accept: names the rule, and the blob as ``where``.
+    """
+    if len(data) < 8:
+        raise _bad(where, f"a safetensors blob of {len(data)} bytes has no header")
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
+        raise _bad(where, f"its header claims {length} bytes of {len(data)}")
+    if data[8] != ord("{"):
+        raise _bad(where, "its header does not begin with '{'")
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _bad(where, f"its header is not valid JSON: {error}") from error
+    header.pop("__metadata__", None)
+    tensors = [(name, _stored(name, fields, 8 + length, where)) for name, fields in header.items()]
+    tensors.sort(key=lambda item: (item[1].start, item[1].stop))
+    position = 8 + length
+    for name, stored in tensors:
+        if stored.start != position:
+            raise _bad(where, f"tensor {name!r} begins at byte {stored.start}, the one before it ends at {position}")
+        position = stored.stop
+    if position != len(data):
+        raise _bad(where, f"its tensors end at byte {position}, the blob at {len(data)}")
+    return {name: stored for name, stored in tensors if not name.startswith(PADDING_PREFIX)}
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name appears twice")
+    return fields
+
+
+def _stored(name: str, fields: object, base: int, where: str) -> StoredTensor:
+    """Check one entry of the header; ``base`` is where the data begins in the blob."""
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _bad(where, f"the header's entry {name!r} does not have the three fields of a tensor")
+    code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    item = ITEM_BYTES.get(code) if isinstance(code, str) else None
+    if item is None:
+        raise _bad(where, f"tensor {name!r} has the unknown dtype {code!r}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > MAX_RANK:
+        raise _bad(where, f"tensor {name!r} has a bad shape or bad offsets")
+    if offsets[1] - offsets[0] != math.prod(shape) * item:
+        raise _bad(where, f"tensor {name!r} of shape {shape} and dtype {code} does not fit its offsets {offsets}")
+    return StoredTensor(code, tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def _are_sizes(value: object) -> bool:
+    # type() and not isinstance(): JSON's true is not a size.
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _elements(entry: TensorView, stored: StoredTensor) -> int:
+    """Return how many elements of ``entry``'s type the stored tensor holds."""
+    code = CODES.get(entry.dtype)
+    item = ITEM_BYTES[code] if code else _WITHOUT_CODE[entry.dtype]
+    if stored.dtype != (code or "U8"):
+        raise _bad(entry.storage, f"it is stored as {stored.dtype}, the program says {entry.dtype}")
+    if stored.start % item:
+        raise _bad(entry.storage, f"its data begins at byte {stored.start}, which is not a multiple of {item}")
+    elements, rest = divmod(stored.stop - stored.start, item)
+    if rest:
+        raise _bad(entry.storage, f"its {stored.stop - stored.start} bytes are not whole elements of {entry.dtype}")
+    return elements
+
+
+def _check_bounds(entry: TensorView, length: int) -> None:
+    """Refuse a view that reaches outside ``length`` elements."""
+    if len(entry.shape) != len(entry.stride) or len(entry.shape) > MAX_RANK:
+        raise _bad(entry.storage, f"shape {list(entry.shape)} and stride {list(entry.stride)} do not go together")
+    if min((*entry.shape, *entry.stride, entry.offset)) < 0:
+        raise _bad(entry.storage, "a size, stride or offset is negative")
+    if 0 in entry.shape:
+        return
+    last = entry.offset + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
+    if last >= length:
+        raise _bad(entry.storage, f"its element {last} is needed, it holds {length}")
+
+
+def _bad(where: str, message: str) -> CorruptBundleError:
+    return CorruptBundleError("The weights of the bundle break a rule of the format.", [Problem(where, message)])

@@ -1,0 +1,145 @@
+"""May the native code of a bundle run? Decides by the bundle's digest alone.
+
+Owns the decision and the record of what this user built here. Reads no bundle and runs nothing. The record keeps
+honest bundles convenient; it is no defence against someone who can write to this user's home directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from .archive import digest as digests
+from .archive.cache import private_directory, user_directory
+from .errors import AotpackError, TrustError
+
+ALL = "all"
+_VARIABLE = "AOTPACK_STATE"
+
+
+class TrustArgumentError(AotpackError, ValueError):
+    """The ``trust`` argument is none of the accepted forms."""
+
+    __str__ = AotpackError.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class TrustDecision:
+    """Whether native code may run, and why (or why not), as a phrase that follows "because"."""
+
+    trusted: bool
+    reason: str
+
+
+def check_trust(bundle_digest: str, trust: str | Collection[str] | None) -> str:
+    """Return why the bundle's native code may run.
+
+    Args:
+        bundle_digest: ``Bundle.digest``.
+        trust: ``"all"``, a digest, a collection of digests, or None: only what this user built here.
+
+    Raises:
+        TrustError: nothing says that it may; names the ways to say so.
+        TrustArgumentError: ``trust`` is something else.
+    """
+    decision = decide_trust(bundle_digest, trust)
+    if not decision.trusted:
+        raise TrustError(
+            f"The native code of this bundle may not run: {decision.reason}.",
+            hint="Either build the bundle as this user on this machine, or pin it: "
+            f'trust="{bundle_digest}" (or a collection of digests), or accept any bundle: trust="{ALL}". '
+            "The portable target runs without trust.",
+        )
+    return decision.reason
+
+
+def decide_trust(bundle_digest: str, trust: str | Collection[str] | None) -> TrustDecision:
+    """Return the decision for the bundle, without raising for one that is not trusted.
+
+    Pins are final: a caller who names digests gets those, not another that happens to be built here.
+
+    Raises:
+        TrustArgumentError: ``trust`` is none of the accepted forms.
+    """
+    pins = _pins(trust)
+    if pins is None:
+        return TrustDecision(True, f'the caller passed trust="{ALL}"')
+    if pins:
+        if bundle_digest in pins:
+            return TrustDecision(True, "the caller pinned its digest")
+        return TrustDecision(False, f"its digest {bundle_digest} is not one the caller pinned")
+    if _was_built_here(bundle_digest):
+        return TrustDecision(True, "this user built it on this machine")
+    return TrustDecision(False, "this user did not build it on this machine and the caller did not vouch for it")
+
+
+def record_built(bundle_digest: str) -> None:
+    """Remember that this user built the bundle on this machine.
+
+    Raises:
+        AotpackError: the record cannot be written, or others may write to its directory.
+    """
+    path = _record(bundle_digest, make=True)
+    try:
+        # Written in place: a reader that meets half a record takes it as none.
+        path.write_text(_identity(), encoding="ascii")
+    except OSError as error:
+        raise AotpackError(
+            f"The record {path} cannot be written: {error.strerror}.", hint=f"Set {_VARIABLE} to another directory."
+        ) from error
+
+
+def _pins(trust: object) -> frozenset[str] | None:
+    """Return the pinned digests; empty for None, and None for ``"all"``."""
+    if trust is None:
+        return frozenset()
+    if isinstance(trust, str):
+        if trust == ALL:
+            return None
+        trust = (trust,)
+    if not isinstance(trust, Collection) or not trust:
+        raise _refused(trust)
+    for pin in trust:
+        if not isinstance(pin, str) or not digests.is_digest(pin):
+            raise _refused(pin)
+    return frozenset(trust)
+
+
+def _refused(value: object) -> TrustArgumentError:
+    return TrustArgumentError(
+        f"trust={value!r} is not understood.",
+        hint='Pass None, "all", a digest "sha256:<64 hex digits>", or a collection of at least one digest.',
+    )
+
+
+def _was_built_here(bundle_digest: str) -> bool:
+    try:
+        return _record(bundle_digest, make=False).read_text(encoding="ascii") == _identity()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _record(bundle_digest: str, *, make: bool) -> Path:
+    """Return the path of the record; its directory is checked if there is one, and made if ``make``."""
+    folder = user_directory(_VARIABLE, "XDG_STATE_HOME", ".local/state")
+    for path in (folder, folder / "built"):
+        if make or path.exists():
+            private_directory(path, _VARIABLE)
+    return folder / "built" / digests.hex_part(bundle_digest)
+
+
+def _identity() -> str:
+    """Name this user on this machine, so that a home directory shared by machines vouches on the one that built only.
+
+    Hashed: a machine's id is not to be shown around (machine-id(5)). Without one, the host name stands in.
+    """
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        machine = ""
+    text = f"aotpack {machine or platform.node()} {os.geteuid()}"
+    return hashlib.sha256(text.encode()).hexdigest()
