@@ -1,0 +1,341 @@
+"""Writes bundles: blobs into an OCI image layout, as one tar file or as a directory.
+
+Owns determinism (equal input, equal bytes) and atomicity (a whole bundle or none). Knows media types and manifests;
+does not know what a program means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+
+from aotpack_loader.archive import compression
+from aotpack_loader.archive.digest import PREFIX, hex_part, sha256
+from aotpack_loader.archive.tar import BLOCK, MAX_ENTRIES, MAX_SIZE
+from aotpack_loader.errors import BuildError
+from aotpack_loader.format import media_types
+from aotpack_loader.format.codec import encode
+from aotpack_loader.format.schema import Descriptor, Document, ImageIndex, Manifest, Platform, Program, Target
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+_CHUNK = 1 << 20
+_MARKER = b'{"imageLayoutVersion":"1.0.0"}'
+
+
+class TargetEntry(NamedTuple):
+    """One target to write: its document, the platform it is for (None: any), and the blobs it needs."""
+
+    target: Target
+    platform: Platform | None
+    layers: Sequence[Descriptor]
+
+
+class BlobStore:
+    """The blobs of a bundle to be, each kept once. A context manager: leaving it removes its staging directory.
+
+    Large blobs wait in a staging directory beside ``out``, so that they are on the file system they end up on.
+    """
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self._parent = _parent(Path(os.path.abspath(out)))
+        self._staging: Path | None = None
+        self._blobs: dict[str, bytes | Path] = {}
+        self._sizes: dict[str, int] = {}
+
+    def __enter__(self) -> BlobStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the blobs and remove the staging directory. May be called twice."""
+        staging, self._staging = self._staging, None
+        self._blobs.clear()
+        self._sizes.clear()
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._blobs
+
+    def add_bytes(self, data: bytes, media_type: str, annotations: Mapping[str, str] | None = None) -> Descriptor:
+        """Keep ``data`` in memory as a blob."""
+        digest = sha256(data)
+        self._add(digest, data, len(data))
+        return Descriptor(media_type, digest, len(data), dict(annotations or {}))
+
+    def add_compressed(self, data: bytes, media_type: str) -> Descriptor:
+        """Keep ``data`` as a zstd blob; its descriptor tells the size and digest of the raw bytes.
+
+        Raises:
+            BuildError: ``data`` is larger than a loader accepts.
+        """
+        limit = compression.MAX_RAW_BYTES
+        if len(data) > limit:
+            raise BuildError(f"A {media_type} of {len(data)} bytes is too large: the limit is {limit}.")
+        annotations = {
+            media_types.ANNOTATION_RAW_SIZE: str(len(data)),
+            media_types.ANNOTATION_RAW_DIGEST: sha256(data),
+        }
+        return self.add_bytes(compression.compress(data), media_type, annotations)
+
+    def add_document(self, document: Document, media_type: str) -> Descriptor:
+        """Keep the canonical JSON of ``document`` as a blob."""
+        return self.add_bytes(encode(document), media_type)
+
+    def add_file(self, path: str | os.PathLike[str], media_type: str) -> Descriptor:
+        """Take the file at ``path`` as a blob. It is not copied before the bundle is written: leave it unchanged."""
+        source = Path(path).absolute()
+        with open(source, "rb", buffering=0) as file:
+            digest = PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
+        self._add(digest, source, size)
+        return Descriptor(media_type, digest, size)
+
+    @contextlib.contextmanager
+    def writer(self, media_type: str) -> Iterator[BlobWriter]:
+        """Stream a blob to the staging directory; its ``descriptor`` is there once the block is left."""
+        path = self._new_path()
+        with open(path, "xb") as file:
+            writer = BlobWriter(file)
+            yield writer
+        digest = writer.digest()
+        if digest in self._blobs:
+            path.unlink()
+        self._add(digest, path, writer.size)
+        writer.descriptor = Descriptor(media_type, digest, writer.size)
+
+    def size(self, digest: str) -> int:
+        """Return the size of a blob in bytes."""
+        return self._sizes[digest]
+
+    def copy(self, digest: str, file: IO[bytes]) -> None:
+        """Append a blob to ``file``.
+
+        Raises:
+            BuildError: a file that was added has changed since.
+        """
+        blob = self._blobs[digest]
+        if isinstance(blob, bytes):
+            file.write(blob)
+            return
+        hasher = hashlib.sha256()
+        with open(blob, "rb", buffering=0) as source:
+            while chunk := source.read(_CHUNK):
+                hasher.update(chunk)
+                file.write(chunk)
+        if PREFIX + hasher.hexdigest() != digest:
+            raise BuildError(f"The file {blob} changed while the bundle was written.")
+
+    def _add(self, digest: str, blob: bytes | Path, size: int) -> None:
+        self._blobs.setdefault(digest, blob)
+        self._sizes.setdefault(digest, size)
+
+    def _new_path(self) -> Path:
+        if self._staging is None:
+            staging = _sibling(self._parent, "staging")
+            staging.mkdir(mode=0o700)
+            self._staging = staging
+        return self._staging / secrets.token_hex(8)
+
+
+class BlobWriter:
+    """A blob being streamed: hashes what it is given. ``descriptor`` is None until the blob is complete."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hasher = hashlib.sha256()
+        self.size = 0
+        self.descriptor: Descriptor | None = None
+
+    def write(self, data: Buffer) -> None:
+        """Append ``data``."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self._hasher.update(view)
+        self.size += len(view)
+
+    def digest(self) -> str:
+        """Return the digest of what has been written so far."""
+        return PREFIX + self._hasher.hexdigest()
+
+
+def write_bundle(
+    out: str | os.PathLike[str],
+    store: BlobStore,
+    program: Program,
+    targets: Sequence[TargetEntry],
+    *,
+    layout: Literal["file", "directory"] = "file",
+) -> str:
+    """Write a bundle to ``out`` and return its digest. A path that ends in ``/`` asks for a directory.
+
+    Only blobs that a target lists are written. Until the bundle is complete, ``out`` is not touched; on any
+    exception nothing is left behind.
+
+    Raises:
+        BuildError: a layer is not in ``store``, ``out`` holds something that is no bundle, or it cannot be written.
+    """
+    path = Path(os.path.abspath(out))
+    as_directory = layout == "directory" or os.fspath(out).endswith("/")
+    _check_destination(path, as_directory)
+    index, digests = _documents(store, program, targets)
+    top = encode(ImageIndex(2, [index], media_types.OCI_INDEX))
+    write = _write_directory if as_directory else _write_file
+    try:
+        write(path, store, top, sorted(digests | {index.digest}))
+    except OSError as error:
+        raise BuildError(f"The bundle {path} cannot be written: {error.strerror or error}.") from error
+    return index.digest
+
+
+def _documents(store: BlobStore, program: Program, targets: Sequence[TargetEntry]) -> tuple[Descriptor, set[str]]:
+    """Add program, targets, manifests and bundle index; return the index and the digests of all below it."""
+    if not targets:
+        raise BuildError("A bundle needs at least one target.")
+    config = store.add_document(program, media_types.PROGRAM)
+    digests = {config.digest}
+    manifests = []
+    for entry in targets:
+        target = store.add_document(entry.target, media_types.TARGET)
+        layers = list({layer.digest: layer for layer in (target, *entry.layers)}.values())
+        for layer in layers:
+            if layer.digest not in store:
+                raise BuildError(f"Target {entry.target.name!r} lists a blob that was never added: {layer.digest}.")
+        note = {media_types.ANNOTATION_TARGET: entry.target.name}
+        manifest = store.add_document(
+            Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, note), media_types.OCI_MANIFEST
+        )
+        digests.update((manifest.digest, *(layer.digest for layer in layers)))
+        manifests.append(
+            Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform, media_types.BUNDLE)
+        )
+    title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
+    index = store.add_document(
+        ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX
+    )
+    return Descriptor(index.media_type, index.digest, index.size, artifact_type=media_types.BUNDLE), digests
+
+
+def _write_file(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
+    _check_tar_limits(store, digests)
+    temporary = _sibling(path.parent, "tar")
+    try:
+        with open(temporary, "xb") as file:
+            for digest in digests:
+                file.write(_header("blobs/sha256/" + hex_part(digest), store.size(digest)))
+                store.copy(digest, file)
+                file.write(bytes(-store.size(digest) % BLOCK))
+            for name, data in (("index.json", top), ("oci-layout", _MARKER)):
+                file.write(_header(name, len(data)) + data + bytes(-len(data) % BLOCK))
+            file.write(bytes(2 * BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
+    temporary = _sibling(path.parent, "directory")
+    try:
+        blobs = temporary / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        for digest in digests:
+            with open(blobs / hex_part(digest), "xb") as file:
+                store.copy(digest, file)
+        (temporary / "index.json").write_bytes(top)
+        (temporary / "oci-layout").write_bytes(_MARKER)
+        _swap(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put directory ``new`` in the place of ``path``: two renames, for none replaces a directory that has content."""
+    old = _sibling(path.parent, "old")
+    moved = False
+    try:
+        if path.exists():
+            os.rename(path, old)
+            moved = True
+        os.rename(new, path)
+    except BaseException:
+        if moved and not path.exists():
+            os.rename(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return the ustar header of a regular file: mode 0644, owner, group and time zero."""
+    block = bytearray(BLOCK)
+    fields = (
+        (0, name.encode("ascii")),
+        (100, b"0000644\0"),
+        (108, b"0000000\0"),
+        (116, b"0000000\0"),
+        (124, b"%011o\0" % size),
+        (136, b"00000000000\0"),
+        (148, b"        "),  # the checksum counts itself as spaces
+        (156, b"0"),
+        (257, b"ustar\x0000"),
+    )
+    for offset, value in fields:
+        block[offset : offset + len(value)] = value
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
+    if len(digests) + 2 > MAX_ENTRIES:
+        raise BuildError(f"The bundle has {len(digests)} blobs; a bundle file holds {MAX_ENTRIES}.")
+    for digest in digests:
+        if store.size(digest) > MAX_SIZE:
+            raise BuildError(
+                f"Blob {digest} has {store.size(digest)} bytes; a bundle file holds blobs of up to {MAX_SIZE}.",
+                hint="Write a directory instead: give an output path that ends in '/'.",
+            )
+
+
+def _check_destination(path: Path, as_directory: bool) -> None:
+    """Refuse to replace what is no bundle of the kind to be written."""
+    _parent(path)
+    if not as_directory:
+        if path.is_dir():
+            raise BuildError(f"{path} is a directory.", hint="End the path in '/' to write an unpacked bundle there.")
+        return
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise BuildError(f"{path} is not a directory.")
+    if path.is_dir() and any(path.iterdir()) and not _is_unpacked_bundle(path):
+        raise BuildError(f"The directory {path} is not empty and holds no bundle.", hint="Choose another directory.")
+
+
+def _parent(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise BuildError(f"There is no directory {path.parent} to write the bundle to.")
+    return path.parent
+
+
+def _is_unpacked_bundle(path: Path) -> bool:
+    """Whether ``path`` holds an OCI layout and nothing that replacing it would lose."""
+    return {entry.name for entry in path.iterdir()} == {"blobs", "index.json", "oci-layout"}
+
+
+def _sibling(parent: Path, purpose: str) -> Path:
+    """Return a fresh hidden name in ``parent``, on the file system of what it is renamed to."""
+    return parent / f".aotpack-{purpose}-{secrets.token_hex(8)}"
