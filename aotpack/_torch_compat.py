@@ -1,0 +1,300 @@
+"""Every private, release-dependent torch API the compiler touches, and nothing else.
+
+Tried on: torch 2.13.0. Each function says what it wraps, so that a new release means reading one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.config as inductor_config
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors as desc
+from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import tracing
+from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    RelaxedUnspecConstraint,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+TRIED_ON = ("2.13.0",)
+
+__all__ = [
+    "TRIED_ON",
+    "MutationType",
+    "OutputType",
+    "ShapeEnv",
+    "StorageWeakRef",
+    "ViewAndMutationMeta",
+    "desc",
+    "int_oo",
+]
+
+DynamicDims = Mapping[int, tuple[int | None, int | None]]
+"""Dimension to (minimum, maximum) of its size; null is unbounded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """The joint graph of a model, or its forward graph alone where nothing needs a gradient."""
+
+    graph_module: torch.fx.GraphModule
+    metadata: ViewAndMutationMeta
+    out_spec: Any
+    needs_autograd: bool
+    shape_env: ShapeEnv | None
+    primal_descriptors: list[desc.AOTInput]
+    deduplicated: bool
+    synthetic_bases: bool
+    fake_mode: FakeTensorMode
+
+
+# ------------------------------------------------------------------ front ends
+
+
+@contextlib.contextmanager
+def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator[None]:
+    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and take the marks off again."""
+    before = [dict(tensor.__dict__) for tensor, _ in dims]
+    try:
+        for tensor, sizes in dims:
+            for dim, (minimum, maximum) in sizes.items():
+                torch._dynamo.mark_dynamic(tensor, dim, min=minimum, max=maximum)
+        yield
+    finally:
+        for (tensor, _), attributes in zip(dims, before, strict=True):
+            for name in set(tensor.__dict__) - set(attributes):
+                delattr(tensor, name)
+
+
+def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
+    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(
+        specialize_int=True, assume_static_by_default=True, automatic_dynamic_shapes=False, capture_scalar_outputs=True
+    ):
+        captured: torch.fx.GraphModule = dynamo_graph_capture_for_export(model)(*args, **kwargs)
+    return captured
+
+
+@contextlib.contextmanager
+def dynamo_contexts(captured: torch.fx.GraphModule) -> Iterator[None]:
+    """The fake mode and tracing context in which a Dynamo capture goes on to AOTAutograd."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing(captured.meta["tracing_context"]))
+        stack.enter_context(captured.meta["fake_mode"])
+        yield
+
+
+def fake_mode_with_shapes() -> FakeTensorMode:
+    """A fake mode of our own, for the front ends that bring none."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
+    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols."""
+    context = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
+        constraint_sizes=[_constraint(dims[i]) if i in dims else None for i in range(tensor.dim())],
+    )
+    return mode.from_tensor(tensor, symbolic_context=context)
+
+
+def _constraint(bounds: tuple[int | None, int | None]) -> Any:
+    minimum, maximum = bounds
+    if minimum is None and maximum is None:
+        return RelaxedUnspecConstraint(warn_only=False)
+    low = 0 if minimum is None else minimum
+    return StrictMinMaxConstraint(vr=ValueRanges(low, int_oo if maximum is None else maximum), warn_only=False)
+
+
+@contextlib.contextmanager
+def unguarded_convolutions() -> Iterator[None]:
+    """Trace convolutions without fixing the batch size.
+
+    Choosing a convolution backend while tracing asks whether the batch is large; the answer only picks a kernel, but
+    torch would record it as a condition on the size. The choice is made again at run time, so the condition is dropped.
+    """
+    names = ("_select_conv_backend", "_conv_determine_backend_memory_format")
+    originals = {name: getattr(torch._C, name) for name in names}
+
+    def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = torch.utils._pytree.tree_leaves((args, kwargs))
+            env = next((v.fake_mode.shape_env for v in values if isinstance(v, torch._subclasses.FakeTensor)), None)
+            with env.suppress_guards() if env is not None else contextlib.nullcontext():
+                return function(*args, **kwargs)
+
+        return call
+
+    for name, function in originals.items():
+        setattr(torch._C, name, unguarded(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(torch._C, name, function)
+
+
+# ------------------------------------------------------------------ AOTAutograd
+
+
+def export_joint(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+) -> Joint:
+    """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
+
+    All mutations are functionalised out of the graphs: the loader applies them.
+    """
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
+        state, capture = joint._aot_state, joint._aot_graph_capture
+        descriptors = capture.updated_flat_args_descs
+        if state.needs_autograd:
+            descriptors = descriptors[0]
+        return Joint(
+            graph_module=joint.graph_module,
+            metadata=state.fw_metadata,
+            out_spec=joint.out_spec,
+            needs_autograd=state.needs_autograd,
+            shape_env=state.fake_mode.shape_env,
+            primal_descriptors=list(descriptors),
+            deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
+            synthetic_bases=any(
+                isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers
+            ),
+            fake_mode=state.fake_mode,
+        )
+
+
+def partition(
+    joint: Joint, *, partitioner: str, memory_budget: float | None
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split the joint graph into forward and backward."""
+    metadata = joint.metadata
+    static = list(range(len(joint.primal_descriptors)))
+    budget = functorch_config.activation_memory_budget if memory_budget is None else memory_budget
+    with functorch_config.patch(activation_memory_budget=budget), joint.fake_mode:
+        split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
+        keyword = {"num_fwd_outputs": metadata.num_forward, "static_lifetime_input_indices": static}
+        return split(joint.graph_module, None, **keyword)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ Inductor
+
+
+def x86_vector_bits(level: str) -> int:
+    """Width in bits of the vectors Inductor may use at an x86-64 level (psABI)."""
+    return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
+
+
+def compile_with_aoti(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], output: Path, *, march: str | None, vector_bits: int | None
+) -> None:
+    """Compile one graph to a shared library at ``output`` (AOTInductor), debug sections stripped.
+
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default.
+    """
+    options: dict[str, Any] = {
+        "aot_inductor.output_path": str(output),
+        "cpp.dynamic_threads": True,
+        "cpp.enable_kernel_profile": False,
+        "fallback_random": True,
+        "keep_output_stride": True,
+    }
+    if march is not None:
+        options["cpp.march"] = march
+    if vector_bits is not None:
+        options["cpp.simdlen"] = vector_bits
+    with torch.no_grad():
+        torch._inductor.aot_compile(module, tuple(inputs), options=options)
+    subprocess.run(["strip", "--strip-unneeded", os.fspath(output)], check=True, capture_output=True)
+
+
+def vector_isas() -> list[VecISA]:
+    """Instruction sets Inductor can use on this machine, widest first."""
+    return valid_vec_isa_list()
+
+
+def inductor_fingerprint() -> dict[str, str]:
+    """What a compiled graph depends on besides the graph: the tool chain's versions."""
+    compiler = os.environ.get("CXX") or "g++"
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    return {"torch": torch.__version__, "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+
+
+def tree_children(spec: Any) -> list[Any]:
+    """Children of a pytree spec: a method since 2.10, an attribute before."""
+    children = getattr(spec, "children", None)
+    return list(children()) if callable(children) else list(spec.children_specs)
+
+
+def fake_inputs_of(
+    exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[FakeTensorMode, tuple[Any, ...], dict[str, Any]]:
+    """The fake inputs an exported program was traced with, in the shape of the arguments."""
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
+    names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    flat = [values[name] for name in names]
+    mode = next((v.fake_mode for v in values.values() if isinstance(v, torch._subclasses.FakeTensor)), None)
+    leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+    flat = [fake if isinstance(leaf, torch.Tensor) else leaf for leaf, fake in zip(leaves, flat, strict=True)]
+    for leaf, fake in zip(leaves, flat, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            fake.requires_grad_(leaf.requires_grad)
+    mode = mode or FakeTensorMode(shape_env=ShapeEnv())
+    mode.allow_non_fake_inputs = True
+    fake_args, fake_kwargs = torch.utils._pytree.tree_unflatten(flat, spec)
+    return mode, fake_args, fake_kwargs
+
+
+def real_tensor(value: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor behind a constant of a traced graph, or None where only its shape is known."""
+    if isinstance(value, torch._subclasses.FakeTensor):
+        return value.constant
+    return value
+
+
+def symbols_of(env: ShapeEnv, expression: str) -> set[Any]:
+    """Symbols of the environment that occur in a rendered expression."""
+    words = set("".join(c if c.isalnum() or c == "_" else " " for c in expression).split())
+    return {symbol for symbol in env.var_to_range if str(symbol) in words}
+
+
+def hint(env: ShapeEnv, symbol: Any) -> int | None:
+    """The example's size behind a symbol."""
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    value = values.get(symbol)
+    return None if value is None else int(value)
+
+
+def hint_numel(tensor: torch.Tensor) -> int:
+    """Number of elements at the example's sizes."""
+    size = tensor.numel()
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 0
+    return size

@@ -1,0 +1,149 @@
+"""Model to joint graph: the front ends, in one order of preference.
+
+A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
+activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
+models that Dynamo rejects, and look through checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from aotpack_loader.errors import AotpackError, CaptureError, Problem
+
+from . import _torch_compat as compat
+from .dynamic_shapes import DynamicShapes
+
+FRONT_ENDS = ("dynamo", "export", "trace")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A traced method: the joint graph and how it was got."""
+
+    joint: compat.Joint
+    front_end: str
+    rejected: tuple[Problem, ...] = field(default=())
+
+
+class FunctionModule(torch.nn.Module):
+    """A plain function as a module without state."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    *,
+    training: bool,
+    grad: bool,
+    front_ends: Sequence[str] = FRONT_ENDS,
+) -> Captured:
+    """Trace ``model`` in one mode with the first front end that takes it.
+
+    Nothing of the model is run on real data, and the model's mode is restored.
+
+    Raises:
+        CaptureError: every front end refused; the message has the reason of each.
+    """
+    rejected: list[Problem] = []
+    cause: Exception | None = None
+    for name in front_ends:
+        with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions():
+            try:
+                joint = _FRONT_ENDS[name](model, args, kwargs, shapes)
+            except AotpackError:
+                raise
+            except Exception as error:  # a front end may raise anything; the reason is kept and shown
+                rejected.append(Problem(name, explain(error)))
+                cause = cause or error
+                continue
+        return Captured(joint, name, tuple(rejected))
+    raise CaptureError(
+        f"No front end could trace the model in {'train' if training else 'eval'} mode.",
+        rejected,
+        hint="Each line above is one front end's reason; the first is the one to mend.",
+    ) from cause
+
+
+def explain(error: Exception) -> str:
+    """What a user needs of a front end's exception: its first paragraph, and the user's own line if it has one."""
+    text = str(error).strip() or type(error).__name__
+    first = text.split("\n\n")[0].strip()
+    where = user_line(error)
+    return f"{type(error).__name__}: {first}" + (f" [at {where}]" if where and where not in first else "")
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line: source`` of the innermost frame outside torch and aotpack, or nothing."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        library = "site-packages" in frame.filename or "/aotpack/" in frame.filename or frame.filename.startswith("<")
+        if not library and "/lib/python" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
+    return ""
+
+
+@contextlib.contextmanager
+def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    if model.training != training:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+def _with_dynamo(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
+) -> compat.Joint:
+    with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
+        captured = compat.capture_with_dynamo(model, args, kwargs)
+        with compat.dynamo_contexts(captured):
+            return compat.export_joint(captured, args, kwargs)
+
+
+def _with_export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
+) -> compat.Joint:
+    exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
+    mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
+    with mode:
+        return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs)
+
+
+def _with_trace(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
+) -> compat.Joint:
+    mode = compat.fake_mode_with_shapes()
+    dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in fakes:
+            fakes[id(leaf)] = compat.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
+        return fakes[id(leaf)]
+
+    fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
+    with mode:
+        return compat.export_joint(model, fake_args, fake_kwargs)
+
+
+_FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}

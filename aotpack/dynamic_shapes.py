@@ -1,0 +1,124 @@
+"""The user's ``dynamic_shapes``, in ``torch.export``'s form, matched with the example inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from aotpack_loader.errors import BuildError, Problem
+
+Bounds = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class DynamicShapes:
+    """``original`` as given; ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size."""
+
+    original: Any
+    dims: dict[int, dict[int, Bounds]]
+
+    def of_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, dict[int, Bounds]]]:
+        """The example tensors with dynamic sizes."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
+
+
+def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> DynamicShapes:
+    """Match ``given`` with the arguments.
+
+    Raises:
+        BuildError: names an argument that is not there, or a size that is no dimension of its tensor; lists all.
+    """
+    if not given:
+        return DynamicShapes(None, {})
+    problems: list[Problem] = []
+    found: dict[int, dict[int, Bounds]] = {}
+    numbers = iter(range(10**9))
+    args_given, kwargs_given = _by_position(model, args, kwargs, given, problems)
+    for i, value in enumerate(args):
+        _match(value, args_given.get(i), f"args[{i}]", numbers, found, problems)
+    for name, value in kwargs.items():
+        _match(value, kwargs_given.get(name), f"kwargs[{name!r}]", numbers, found, problems)
+    if problems:
+        raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
+    return DynamicShapes(given, found)
+
+
+def _by_position(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, problems: list[Problem]
+) -> tuple[dict[int, Any], dict[str, Any]]:
+    if isinstance(given, (tuple, list)):
+        return dict(enumerate(given[: len(args)])), dict(zip(kwargs, given[len(args) :], strict=False))
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    parameters = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    positions: dict[int, Any] = {}
+    names: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in kwargs:
+            names[name] = value
+        elif name in parameters and parameters.index(name) < len(args):
+            positions[parameters.index(name)] = value
+        elif name == rest:
+            positions |= {len(parameters) + i: item for i, item in enumerate(value)}
+        else:
+            problems.append(Problem(f"dynamic_shapes[{name!r}]", "no example input has that name"))
+    return positions, names
+
+
+def _match(
+    value: Any, given: Any, path: str, numbers: Any, found: dict[int, dict[int, Bounds]], problems: list[Problem]
+) -> None:
+    """Walk a value and its specification together, numbering leaves as pytree does."""
+    children = _children(value)
+    if children is None:
+        number = next(numbers)
+        if given is not None and isinstance(value, torch.Tensor):
+            found[number] = _sizes(value, given, path, problems)
+        return
+    for key, child in children:
+        part = None
+        if isinstance(given, Mapping):
+            part = given.get(key)
+        elif isinstance(given, Sequence) and isinstance(key, int) and key < len(given):
+            part = given[key]
+        _match(child, part, f"{path}[{key!r}]", numbers, found, problems)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return list(enumerate(value))
+    leaves, spec = pytree.tree_flatten(value)
+    return None if spec.is_leaf() else list(enumerate(leaves))
+
+
+def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem]) -> dict[int, Bounds]:
+    items = given.items() if isinstance(given, Mapping) else enumerate(given)
+    sizes: dict[int, Bounds] = {}
+    for dim, size in items:
+        where = f"{path}.shape[{dim}]"
+        if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+            problems.append(Problem(where, f"the tensor has {tensor.dim()} dimensions"))
+        elif size is None or isinstance(size, int) or size is torch.export.Dim.STATIC:
+            if isinstance(size, int) and size != tensor.shape[dim]:
+                problems.append(Problem(where, f"said to be {size}, the example has {tensor.shape[dim]}"))
+        else:
+            sizes[dim % tensor.dim()] = _bounds(size)
+    return sizes
+
+
+def _bounds(size: Any) -> Bounds:
+    """Bounds of a ``torch.export.Dim``; its ``min`` of 0 means none was given."""
+    minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
+    low = minimum if isinstance(minimum, int) and minimum > 0 else None
+    return low, maximum if isinstance(maximum, int) and maximum < 2**62 else None

@@ -1,0 +1,249 @@
+"""``torch.fx`` graphs to the format's graphs and back, without loss."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from ._torch_compat import ShapeEnv
+from .expressions import size_expression
+from .state import dtype_name
+
+BUILTINS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "pow": operator.pow,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "sym_max": torch.sym_max,
+    "sym_min": torch.sym_min,
+    "sym_not": torch.sym_not,
+    "sym_int": torch.sym_int,
+    "sym_float": torch.sym_float,
+    "sym_ite": torch.sym_ite,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "trunc": math.trunc,
+}
+"""Operations on sizes and tuples, by their name after ``builtin.``."""
+
+_BUILTIN_NAMES = {function: name for name, function in BUILTINS.items()}
+
+
+def from_fx(module: GraphModule, shape_env: ShapeEnv | None) -> schema.Graph:
+    """Convert a functional graph whose nodes carry ``meta["val"]``.
+
+    Raises:
+        UnsupportedError: operations or values the format has no words for; lists all, with the user's line.
+    """
+    return _Converter(module, shape_env).convert()
+
+
+class _Converter:
+    def __init__(self, module: GraphModule, shape_env: ShapeEnv | None) -> None:
+        self.module = module
+        self.shape_env = shape_env
+        self.problems: list[Problem] = []
+        self.subgraphs: dict[str, schema.Graph] = {}
+
+    def convert(self) -> schema.Graph:
+        inputs: list[str] = []
+        input_values: list[schema.Value] = []
+        nodes: list[schema.Node] = []
+        outputs: list[schema.Arg] = []
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                inputs.append(node.name)
+                input_values.append(self.value(node))
+            elif node.op == "call_function":
+                nodes.append(self.node(node))
+            elif node.op == "output":
+                outputs = [self.argument(arg, node) for arg in node.args[0]]
+            elif node.op != "get_attr":  # subgraphs are taken where they are used
+                self.problems.append(Problem(node.name, f"a {node.op} node"))
+        if self.problems:
+            raise UnsupportedError("The traced graph holds what a bundle cannot express.", self.problems)
+        return schema.Graph(inputs, input_values, nodes, outputs, self.subgraphs)
+
+    def node(self, node: FxNode) -> schema.Node:
+        args = [self.argument(arg, node) for arg in node.args]
+        kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
+        return schema.Node(node.name, self.operator(node), args, self.value(node), kwargs)
+
+    def operator(self, node: FxNode) -> str:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            return str(target)
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return f"higher_order.{target.name()}"
+        name = _BUILTIN_NAMES.get(target)  # type: ignore[arg-type]
+        if name is None:
+            self.problems.append(Problem(source_line(node) or node.name, f"calls {target}, which is no operator"))
+            return "builtin.unknown"
+        return f"builtin.{name}"
+
+    def value(self, node: FxNode) -> schema.Value:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return tensor_value(value, self.shape_env)
+        if isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool)):
+            return schema.IntValue(size_expression(value, self.shape_env))
+        if isinstance(value, (tuple, list)):
+            return schema.OtherValue("tuple")
+        if isinstance(value, (float, torch.SymFloat)):
+            return schema.OtherValue("float")
+        return schema.OtherValue("bool" if isinstance(value, (bool, torch.SymBool)) else "none")
+
+    def argument(self, arg: Any, node: FxNode) -> Any:
+        if isinstance(arg, FxNode):
+            return self._subgraph(arg, node) if arg.op == "get_attr" else schema.ValueRef(arg.name)
+        if isinstance(arg, (list, tuple)):
+            return [self.argument(item, node) for item in arg]
+        literal = literal_argument(arg)
+        if literal is NOT_A_LITERAL:
+            self.problems.append(Problem(source_line(node) or node.name, f"passes a {type(arg).__name__} to {node.target}"))
+            return None
+        return literal
+
+    def _subgraph(self, arg: FxNode, user: FxNode) -> schema.GraphArg | None:
+        attribute = operator.attrgetter(str(arg.target))(self.module)
+        if not isinstance(attribute, GraphModule):
+            self.problems.append(Problem(source_line(user) or user.name, f"uses the attribute {arg.target}"))
+            return None
+        self.subgraphs[str(arg.target)] = from_fx(attribute, self.shape_env)
+        return schema.GraphArg(str(arg.target))
+
+
+NOT_A_LITERAL = object()
+
+
+def literal_argument(arg: Any) -> Any:
+    """A Python value as an argument of the format, or ``NOT_A_LITERAL``."""
+    if arg is None or isinstance(arg, (bool, int, str)):
+        return arg
+    if isinstance(arg, float):
+        return schema.FloatArg(float_literal(arg))
+    if isinstance(arg, complex):
+        return schema.ComplexArg(float_literal(arg.real), float_literal(arg.imag))
+    if isinstance(arg, torch.dtype):
+        return schema.DTypeArg(dtype_name(arg))
+    if isinstance(arg, torch.device):
+        return schema.DeviceArg(arg.type)
+    if isinstance(arg, torch.memory_format):
+        return schema.MemoryFormatArg(str(arg).removeprefix("torch."))  # type: ignore[arg-type]
+    if isinstance(arg, torch.layout) and arg is torch.strided:
+        return schema.LayoutArg("strided")
+    return NOT_A_LITERAL
+
+
+def float_literal(value: float) -> Any:
+    """JSON has no infinities and no NaN: they are written as words."""
+    return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.TensorValue:
+    """Type of a (fake) tensor: dtype, sizes, strides and offset in elements."""
+    return schema.TensorValue(
+        dtype_name(value.dtype),
+        [size_expression(size, shape_env) for size in value.shape],
+        [size_expression(stride, shape_env) for stride in value.stride()],
+        size_expression(value.storage_offset(), shape_env),
+    )
+
+
+def source_line(node: FxNode) -> str:
+    """``file:line: source`` of the user's code behind a node, or nothing."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    for where, code in zip(reversed(trace[:-1]), reversed(trace[1:]), strict=True):
+        if where.strip().startswith("File "):
+            return f"{where.strip()}: {code.strip()}"
+    return ""
+
+
+# ------------------------------------------------------------------ back to fx
+
+
+def to_fx(graph: schema.Graph) -> GraphModule:
+    """The graph as a ``torch.fx.GraphModule``; values' types go to ``meta["aotpack"]``."""
+    fx = torch.fx.Graph()
+    root = torch.nn.Module()
+    values: dict[str, FxNode] = {}
+    for name, sub in graph.subgraphs.items():
+        root.register_module(name, to_fx(sub))
+    for name, value in zip(graph.inputs, graph.input_values, strict=True):
+        node = fx.create_node("placeholder", name, name=name)
+        node.meta["aotpack"] = value
+        values[name] = node
+
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [argument(item) for item in arg]
+        if isinstance(arg, schema.ValueRef):
+            return values[arg.name]
+        if isinstance(arg, schema.GraphArg):
+            return fx.get_attr(arg.name)
+        return python_literal(arg)
+
+    for item in graph.nodes:
+        node = fx.create_node(
+            "call_function",
+            resolve_operator(item.op),
+            tuple(argument(arg) for arg in item.args),
+            {key: argument(arg) for key, arg in item.kwargs.items()},
+            name=item.name,
+        )
+        node.meta["aotpack"] = item.value
+        values[item.name] = node
+    fx.output(tuple(argument(arg) for arg in graph.outputs))
+    return GraphModule(root, fx)
+
+
+def python_literal(arg: Any) -> Any:
+    """The Python value of a literal argument."""
+    if isinstance(arg, schema.FloatArg):
+        return float(arg.value)
+    if isinstance(arg, schema.ComplexArg):
+        return complex(float(arg.real), float(arg.imag))
+    if isinstance(arg, (schema.DTypeArg, schema.LayoutArg, schema.MemoryFormatArg)):
+        return getattr(torch, arg.value)
+    if isinstance(arg, schema.DeviceArg):
+        return torch.device(arg.value)
+    return arg
+
+
+def resolve_operator(name: str) -> Callable[..., Any]:
+    """The operator called ``name`` in this process.
+
+    Raises:
+        UnsupportedError: no such operator is registered here.
+    """
+    space, _, rest = name.partition(".")
+    if space == "builtin":
+        return BUILTINS[rest]
+    if space == "higher_order":
+        return getattr(torch.ops.higher_order, rest)  # type: ignore[no-any-return]
+    packet, _, overload = rest.rpartition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), packet), overload)  # type: ignore[no-any-return]
+    except AttributeError as error:
+        raise UnsupportedError(f"No operator {name} is registered in this process.") from error

@@ -1,0 +1,147 @@
+"""Joint graph to forward and backward, in the bundle's calling convention.
+
+AOTAutograd's own convention returns inputs, aliases and constants from the forward graph. Here a graph returns
+only what it computes: saved primals are kept by the loader, aliases are replayed, constants are data. So compiled
+code never copies a parameter only to save it.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from . import _torch_compat as compat
+from . import views
+
+
+@dataclass
+class Partitioned:
+    """Forward and backward graphs as AOTAutograd splits them.
+
+    ``saved`` pairs each saved value of the forward with the backward's placeholder for it, tensors and integers;
+    ``tangents`` are the backward's remaining placeholders.
+    """
+
+    forward: GraphModule
+    backward: GraphModule | None
+    forward_outputs: list[object]
+    saved: list[tuple[Node, Node]]
+    tangents: list[Node]
+    gradients: list[object]
+
+
+def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None) -> Partitioned:
+    """Split ``joint``; a graph without autograd is its own forward.
+
+    ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's default, 1).
+    """
+    if not joint.needs_autograd:
+        forward = joint.graph_module
+        return Partitioned(forward, None, output_args(forward), [], [], [])
+    forward, backward = compat.partition(joint, partitioner=partitioner, memory_budget=memory_budget)
+    outputs = output_args(forward)
+    count = joint.metadata.num_forward
+    saved = [value for value in outputs[count:] if isinstance(value, Node)]
+    symbols = [value for value in saved if not isinstance(value.meta["val"], torch.Tensor)]
+    tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    pairs = list(zip([*symbols, *tensors], placeholders, strict=False))
+    result = Partitioned(
+        forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward)
+    )
+    _recompute_views_of_inputs(result)
+    return result
+
+
+def output_args(module: GraphModule) -> list[object]:
+    """What a graph returns."""
+    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def set_outputs(module: GraphModule, outputs: list[object]) -> None:
+    """Make a graph return ``outputs``, and drop what is no longer needed."""
+    module.graph.output_node().args = (tuple(outputs),)
+    module.graph.eliminate_dead_code(is_impure_node=_is_impure)
+    module.graph.lint()
+    module.recompile()
+
+
+def _is_impure(node: Node) -> bool:
+    """Keep inputs: they are the calling convention. Keep operators with effects; random ones only draw."""
+    return node.op in ("placeholder", "output") or (
+        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    )
+
+
+def _recompute_views_of_inputs(parts: Partitioned) -> None:
+    """Save the primal instead of a view of it, and take the view again in the backward.
+
+    The primal is alive anyway; saving it lets autograd's version counter notice an in-place change, as in eager,
+    and the compiled forward need not return an alias.
+    """
+    assert parts.backward is not None
+    by_name = {placeholder.name for _, placeholder in parts.saved}
+    saved_as = {value: placeholder for value, placeholder in parts.saved}
+    graph = parts.backward.graph
+    for position, (value, placeholder) in enumerate(parts.saved):
+        primal = views.root(value)
+        if primal is value or primal.op != "placeholder" or not _is_static_chain(primal, value):
+            continue
+        with graph.inserting_before(placeholder):
+            if primal in saved_as:
+                source = saved_as[primal]
+            else:
+                source = graph.placeholder(_unused(primal.name, by_name))
+                source.meta = dict(primal.meta)
+                saved_as[primal] = source
+                by_name.add(source.name)
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        with graph.inserting_before(first):
+            replacement = _replay(graph, primal, value, source)
+        placeholder.replace_all_uses_with(replacement)
+        graph.erase_node(placeholder)
+        parts.saved[position] = (primal, source)
+    parts.saved = list(dict.fromkeys(parts.saved))
+    parts.gradients = output_args(parts.backward)
+    _order_placeholders(parts)
+
+
+def _is_static_chain(base: Node, alias: Node) -> bool:
+    """Whether every step from ``base`` to ``alias`` has constant arguments."""
+    node = alias
+    while node is not base:
+        view = node.args[0] if node.target is operator.getitem else node
+        if len(view.all_input_nodes) != 1:  # type: ignore[union-attr]
+            return False
+        node = views.parent(node)  # type: ignore[assignment]
+    return True
+
+
+def _replay(graph: torch.fx.Graph, base: Node, alias: Node, source: Node) -> Node:
+    if alias is base:
+        return source
+    if alias.target is operator.getitem:
+        view: Node = alias.args[0]  # type: ignore[assignment]
+        inner = _replay(graph, base, view.args[0], source)  # type: ignore[arg-type]
+        several = graph.node_copy(view, lambda node: inner if node is view.args[0] else node)
+        return graph.node_copy(alias, lambda node: several if node is view else node)
+    inner = _replay(graph, base, alias.args[0], source)  # type: ignore[arg-type]
+    return graph.node_copy(alias, lambda _: inner)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    return name if name not in taken else f"{name}_saved"
+
+
+def _order_placeholders(parts: Partitioned) -> None:
+    """Placeholders in the order of the convention: saved values, then tangents."""
+    assert parts.backward is not None
+    graph = parts.backward.graph
+    wanted = [placeholder for _, placeholder in parts.saved] + parts.tangents
+    first = next(iter(graph.nodes))
+    for placeholder in wanted:
+        first.prepend(placeholder)
+    parts.backward.recompile()

@@ -1,0 +1,114 @@
+"""The model's parameters and buffers: their entries in the program, and the tensors to store."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+
+def dtype_name(dtype: torch.dtype) -> schema.DType:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")  # type: ignore[return-value]
+
+
+@dataclass
+class StoredTensors:
+    """Tensors that go into the weights blobs, by name, in order; contiguous, on the CPU."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def add_constant(self, tensor: torch.Tensor) -> str:
+        """Store a tensor the model closes over; equal contents share one name."""
+        value = tensor.detach().cpu().contiguous()
+        content = value.reshape(-1).view(torch.uint8) if value.numel() else value.new_empty(0, dtype=torch.uint8)
+        header = f"{value.dtype}{tuple(value.shape)}".encode()
+        name = "constant." + hashlib.sha256(header + content.numpy().tobytes()).hexdigest()[:24]
+        self.tensors.setdefault(name, value)
+        return name
+
+
+def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema.StateEntry]:
+    """List every parameter and buffer in ``state_dict`` order and add what they hold to ``stored``.
+
+    The same tensor under two names is stored once (``tied_to``); distinct tensors over one storage keep
+    sharing it.
+    """
+    entries: list[schema.StateEntry] = []
+    first_name: dict[int, str] = {}
+    storages: dict[int, tuple[str, int]] = {}
+    shared = _shared_storages(model)
+    problems: list[Problem] = []
+    for name, kind, tensor, persistent in named_state(model):
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            problems.append(Problem(name, f"a {tensor.layout} tensor; a bundle stores dense tensors"))
+            continue
+        value = tensor.detach()
+        tied_to = first_name.setdefault(id(tensor), name)
+        if tied_to != name:
+            original = next(entry for entry in entries if entry.name == tied_to)
+            storage, offset = original.storage, original.offset
+        else:
+            storage, offset = _store(name, value, stored, storages, shared)
+        entries.append(
+            schema.StateEntry(
+                name=name,
+                kind=kind,
+                dtype=dtype_name(value.dtype),
+                shape=list(value.shape),
+                stride=list(value.stride()),
+                storage=storage,
+                offset=offset,
+                requires_grad=tensor.requires_grad,
+                persistent=persistent,
+                tied_to=None if tied_to == name else tied_to,
+            )
+        )
+    if problems:
+        raise UnsupportedError("Some of the model's parameters or buffers cannot be stored.", problems)
+    return entries
+
+
+def named_state(model: torch.nn.Module) -> list[tuple[str, str, torch.Tensor, bool]]:
+    """``(name, kind, tensor, persistent)`` of all parameters and buffers, duplicates included, in ``state_dict`` order."""
+    found: list[tuple[str, str, torch.Tensor, bool]] = []
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        found += [(dot + n, "parameter", p, True) for n, p in module._parameters.items() if p is not None]
+        transient = module._non_persistent_buffers_set
+        found += [(dot + n, "buffer", b, n not in transient) for n, b in module._buffers.items() if b is not None]
+    return found
+
+
+def _shared_storages(model: torch.nn.Module) -> set[int]:
+    """Addresses of storages under more than one distinct tensor."""
+    owners: dict[int, set[int]] = {}
+    for _, _, tensor, _ in named_state(model):
+        if tensor.numel() and tensor.layout == torch.strided:
+            owners.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(tensor))
+    return {address for address, tensors in owners.items() if len(tensors) > 1 and address}
+
+
+def _store(
+    name: str, value: torch.Tensor, stored: StoredTensors, storages: dict[int, tuple[str, int]], shared: set[int]
+) -> tuple[str, int]:
+    """Store the elements under ``value``; return the stored name and the offset in elements."""
+    address = value.untyped_storage().data_ptr() if value.numel() else 0
+    if address in shared:
+        whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+        if address not in storages:
+            stored.tensors[name] = whole.cpu()
+            storages[address] = (name, value.element_size())
+        shared_name, element_size = storages[address]
+        if element_size != value.element_size():
+            raise UnsupportedError(f"{name} shares its storage with {shared_name} under another element size.")
+        return shared_name, value.storage_offset()
+    if value.is_contiguous():
+        stored.tensors[name] = value.cpu()
+    else:
+        span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        stored.tensors[name] = value.as_strided((span,), (1,), value.storage_offset()).cpu().contiguous()
+    return name, 0

@@ -1,0 +1,98 @@
+"""View chains in a graph: which view operations lead from one value to another.
+
+The loader rebuilds aliased outputs by replaying these on the real base, which keeps autograd's view relations;
+``as_strided`` is the last resort.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from aotpack_loader.format import schema
+from torch.fx import Node
+
+from ._torch_compat import ShapeEnv
+from .expressions import size_expression
+from .graph import NOT_A_LITERAL, literal_argument
+
+
+def is_view(node: Node) -> bool:
+    """Whether ``node`` is an ATen operation that returns a view of its first argument."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments, returns = target._schema.arguments, target._schema.returns
+    if not arguments or not returns:
+        return False
+    first, result = arguments[0].alias_info, returns[0].alias_info
+    return first is not None and result is not None and not first.is_write and not result.is_write
+
+
+def parent(node: Node) -> Node | None:
+    """The value ``node`` is a view of, or None."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node) and is_view(node.args[0]):
+        return node.args[0].args[0]  # type: ignore[return-value]
+    if is_view(node) and isinstance(node.args[0], Node):
+        return node.args[0]
+    return None
+
+
+def root(node: Node) -> Node:
+    """The value at the start of the chain of views that ends in ``node``."""
+    while (above := parent(node)) is not None:
+        node = above
+    return node
+
+
+def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[schema.ViewStep] | None:
+    """View steps that turn ``base`` into ``alias``, or None where there is no such chain."""
+    steps: list[schema.ViewStep] = []
+    node = alias
+    while node is not base:
+        select = None
+        view = node
+        if node.target is operator.getitem:
+            view, select = node.args  # type: ignore[assignment]
+        above = parent(node)
+        if above is None:
+            return None
+        step = _step(view, select, shape_env)
+        if step is None:
+            return None
+        steps.append(step)
+        node = above
+    return steps[::-1]
+
+
+def _step(view: Node, select: Any, shape_env: ShapeEnv | None) -> schema.ViewStep | None:
+    args = [_argument(arg, shape_env) for arg in view.args[1:]]
+    kwargs = {key: _argument(arg, shape_env) for key, arg in view.kwargs.items()}
+    if NOT_A_LITERAL in args or NOT_A_LITERAL in kwargs.values():
+        return None
+    return schema.ViewStep(str(view.target), args, kwargs, select)
+
+
+def _argument(arg: Any, shape_env: ShapeEnv | None) -> Any:
+    if isinstance(arg, (list, tuple)):
+        items = [_argument(item, shape_env) for item in arg]
+        return NOT_A_LITERAL if NOT_A_LITERAL in items else items
+    if isinstance(arg, Node):
+        value = arg.meta.get("val")
+        if not isinstance(value, (int, torch.SymInt)):
+            return NOT_A_LITERAL
+        size = size_expression(value, shape_env)
+        return size if isinstance(size, int) else schema.ExprArg(size)
+    return literal_argument(arg)
+
+
+def as_strided_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> list[schema.ViewStep]:
+    """The last resort: sizes, strides and offset in the base's storage."""
+
+    def dims(sizes: Any) -> list[Any]:
+        found = [size_expression(size, shape_env) for size in sizes]
+        return [size if isinstance(size, int) else schema.ExprArg(size) for size in found]
+
+    args = [dims(value.shape), dims(value.stride()), dims([value.storage_offset()])[0]]
+    return [schema.ViewStep("aten.as_strided.default", args)]
