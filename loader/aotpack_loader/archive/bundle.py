@@ -7,11 +7,11 @@ may run, is decided elsewhere.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from ..errors import BundleError, CorruptBundleError, NotABundleError, Problem
 from ..format import media_types
@@ -34,7 +34,6 @@ from . import cache, compression
 from .layout import Layout, open_layout
 from .weights import WeightMap
 
-_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 _CODE_PREFIX = "application/vnd.aotpack.code."
 _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
 
@@ -46,8 +45,7 @@ class _Preamble(Document, frozen=True):
     features: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class TargetManifest:
+class TargetManifest(msgspec.Struct, frozen=True):
     """One target with the manifest that lists its blobs, and the descriptor of that manifest."""
 
     target: Target
@@ -232,7 +230,8 @@ def raw_size(descriptor: Descriptor) -> int:
         CorruptBundleError: the annotation is missing or not a decimal number.
     """
     text = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
-    if _DECIMAL.fullmatch(text) is None:
+    # Not isdigit() alone, which takes digits of other scripts; 19 digits hold any size.
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
         message = f"{media_types.ANNOTATION_RAW_SIZE} is {text!r}, expected a decimal number"
         raise CorruptBundleError("A compressed blob does not say its size.", [Problem(descriptor.digest, message)])
     return int(text)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +111,7 @@ def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
 
 def _write(path: Path, data: bytes) -> None:
     """Write beside ``path``, then rename: nobody ever sees half a file. A crash costs a repeat, so no fsync."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.write(data)

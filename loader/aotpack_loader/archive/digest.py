@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptBundleError, Problem
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from ..format.schema import Descriptor
 
 PREFIX = "sha256:"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 def sha256(data: Buffer) -> str:
@@ -24,7 +23,7 @@ def sha256(data: Buffer) -> str:
 
 def is_digest(text: str) -> bool:
     """Whether ``text`` is a digest in the one form a bundle uses."""
-    return _DIGEST.fullmatch(text) is not None
+    return len(text) == 71 and text.startswith(PREFIX) and _HEX_DIGITS.issuperset(text[len(PREFIX) :])
 
 
 def hex_part(digest: str) -> str:

@@ -6,18 +6,17 @@ accepts far more (links, sparse files, pax records, concatenations) and costs mi
 
 from __future__ import annotations
 
-import re
-
 from ..errors import CorruptBundleError
+from .digest import PREFIX, is_digest
 
 BLOCK = 512
 MAX_SIZE = 8**11 - 1
 """The largest entry a ustar header can describe, in bytes (8 GiB less one)."""
 MAX_ENTRIES = 1 << 16
 _MAX_TAIL = 1 << 20  # tar programs pad to 10 KiB; more is something else
-_NAME = re.compile(rb"oci-layout|index\.json|blobs/(?:sha256/(?:[0-9a-f]{64})?)?")
-_OCTAL = re.compile(rb"([0-7]{11})[\0 ]")
-_CHECKSUM = re.compile(rb"([0-7]{6})(?:\0 | \0)|([0-7]{7})[\0 ]")
+_FILES = ("oci-layout", "index.json")
+_FOLDERS = ("blobs/", "blobs/sha256/")
+_OCTAL_DIGITS = frozenset(b"01234567")
 
 
 def is_tar(block: bytes) -> bool:
@@ -27,7 +26,7 @@ def is_tar(block: bytes) -> bool:
 
 def is_ours(block: bytes) -> bool:
     """Whether the tar header ``block`` describes an entry that a bundle may have."""
-    return block[257:265] == b"ustar\x0000" and _NAME.fullmatch(_text(block[0:100])) is not None
+    return block[257:265] == b"ustar\x0000" and _is_allowed(_name(block))
 
 
 def scan(data: memoryview) -> dict[str, tuple[int, int]]:
@@ -77,18 +76,16 @@ def _entry(header: bytes, position: int) -> tuple[str, int, bool]:
         raise _bad(position, f"an entry of type {kind!r}; only files and directories are allowed")
     if any(header[157:257]) or any(header[345:500]):
         raise _bad(position, "an entry with a link target or a name prefix")
-    raw_name = _text(header[0:100])
-    if _NAME.fullmatch(raw_name) is None:
-        raise _bad(position, f"an entry of name {raw_name!r}, which no bundle has")
-    name = raw_name.decode("ascii")
-    size = _OCTAL.fullmatch(header[124:136])
+    name = _name(header)
+    if not _is_allowed(name):
+        raise _bad(position, f"an entry of name {name!r}, which no bundle has")
+    size = _octal(header[124:136])
     if size is None:
         raise _bad(position, f"the size of {name} is not an octal number")
-    length = int(size[1], 8)
     is_file = kind == b"0"
-    if is_file == name.endswith("/") or (length and not is_file):
+    if is_file == (name in _FOLDERS) or (size and not is_file):
         raise _bad(position, f"{name} is not the kind of entry its name says")
-    return name, length, is_file
+    return name, size, is_file
 
 
 def _check_tail(data: memoryview, position: int) -> None:
@@ -100,16 +97,25 @@ def _check_tail(data: memoryview, position: int) -> None:
 
 
 def _checksum_holds(header: bytes) -> bool:
-    field = _CHECKSUM.fullmatch(header[148:156])
-    if field is None:
-        return False
     # The checksum counts its own eight bytes as spaces.
-    return int(field[1] or field[2], 8) == sum(header) - sum(header[148:156]) + 8 * 0x20
+    return _octal(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * 0x20
 
 
-def _text(field: bytes) -> bytes:
-    """The field less its NUL padding; a NUL that is left within matches no name."""
-    return field.rstrip(b"\0")
+def _octal(field: bytes) -> int | None:
+    """Read octal digits that NULs or spaces end; None for anything else."""
+    digits = field.rstrip(b"\0 ")
+    # Not int() alone, which takes signs, underscores and blanks.
+    return int(digits, 8) if digits and digits != field and _OCTAL_DIGITS.issuperset(digits) else None
+
+
+def _name(header: bytes) -> str:
+    """The entry's name; a NUL within it stays and matches no name."""
+    return header[0:100].rstrip(b"\0").decode("latin-1")
+
+
+def _is_allowed(name: str) -> bool:
+    folder, separator, last = name.rpartition("/")
+    return name in _FILES or name in _FOLDERS or (folder + separator == _FOLDERS[1] and is_digest(PREFIX + last))
 
 
 def _bad(position: int, message: str) -> CorruptBundleError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from ..errors import CorruptBundleError, Problem
 from ..format.media_types import PADDING_PREFIX
@@ -43,8 +44,7 @@ CODES: Final[dict[DType, str]] = {
 _WITHOUT_CODE: Final[dict[DType, int]] = {"complex32": 4, "complex128": 16}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """One tensor of a safetensors blob: code, shape, and its bytes ``[start, stop)`` counted from the blob's start."""
 
     dtype: str
@@ -68,8 +68,7 @@ class TensorView(Protocol):
     def offset(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """A :class:`TensorView` for tensors that are in no state dict, such as constants."""
 
     storage: str
