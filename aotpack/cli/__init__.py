@@ -1,0 +1,65 @@
+"""The ``aotpack`` command: one file a command, presentation only.
+
+Exit codes: 0 all is well; 1 something of the user's is at fault (an :class:`AotpackError`) or a check failed;
+2 wrong usage; 130 interrupted. Nothing here imports torch before a command needs it.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import click
+
+from aotpack_loader.errors import AotpackError
+
+from . import build, inspect, run, verify
+from .console import print_json, print_version, wants_json, wants_tracebacks
+
+
+class _Group(click.Group):
+    """A group that shows our errors as text, or as JSON where ``--json`` was given, instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except AotpackError as error:
+            _show(error, ctx)
+            ctx.exit(1)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _show(AotpackError(str(error)), ctx)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions."
+)
+def main() -> None:
+    """Packages that carry a trainable, already compiled PyTorch model."""
+
+
+for _module in (build, inspect, verify, run):
+    main.add_command(_module.command)
+
+
+def _show(error: AotpackError, ctx: click.Context) -> None:
+    if wants_tracebacks(ctx) and error.__cause__ is not None:
+        click.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+    if wants_json(ctx):
+        print_json({"error": _as_json(error)})
+        return
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error.summary}", err=True)
+    for problem in error.problems:
+        click.echo(f"  {problem}", err=True)
+    if error.hint:
+        click.echo(error.hint, err=True)
+
+
+def _as_json(error: AotpackError) -> dict[str, object]:
+    problems = [{"where": problem.where, "message": problem.message} for problem in error.problems]
+    return {"kind": type(error).__name__, "message": error.summary, "problems": problems, "hint": error.hint}

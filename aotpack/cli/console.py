@@ -1,0 +1,124 @@
+"""What the commands share: output, common options, sizes and times as text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_JSON = "aotpack.json"
+_VERBOSE = "aotpack.verbose"
+_PIPE_WIDTH = 160
+"""Columns where the output is no terminal: a digest must not be cut in a log."""
+
+
+def stdout() -> Console:
+    """Results. Made anew at each call, so that a redirected stream is honoured."""
+    return _console(sys.stdout.isatty(), stderr=False)
+
+
+def stderr() -> Console:
+    """Progress."""
+    return _console(sys.stderr.isatty(), stderr=True)
+
+
+def _console(terminal: bool, *, stderr: bool) -> Console:
+    return Console(stderr=stderr, width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def json_option(function: F) -> F:
+    """``--json``: the result, or the error, is one JSON document on stdout."""
+    return click.option(
+        "--json", "as_json", is_flag=True, callback=_remember(_JSON), is_eager=True, help="Print JSON on stdout."
+    )(function)
+
+
+def verbose_option(function: F) -> F:
+    """``-v``: more words, and the cause of an error with its traceback."""
+    return click.option("-v", "--verbose", is_flag=True, callback=_remember(_VERBOSE), is_eager=True, help="Say more.")(
+        function
+    )
+
+
+def trust_option(function: F) -> F:
+    """``--trust``, in the forms that :mod:`aotpack_loader.trust` takes."""
+    return click.option(
+        "--trust",
+        "trust",
+        multiple=True,
+        metavar="DIGEST|all",
+        callback=_trust,
+        help="Let native code run: of the bundle with this digest, or of any. May be repeated.",
+    )(function)
+
+
+def wants_json(ctx: click.Context) -> bool:
+    return bool(ctx.meta.get(_JSON))
+
+
+def wants_tracebacks(ctx: click.Context) -> bool:
+    return bool(ctx.meta.get(_VERBOSE))
+
+
+def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Callback of ``--version``: reads the installed versions without importing anything."""
+    if value and not ctx.resilient_parsing:
+        names = ("aotpack", "aotpack-loader", "torch")
+        click.echo("\n".join(f"{name} {_version(name)}" for name in names))
+        ctx.exit()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Note a flag where the group finds it when it shows an error (``meta`` is shared by nested contexts)."""
+
+    def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+        ctx.meta[key] = value
+        return value
+
+    return callback
+
+
+def _trust(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> str | tuple[str, ...] | None:
+    if "all" in value:
+        return "all"
+    return tuple(value) or None
+
+
+def size_text(count: int) -> str:
+    """Bytes in the unit one reads best: ``812 B``, ``1.4 MB`` (decimal units)."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value / 1000:.4g} TB"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds in the unit one reads best: ``340 µs``, ``2.51 ms``, ``12.7 s``."""
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.2f} s"

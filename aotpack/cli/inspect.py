@@ -1,0 +1,351 @@
+"""``aotpack inspect``: what is in a bundle, for people first. Runs nothing and never imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree as RichTree
+
+from aotpack_loader.format import media_types, schema
+
+from .console import json_option, print_json, size_text, stdout, verbose_option
+
+if TYPE_CHECKING:
+    from aotpack_loader.archive.bundle import Bundle
+
+
+@click.command("inspect", short_help="Show what is in a bundle.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@json_option
+@verbose_option
+def command(bundle: Path, as_json: bool, verbose: bool) -> None:
+    """Show what is in BUNDLE: methods, signatures, state, targets, sizes. With -v, every parameter and buffer too."""
+    from aotpack_loader.archive.bundle import Bundle
+
+    with Bundle.open(bundle) as opened:
+        if as_json:
+            print_json(_as_json(bundle, opened))
+        else:
+            _show(stdout(), bundle, opened, verbose=verbose)
+
+
+def _as_json(path: Path, bundle: Bundle) -> dict[str, Any]:
+    """Everything the documents say, in the words of the format."""
+    return {
+        "bundle": str(path),
+        "digest": bundle.digest,
+        "size": _total_size(bundle),
+        "program": _plain(bundle.program),
+        "targets": {
+            name: {
+                "platform": _plain(found.platform),
+                "target": _plain(found.target),
+                "manifest": _plain(found.manifest),
+            }
+            for name, found in bundle.manifests.items()
+        },
+        "blobs": [_plain(descriptor) for descriptor in bundle.descriptors()],
+    }
+
+
+def _plain(document: schema.Document | None) -> Any:
+    return msgspec.to_builtins(document)
+
+
+def _show(console: Console, path: Path, bundle: Bundle, *, verbose: bool) -> None:
+    console.print(_overview(path, bundle))
+    for name, method in bundle.program.methods.items():
+        console.print()
+        console.print(Text.assemble((name, "bold"), f"  serves {', '.join(map(_mode, method.serves)) or 'nothing'}"))
+        console.print(Padding(_inputs(method), (0, 0, 0, 2)))
+        console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2)))
+        for line in _details(bundle, method):
+            console.print(Text(f"  {line}"))
+    if verbose and bundle.program.state:
+        console.print()
+        console.print(_state_table(bundle.program))
+    console.print()
+    console.print(_target_table(bundle))
+    console.print()
+    console.print(_blob_table(bundle))
+
+
+# ---------------------------------------------------------------- the program
+
+
+def _overview(path: Path, bundle: Bundle) -> Table:
+    program = bundle.program
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("program", Text(program.name))
+    table.add_row("bundle", Text(str(path)))
+    table.add_row("digest", bundle.digest)
+    table.add_row("size", f"{size_text(_total_size(bundle))} in {len(bundle.descriptors())} blobs")
+    table.add_row("format", f"{program.format.major}.{program.format.minor}")
+    table.add_row("built with", Text(f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"))
+    needs = [
+        f"torch {program.requirements.torch}",
+        *(f"operators of {name}" for name in program.requirements.operators),
+    ]
+    table.add_row("needs", Text(", ".join(needs + program.features)))
+    table.add_row("state", Text(_state(program)))
+    table.add_row("self-test", "recorded" if program.self_test is not None else "none")
+    return table
+
+
+def _state(program: schema.Program) -> str:
+    """``6 parameters (5 trainable, 1 tied), 3 buffers, 41.2 kB``."""
+    parameters = [entry for entry in program.state if entry.kind == "parameter"]
+    buffers = [entry for entry in program.state if entry.kind == "buffer"]
+    notes = []
+    frozen = sum(not entry.requires_grad for entry in parameters)
+    tied = sum(entry.tied_to is not None for entry in program.state)
+    if frozen:
+        notes.append(f"{frozen} frozen")
+    if tied:
+        notes.append(f"{tied} tied")
+    elements = sum(math.prod(entry.shape) for entry in program.state if entry.tied_to is None)
+    size = sum(descriptor.size for descriptor in program.weights)
+    counts = f"{_count(len(parameters), 'parameter')}, {_count(len(buffers), 'buffer')}"
+    remarks = f" ({', '.join(notes)})" if notes else ""
+    return f"{counts}{remarks}: {elements:,} elements, {size_text(size)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _state_table(program: schema.Program) -> Table:
+    table = Table("state", "kind", "type", "", box=None, pad_edge=False, header_style="bold")
+    for entry in program.state:
+        notes = []
+        if entry.tied_to is not None:
+            notes.append(f"tied to {entry.tied_to}")
+        if entry.kind == "parameter" and not entry.requires_grad:
+            notes.append("frozen")
+        if not entry.persistent:
+            notes.append("not in the state dict")
+        table.add_row(Text(entry.name), entry.kind, _tensor_type(entry.dtype, entry.shape), Text(", ".join(notes)))
+    return table
+
+
+# ---------------------------------------------------------------- methods
+
+
+def _mode(mode: schema.Mode) -> str:
+    return f"{'train()' if mode.training else 'eval()'} {'with grad' if mode.grad else 'without grad'}"
+
+
+def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
+    for symbol in method.symbols:
+        top = "" if symbol.maximum is None else f" <= {symbol.maximum}"
+        yield f"{symbol.minimum} <= {symbol.name}{top}" if top else f"{symbol.name} >= {symbol.minimum}"
+    yield from method.constraints
+    forward = len(bundle.graph(method.forward).nodes)
+    if method.backward is None:
+        yield f"graph: {forward} operations"
+    else:
+        backward = len(bundle.graph(method.backward.graph).nodes)
+        saved = sum(isinstance(item, schema.SavedOutput) for item in method.backward.saved)
+        yield f"graphs: {forward} operations forward, {backward} backward; {saved} activations saved"
+    mutated = [_primal(method, mutation.primal) for mutation in method.mutations]
+    if mutated:
+        yield f"changes in place: {', '.join(mutated)}"
+    if method.captured_with:
+        yield f"captured with {method.captured_with}"
+    yield from method.notes
+
+
+def _inputs(method: schema.Method) -> RichTree:
+    """The arguments by name; the tree of a method is always ``(args, kwargs)``."""
+    root = RichTree("arguments")
+    leaves = iter([_leaf(leaf) for leaf in method.leaves])
+    args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
+    for position, item in enumerate(getattr(args, "items", [])):
+        label = method.parameters[position] if position < len(method.parameters) else f"args[{position}]"
+        _grow(root, label, item, leaves)
+    if isinstance(kwargs, schema.DictNode):
+        for key, item in zip(kwargs.keys, kwargs.items, strict=True):
+            _grow(root, f"{key}=", item, leaves)
+    if not root.children:
+        root.label = "no arguments"
+    return root
+
+
+def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
+    graph = bundle.graph(method.forward)
+    leaves = iter([_result(method, graph, result) for result in method.results])
+    root = RichTree("results")
+    if isinstance(method.outputs, schema.LeafNode):
+        root.label = Text(f"result: {next(leaves, '')}")
+    else:
+        root.label = Text(f"results: {_container(method.outputs)}")
+        for label, item in _children(method.outputs):
+            _grow(root, label, item, leaves)
+    return root
+
+
+def _grow(parent: RichTree, label: str, tree: schema.Tree, leaves: Iterator[str]) -> None:
+    if isinstance(tree, schema.LeafNode):
+        parent.add(Text(f"{label}  {next(leaves, '')}"))
+        return
+    branch = parent.add(Text(f"{label}  {_container(tree)}"))
+    for child, item in _children(tree):
+        _grow(branch, child, item, leaves)
+
+
+def _container(tree: schema.Tree) -> str:
+    if isinstance(tree, schema.RecordNode):
+        return tree.name
+    return {schema.TupleNode: "tuple", schema.ListNode: "list"}.get(type(tree), "dict")
+
+
+def _children(tree: schema.Tree) -> Iterator[tuple[str, schema.Tree]]:
+    if isinstance(tree, schema.DictNode):
+        yield from ((repr(key), item) for key, item in zip(tree.keys, tree.items, strict=True))
+    elif isinstance(tree, schema.RecordNode):
+        yield from ((f".{field}", item) for field, item in zip(tree.fields, tree.items, strict=True))
+    elif not isinstance(tree, schema.LeafNode):
+        yield from ((f"[{position}]", item) for position, item in enumerate(tree.items))
+
+
+def _leaf(leaf: schema.InputLeaf) -> str:
+    if isinstance(leaf, schema.ConstantLeaf):
+        return f"= {_constant(leaf.value)} (fixed)"
+    notes = [] if leaf.device == "cpu" else [leaf.device]
+    if leaf.requires_grad:
+        notes.append("requires grad")
+    return _tensor_type(leaf.dtype, leaf.shape) + "".join(f", {note}" for note in notes)
+
+
+def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -> str:
+    if isinstance(result, schema.FreshResult):
+        return _value(graph, result.output) + (", differentiable" if result.requires_grad else "")
+    if isinstance(result, schema.InputResult):
+        return f"is {_primal(method, result.primal)}"
+    if isinstance(result, schema.AliasResult):
+        base = f"result {result.output} of the graph" if result.primal is None else _primal(method, result.primal)
+        return f"a view of {base}"
+    if isinstance(result, schema.SizeResult):
+        return f"int = {result.expr}"
+    return f"= {_constant(result.value)}"
+
+
+def _value(graph: schema.Graph, output: int) -> str:
+    """The type of a graph's output, looked up where the value is made."""
+    found = graph.outputs[output]
+    if not isinstance(found, schema.ValueRef):
+        return repr(found)
+    values = {node.name: node.value for node in graph.nodes} | dict(zip(graph.inputs, graph.input_values, strict=True))
+    value = values.get(found.name)
+    if isinstance(value, schema.TensorValue):
+        return _tensor_type(value.dtype, value.shape)
+    return f"int = {value.expr}" if isinstance(value, schema.IntValue) else "?"
+
+
+def _primal(method: schema.Method, index: int) -> str:
+    primal = method.primals[index]
+    return method.leaves[primal.leaf].path if isinstance(primal, schema.InputPrimal) else primal.name
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, schema.ComplexArg):
+        return f"{value.real}+{value.imag}j"
+    if isinstance(value, schema.Document):
+        return str(getattr(value, "value", value))
+    return repr(value)
+
+
+def _tensor_type(dtype: str, shape: list[schema.Dim] | list[int]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+# ---------------------------------------------------------------- targets and blobs
+
+
+def _target_table(bundle: Bundle) -> Table:
+    table = Table(
+        "target", "platform", "instruction set", "code", "needs", box=None, pad_edge=False, header_style="bold"
+    )
+    for name, found in bundle.manifests.items():
+        target = found.target
+        code = {executable.code.digest: executable.code.size for executable in target.executables.values()}
+        needs = [f"torch {target.torch}"] if target.torch else []
+        table.add_row(
+            Text(name),
+            _platform(found.platform),
+            target.instruction_set or "-",
+            size_text(sum(code.values())) if code else "none: interpreted",
+            Text(", ".join([*needs, *target.cpu_features]) or "-"),
+        )
+    return table
+
+
+def _platform(platform: schema.Platform | None) -> str:
+    if platform is None:
+        return "any"
+    return "/".join(part for part in (platform.os, platform.architecture, platform.variant) if part)
+
+
+def _blob_table(bundle: Bundle) -> Table:
+    table = Table("blob", "size", "unpacked", "of", "digest", box=None, pad_edge=False, header_style="bold")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    purposes = _purposes(bundle)
+    for descriptor in bundle.descriptors():
+        users = [
+            name
+            for name, found in bundle.manifests.items()
+            if descriptor.digest in {found.descriptor.digest, *(layer.digest for layer in found.manifest.layers)}
+        ]
+        raw = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
+        table.add_row(
+            Text(purposes.get(descriptor.digest) or _kind(descriptor.media_type)),
+            size_text(descriptor.size),
+            size_text(int(raw)) if raw.isdecimal() else "",
+            Text("all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users)),
+            descriptor.digest.removeprefix("sha256:")[:12],
+        )
+    return table
+
+
+def _purposes(bundle: Bundle) -> dict[str, str]:
+    """Blobs by digest, in words. One blob may serve twice: equal graphs are stored once."""
+    uses: dict[str, list[str]] = {}
+
+    def use(descriptor: schema.Descriptor, purpose: str) -> None:
+        found = uses.setdefault(descriptor.digest, [])
+        if purpose not in found:
+            found.append(purpose)
+
+    for name, method in bundle.program.methods.items():
+        use(method.forward, f"graph {name}.forward")
+        if method.backward is not None:
+            use(method.backward.graph, f"graph {name}.backward")
+    for descriptor in bundle.program.weights:
+        use(descriptor, "weights")
+    if bundle.program.self_test is not None:
+        use(bundle.program.self_test, "self-test")
+    for found in bundle.manifests.values():
+        use(found.manifest.layers[0], f"target {found.target.name}")
+        use(found.descriptor, f"manifest {found.target.name}")
+        for key, executable in found.target.executables.items():
+            use(executable.code, f"code {key}")
+    return {digest: ", ".join(purposes) for digest, purposes in uses.items()}
+
+
+def _kind(media_type: str) -> str:
+    return {media_types.OCI_INDEX: "bundle index", media_types.PROGRAM: "program"}.get(media_type, media_type)
+
+
+def _total_size(bundle: Bundle) -> int:
+    return sum(descriptor.size for descriptor in bundle.descriptors())

@@ -1,0 +1,186 @@
+"""``aotpack run``: one training step of a bundle, to see that it works here and how fast it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from aotpack_loader.errors import AotpackError
+
+from .console import json_option, print_json, stdout, time_text, trust_option
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one run showed. Times are in seconds; ``load`` begins after ``import torch``."""
+
+    backend: str
+    reason: str
+    rejected: dict[str, str]
+    method: str
+    inputs: str
+    loss: float
+    losses: list[float]
+    gradient_norm: float | None
+    load: float
+    first_step: float
+    last_step: float
+
+
+@click.command("run", short_help="Train a bundle for one step.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
+@click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps of plain SGD.")
+@click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of torch and of random inputs.")
+@trust_option
+@json_option
+def command(
+    bundle: Path,
+    backend: str | None,
+    steps: int,
+    lr: float,
+    seed: int,
+    trust: str | tuple[str, ...] | None,
+    as_json: bool,
+) -> None:
+    """Load BUNDLE and train it for one step, on the recorded inputs or on random ones.
+
+    The loss is the first floating-point scalar the model returns, else the sum of the means of its
+    floating-point outputs.
+    A bundle without a `train` method runs forward only.
+    """
+    report = _run(bundle, backend, trust, steps, lr, seed)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        stdout().print(_table(report))
+
+
+def _run(
+    path: Path, backend: str | None, trust: str | tuple[str, ...] | None, steps: int, lr: float, seed: int
+) -> StepReport:
+    import torch
+
+    start = time.perf_counter()
+    import aotpack
+
+    model = aotpack.load(path, backend=backend, trust=trust)
+    load = time.perf_counter() - start
+
+    info: Any = model.aotpack
+    training = "train" in info.methods
+    args, kwargs, inputs = _inputs(path, info.program.methods["train" if training else "infer"], seed)
+    torch.manual_seed(seed)
+    model.train(training)
+    losses, norms, times = [], [], []
+    for _ in range(steps):
+        start = time.perf_counter()
+        loss, norm = _train_step(model, args, kwargs, lr) if training else (_infer_step(model, args, kwargs), None)
+        times.append(time.perf_counter() - start)
+        losses.append(loss)
+        norms.append(norm)
+    return StepReport(
+        backend=info.backend,
+        reason=info.reason,
+        rejected=dict(info.rejected),
+        method="train" if training else "infer",
+        inputs=inputs,
+        loss=losses[0],
+        losses=losses,
+        gradient_norm=norms[0],
+        load=load,
+        first_step=times[0],
+        last_step=times[-1],
+    )
+
+
+def _inputs(path: Path, method: Any, seed: int) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    from aotpack_loader.selftest import random_inputs, recorded_inputs
+
+    from aotpack_loader.archive.bundle import Bundle
+
+    recorded = recorded_inputs(Bundle.open(path))
+    if recorded is not None:
+        return (*recorded, "recorded")
+    args, kwargs = random_inputs(method, seed)
+    return args, kwargs, f"random, seed {seed}"
+
+
+def _train_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lr: float) -> tuple[float, float]:
+    import torch
+
+    loss = _loss(model(*args, **kwargs))
+    loss.backward()
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = sum(float(torch.linalg.vector_norm(g)) ** 2 for g in gradients) ** 0.5
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient, alpha=lr)
+            parameter.grad = None
+    return loss.item(), norm
+
+
+def _infer_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    import torch
+
+    with torch.no_grad():
+        return float(_loss(model(*args, **kwargs)).item())
+
+
+def _loss(outputs: Any) -> Tensor:
+    import torch
+
+    floating = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
+    if not floating:
+        raise AotpackError("The model returns no floating-point tensor, so there is no loss to show.")
+    for tensor in floating:
+        if tensor.dim() == 0:
+            return tensor
+    return torch.stack([tensor.double().mean() for tensor in floating]).sum()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a nested result, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _table(report: StepReport) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("backend", Text(f"{report.backend} ({report.reason})"))
+    for target, reason in report.rejected.items():
+        table.add_row("", Text(f"not {target}: {reason}", "yellow"))
+    table.add_row("inputs", report.inputs)
+    table.add_row("loss", ", ".join(f"{loss:.6g}" for loss in report.losses))
+    if report.gradient_norm is not None:
+        table.add_row("gradient", f"norm {report.gradient_norm:.6g}")
+    table.add_row("load", time_text(report.load))
+    table.add_row("first step", time_text(report.first_step))
+    if len(report.losses) > 1:
+        table.add_row("last step", time_text(report.last_step))
+    return table

@@ -1,0 +1,108 @@
+"""``aotpack verify``: is the bundle whole, and does it compute what it computed when it was built?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from aotpack_loader.errors import AotpackError, BundleNotFoundError, TargetError, TrustError
+
+from .console import json_option, print_json, stdout, trust_option
+
+if TYPE_CHECKING:
+    from aotpack_loader.archive.bundle import Bundle
+
+STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "failed", "skipped"]
+    detail: str = ""
+
+
+@click.command("verify", short_help="Check a bundle's digests, documents and results.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@trust_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, bundle: Path, trust: str | tuple[str, ...] | None, as_json: bool) -> None:
+    """Check every digest and document of BUNDLE and run its self-test, where it has one, on every target that may run.
+
+    The exit code is 1 if a check fails; a check that could not be made here is skipped and says why.
+    """
+    checks = list(_checks(bundle, trust))
+    failed = any(check.status == "failed" for check in checks)
+    if as_json:
+        print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
+    else:
+        stdout().print(_table(checks))
+    if failed:
+        ctx.exit(1)
+
+
+def _checks(path: Path, trust: str | tuple[str, ...] | None) -> Iterator[Check]:
+    from aotpack_loader.archive.bundle import Bundle
+
+    try:
+        bundle = Bundle.open(path)
+    except BundleNotFoundError:
+        raise
+    except AotpackError as error:
+        yield Check("documents", "failed", str(error))
+        return
+    yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
+    digests = _digests(bundle)
+    yield digests
+    if digests.status == "failed":
+        yield Check("self-test", "skipped", "nothing of a damaged bundle is run")
+    elif bundle.program.self_test is None:
+        yield Check("self-test", "skipped", "none is recorded (build with --self-test)")
+    else:
+        for target in bundle.targets:
+            yield _self_test(path, target, trust)
+
+
+def _digests(bundle: Bundle) -> Check:
+    try:
+        bundle.verify()
+    except AotpackError as error:
+        return Check("digests", "failed", str(error))
+    return Check("digests", "ok", bundle.digest)
+
+
+def _self_test(path: Path, target: str, trust: str | tuple[str, ...] | None) -> Check:
+    from aotpack_loader.selftest import run_self_test
+
+    name = f"self-test {target}"
+    try:
+        report = run_self_test(path, backend=target, trust=trust)
+    except (TargetError, TrustError) as error:
+        return Check(name, "skipped", str(error))
+    except AotpackError as error:
+        return Check(name, "failed", str(error))
+    if not report.ran:
+        return Check(name, "skipped", "none is recorded")
+    wrong = [f"{row}: error {error:.2e}, tolerance {limit:.2e}" for row, error, limit, ok in report.rows if not ok]
+    worst = max((error for _, error, _, _ in report.rows), default=0.0)
+    return (
+        Check(name, "ok", f"{len(report.rows)} tensors, largest error {worst:.2e}")
+        if report.ok
+        else Check(name, "failed", "\n".join(wrong))
+    )
+
+
+def _table(checks: list[Check]) -> Table:
+    table = Table("check", "result", "detail", box=None, pad_edge=False)
+    for check in checks:
+        table.add_row(Text(check.name), Text(check.status, STYLES[check.status]), Text(check.detail))
+    return table
