@@ -234,7 +234,7 @@ def test_inspect_reads_well(handmade: Path) -> None:
         "  ├── state  dict",
         "  │   ├── 'b'  float32[s0, 4], requires grad",
         "  │   └── 'a'  int64[]",
-        "  └── flag=  = True (fixed)",
+        "  └── flag  = True (fixed)",
         "  results: Output",
         "  ├── .y  float32[s0, 4], differentiable",
         "  └── .extra  list",

@@ -66,8 +66,8 @@ def _show(console: Console, path: Path, bundle: Bundle, *, verbose: bool) -> Non
     for name, method in bundle.program.methods.items():
         console.print()
         console.print(Text.assemble((name, "bold"), f"  serves {', '.join(map(_mode, method.serves)) or 'nothing'}"))
-        console.print(Padding(_inputs(method), (0, 0, 0, 2)))
-        console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2)))
+        console.print(Padding(_inputs(method), (0, 0, 0, 2), expand=False))
+        console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2), expand=False))
         for line in _details(bundle, method):
             console.print(Text(f"  {line}"))
     if verbose and bundle.program.state:
@@ -153,11 +153,12 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
     yield from method.constraints
     forward = len(bundle.graph(method.forward).nodes)
     if method.backward is None:
-        yield f"graph: {forward} operations"
+        yield f"graph: {_count(forward, 'operation')}"
     else:
         backward = len(bundle.graph(method.backward.graph).nodes)
         saved = sum(isinstance(item, schema.SavedOutput) for item in method.backward.saved)
-        yield f"graphs: {forward} operations forward, {backward} backward; {saved} activations saved"
+        saved_text = _count(saved, "activation")
+        yield f"graphs: {_count(forward, 'operation')} forward, {backward} backward; {saved_text} saved"
     mutated = [_primal(method, mutation.primal) for mutation in method.mutations]
     if mutated:
         yield f"changes in place: {', '.join(mutated)}"
@@ -176,7 +177,7 @@ def _inputs(method: schema.Method) -> RichTree:
         _grow(root, label, item, leaves)
     if isinstance(kwargs, schema.DictNode):
         for key, item in zip(kwargs.keys, kwargs.items, strict=True):
-            _grow(root, f"{key}=", item, leaves)
+            _grow(root, str(key), item, leaves)
     if not root.children:
         root.label = "no arguments"
     return root
