@@ -15,6 +15,7 @@ import os
 import stat
 import weakref
 from abc import ABC, abstractmethod
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import BundleError, BundleNotFoundError, CorruptBundleError, NotABundleError, Problem
@@ -83,6 +84,14 @@ class Layout(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the file handles. May be called twice."""
+
+    def __enter__(self) -> Layout:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def open_layout(path: str | os.PathLike[str]) -> Layout:
