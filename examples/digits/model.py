@@ -34,5 +34,7 @@ def example_inputs() -> tuple[Tensor, Tensor]:
     return torch.rand(64, 1, 8, 8), torch.randint(10, (64,))
 
 
-batch = torch.export.Dim("batch", min=2, max=1797)
-dynamic_shapes = {"images": {0: batch}, "labels": {0: batch}}
+def dynamic_shapes() -> dict[str, object]:
+    """A function, not a constant: ``torch.export.Dim`` imports sympy, and eager training has no use for that."""
+    batch = torch.export.Dim("batch", min=2, max=1797)
+    return {"images": {0: batch}, "labels": {0: batch}}

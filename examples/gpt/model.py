@@ -25,9 +25,9 @@ class ByteGPT(nn.Module):
                 bos_token_id=0,
                 eos_token_id=0,
                 use_cache=False,
-                loss_type="ForCausalLM",
             )
         )
+        self.gpt.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning, for this class
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         output = self.gpt(input_ids=input_ids, labels=labels)
