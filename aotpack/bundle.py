@@ -219,9 +219,8 @@ def _documents(store: BlobStore, program: Program, targets: Sequence[TargetEntry
             Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, note), media_types.OCI_MANIFEST
         )
         digests.update((manifest.digest, *(layer.digest for layer in layers)))
-        manifests.append(
-            Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform, media_types.BUNDLE)
-        )
+        # No artifactType here: copying tools (skopeo) drop it from these descriptors, and with it the bundle's digest.
+        manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform))
     title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
     index = store.add_document(
         ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX
@@ -268,14 +267,12 @@ def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence
 def _swap(new: Path, path: Path) -> None:
     """Put directory ``new`` in the place of ``path``: two renames, for none replaces a directory that has content."""
     old = _sibling(path.parent, "old")
-    moved = False
     try:
         if path.exists():
             os.rename(path, old)
-            moved = True
         os.rename(new, path)
     except BaseException:
-        if moved and not path.exists():
+        if old.exists() and not path.exists():
             os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -221,6 +222,9 @@ def test_views_of_one_storage(tiny: Path) -> None:
         weights = bundle.weights()
         assert weights.tensor(View("scale", "float32", [2, 2], [1, 2])).tolist() == [[0, 2], [1, 3]]
         assert weights.tensor(View("scale", "float32", [3], [0], 3)).tolist() == [3, 3, 3]
+        assert weights.tensor(View.contiguous("scale", "float32", [2, 1, 2])).tolist() == [[[0, 1]], [[2, 3]]]
+        for shape in ([], [4], [2, 3], [2, 0, 5], [7, 1, 3, 2]):
+            assert tuple(View.contiguous("scale", "float32", shape).stride) == torch.empty(shape).stride()
         assert weights.tensor(View("scale", "float32", [], [], 1)).item() == 1
 
 
@@ -356,6 +360,11 @@ def test_the_writer_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- hostile containers
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def _zip() -> bytes:
@@ -509,7 +518,7 @@ def test_directories_and_the_padding_of_tar_programs_are_fine(tiny: Path, paddin
         (lambda root, blob: (blob.rename(root / "elsewhere"), blob.symlink_to("../../elsewhere")), "symbolic link"),
         (lambda root, blob: (blob.unlink(), blob.symlink_to("/etc/passwd")), "symbolic link"),
         (lambda root, blob: ((root / "blobs").rename(root / "x"), (root / "blobs").symlink_to("x")), "symbolic link"),
-        (lambda root, blob: (blob.unlink(), os.mkfifo(blob)), "not a regular file"),
+        (lambda root, blob: _make_fifo(blob), "not a regular file"),
         (lambda root, blob: (blob.unlink(), blob.mkdir()), "not a regular file"),
         (lambda root, blob: blob.unlink(), "it is missing"),
         (lambda root, blob: blob.write_bytes(blob.read_bytes() + b"x"), "bytes, expected"),
@@ -541,10 +550,15 @@ def _add_manifest(d: Documents) -> None:
     d.index["manifests"].append(d.index["manifests"][0])
 
 
+def _become_the_future(program: dict[str, Any]) -> None:
+    program.clear()
+    program.update(format={"major": 9, "minor": 1}, methods=3)
+
+
 HOSTILE_DOCUMENTS: list[tuple[Callable[[Documents], None], type[BundleError], str]] = [
     (_edit("program", lambda p: p["format"].update(major=2)), UnsupportedVersionError, "format version 2.0"),
     (
-        _edit("program", lambda p: (p.clear(), p.update(format={"major": 9, "minor": 1}, methods=3))),
+        _edit("program", _become_the_future),
         UnsupportedVersionError,
         "format version 9.1",
     ),
@@ -588,6 +602,19 @@ def test_a_hostile_document(
     tiny.write_bytes(pack(documents.files()))
     with pytest.raises(kind, match=message):
         open_and_use(tiny)
+
+
+@pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")
+def test_skopeo_copies_bundles_without_changing_their_digest(tiny: Path) -> None:
+    with Bundle.open(tiny) as bundle:
+        digest = bundle.digest
+    copied = tiny.parent / "copied"
+    for kind in ("oci", "oci-archive"):
+        command = ["skopeo", "--insecure-policy", "copy", "-q", "--all", "--preserve-digests"]
+        subprocess.run([*command, f"oci-archive:{tiny}", f"{kind}:{copied}-{kind}"], check=True)
+        with Bundle.open(f"{copied}-{kind}") as bundle:
+            assert bundle.digest == digest
+            use(bundle)
 
 
 def test_a_layout_that_skopeo_copied_lost_its_artifact_type(tiny: Path) -> None:
@@ -685,7 +712,7 @@ HOSTILE_SAFETENSORS = [
     safetensors_blob({"a": dict(_f32(0, 4), dtype="F33")}, bytes(4)),
     safetensors_blob({"a": dict(_f32(0, 4), dtype=["F32"])}, bytes(4)),
     safetensors_blob({"a": _f32(0, 4, [-1])}, bytes(4)),
-    safetensors_blob({"a": _f32(0, 4, [True])}, bytes(4)),  # type: ignore[list-item]
+    safetensors_blob({"a": _f32(0, 4, [True])}, bytes(4)),
     safetensors_blob({"a": _f32(0, 4, [1.0])}, bytes(4)),  # type: ignore[list-item]
     safetensors_blob({"a": _f32(0, 4, [2])}, bytes(4)),
     safetensors_blob({"a": _f32(0, 4, [2**62, 4])}, bytes(4)),
@@ -789,7 +816,7 @@ def _mutate_json(node: Any, generator: random.Random) -> None:
 
 def _mutate_weights(data: bytes, generator: random.Random) -> bytes:
     length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
     _mutate_json(header, generator)
     return safetensors_blob(header, data[8 + length :])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotpack_loader import trust
+from aotpack_loader.archive.cache import user_directory
 from aotpack_loader.errors import AotpackError, TrustError
 
 DIGEST = "sha256:" + "a" * 64
@@ -108,4 +109,4 @@ def test_a_directory_that_others_may_write_to_is_refused(state: Path, part: str)
 def test_where_the_record_is_kept(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert str(trust.user_directory("AOTPACK_STATE", "XDG_STATE_HOME", ".local/state")) == expected
+    assert str(user_directory("AOTPACK_STATE", "XDG_STATE_HOME", ".local/state")) == expected

@@ -42,7 +42,7 @@ from aotpack_loader.format.schema import (
     Version,
 )
 
-Edit = Callable[[dict[str, Any]], None]
+Edit = Callable[[dict[str, Any]], object]
 PORTABLE = Target("portable", "portable", "cpu")
 
 

@@ -329,14 +329,18 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield "program.self_test", program.self_test
     for name, executable in target.executables.items():
         yield f"target.executables.{name}.code", executable.code
+        if executable.fallbacks is not None:
+            yield f"target.executables.{name}.fallbacks", executable.fallbacks
 
 
 def _validate(document: Program | Graph, where: str) -> None:
     try:
-        from ..format import validate
-    except ImportError:
+        from ..format.validate import validate_graph, validate_program
+    except ModuleNotFoundError as error:
+        if error.name != "aotpack_loader.format.validate":
+            raise
         return
     if isinstance(document, Program):
-        validate.validate_program(document, where)
+        validate_program(document, where)
     else:
-        validate.validate_graph(document, where)
+        validate_graph(document, where)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -76,6 +78,12 @@ class View(msgspec.Struct, frozen=True):
     shape: Sequence[int]
     stride: Sequence[int]
     offset: int = 0
+
+    @classmethod
+    def contiguous(cls, storage: str, dtype: DType, shape: Sequence[int]) -> View:
+        """Return the view of a whole stored tensor of that shape."""
+        strides = list(accumulate((max(size, 1) for size in reversed(shape[1:])), mul, initial=1)) if shape else []
+        return cls(storage, dtype, shape, strides[::-1])
 
 
 class WeightMap:
