@@ -438,7 +438,7 @@ def test_verify_lists_every_bad_blob(tmp_path: Path) -> None:
         with pytest.raises(CorruptBundleError) as caught:
             bundle.verify()
     assert [problem.where for problem in caught.value.problems] == [graph.digest, weights.digest]
-    assert "2 blobs" in caught.value.summary
+    assert "Damaged blobs of the bundle" in caught.value.summary
 
 
 def _header(name: str, size: int = 0, **changes: Any) -> bytes:
@@ -542,7 +542,7 @@ def test_a_hostile_directory(tmp_path: Path, damage: Callable[[Path, Path], obje
 # ---------------------------------------------------------------- hostile documents
 
 
-def _edit(document: str, edit: Edit) -> Callable[[Documents], None]:
+def _edit(document: str, edit: Edit) -> Callable[[Documents], object]:
     return lambda documents: edit(getattr(documents, document))
 
 
@@ -555,7 +555,7 @@ def _become_the_future(program: dict[str, Any]) -> None:
     program.update(format={"major": 9, "minor": 1}, methods=3)
 
 
-HOSTILE_DOCUMENTS: list[tuple[Callable[[Documents], None], type[BundleError], str]] = [
+HOSTILE_DOCUMENTS: list[tuple[Callable[[Documents], object], type[BundleError], str]] = [
     (_edit("program", lambda p: p["format"].update(major=2)), UnsupportedVersionError, "format version 2.0"),
     (
         _edit("program", _become_the_future),
@@ -595,7 +595,7 @@ HOSTILE_DOCUMENTS: list[tuple[Callable[[Documents], None], type[BundleError], st
 
 @pytest.mark.parametrize(("change", "kind", "message"), HOSTILE_DOCUMENTS)
 def test_a_hostile_document(
-    tiny: Path, change: Callable[[Documents], None], kind: type[BundleError], message: str
+    tiny: Path, change: Callable[[Documents], object], kind: type[BundleError], message: str
 ) -> None:
     documents = Documents(tiny)
     change(documents)

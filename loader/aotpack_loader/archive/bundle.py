@@ -38,7 +38,7 @@ _CODE_PREFIX = "application/vnd.aotpack.code."
 _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
 
 
-class _Preamble(Document, frozen=True):
+class ProgramPreamble(Document, frozen=True):
     """What tells whether the rest of a program can be decoded; ``features`` stays untyped for that reason."""
 
     format: Version
@@ -195,7 +195,7 @@ class Bundle:
                 problems += error.problems or [Problem(descriptor.digest, error.summary)]
         if problems:
             raise CorruptBundleError(
-                f"{len(problems)} blobs of the bundle {self.path!r} are damaged.",
+                f"Damaged blobs of the bundle {self.path!r}: {len(problems)}.",
                 problems,
                 hint="Fetch or build the bundle again.",
             )
@@ -275,7 +275,7 @@ def _common_config(manifests: list[Manifest]) -> Descriptor:
 
 def _program(layout: Layout, descriptor: Descriptor) -> Program:
     data = layout.read(descriptor)
-    preamble = decode(data, _Preamble, where="program")
+    preamble = decode(data, ProgramPreamble, where="program")
     features = preamble.features if isinstance(preamble.features, list) else []
     # The rest of a program of another version need not decode, so its version is judged on a stand-in.
     check_version(
