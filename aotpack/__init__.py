@@ -1,0 +1,45 @@
+"""aotpack: packages that carry a trainable, already compiled PyTorch model.
+
+``aotpack.build`` writes a bundle, ``aotpack.load`` turns it back into a trainable module. Importing this package is as
+light as importing the loader: the compiler is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aotpack_loader import AotpackError as AotpackError
+    from aotpack_loader import BackendWarning as BackendWarning
+    from aotpack_loader import LoadedProgram as LoadedProgram
+    from aotpack_loader import load as load
+
+    from .pipeline import BuildReport as BuildReport
+    from .pipeline import Observer as Observer
+    from .pipeline import build as build
+
+__version__ = "0.1.0"
+__all__ = ["AotpackError", "BackendWarning", "BuildReport", "LoadedProgram", "Observer", "build", "load"]
+
+_HOME = {
+    "load": "aotpack_loader",
+    "AotpackError": "aotpack_loader",
+    "BackendWarning": "aotpack_loader",
+    "LoadedProgram": "aotpack_loader",
+    "build": "aotpack.pipeline",
+    "BuildReport": "aotpack.pipeline",
+    "Observer": "aotpack.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -244,7 +244,7 @@ def inductor_fingerprint() -> dict[str, str]:
     """What a compiled graph depends on besides the graph: the tool chain's versions."""
     compiler = os.environ.get("CXX") or "g++"
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
-    return {"torch": torch.__version__, "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+    return {"torch": str(torch.__version__), "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
 
 
 def tree_children(spec: Any) -> list[Any]:
@@ -298,3 +298,12 @@ def hint_numel(tensor: torch.Tensor) -> int:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 0
     return size
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The fake mode of a graph's values."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch._subclasses.FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(shape_env=ShapeEnv())

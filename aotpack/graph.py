@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.devices import operators
 from aotpack_loader.format import schema
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -17,37 +18,7 @@ from ._torch_compat import ShapeEnv
 from .expressions import size_expression
 from .state import dtype_name
 
-BUILTINS: dict[str, Callable[..., Any]] = {
-    "getitem": operator.getitem,
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "truediv": operator.truediv,
-    "mod": operator.mod,
-    "neg": operator.neg,
-    "pow": operator.pow,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "and": operator.and_,
-    "or": operator.or_,
-    "sym_max": torch.sym_max,
-    "sym_min": torch.sym_min,
-    "sym_not": torch.sym_not,
-    "sym_int": torch.sym_int,
-    "sym_float": torch.sym_float,
-    "sym_ite": torch.sym_ite,
-    "ceil": math.ceil,
-    "floor": math.floor,
-    "trunc": math.trunc,
-}
-"""Operations on sizes and tuples, by their name after ``builtin.``."""
-
-_BUILTIN_NAMES = {function: name for name, function in BUILTINS.items()}
+_BUILTIN_NAMES = {function: name for name, function in operators.BUILTINS.items()}
 
 
 def from_fx(module: GraphModule, shape_env: ShapeEnv | None) -> schema.Graph:
@@ -202,12 +173,12 @@ def to_fx(graph: schema.Graph) -> GraphModule:
             return values[arg.name]
         if isinstance(arg, schema.GraphArg):
             return fx.get_attr(arg.name)
-        return python_literal(arg)
+        return operators.literal(arg)
 
     for item in graph.nodes:
         node = fx.create_node(
             "call_function",
-            resolve_operator(item.op),
+            _operator(item.op),
             tuple(argument(arg) for arg in item.args),
             {key: argument(arg) for key, arg in item.kwargs.items()},
             name=item.name,
@@ -218,32 +189,8 @@ def to_fx(graph: schema.Graph) -> GraphModule:
     return GraphModule(root, fx)
 
 
-def python_literal(arg: Any) -> Any:
-    """The Python value of a literal argument."""
-    if isinstance(arg, schema.FloatArg):
-        return float(arg.value)
-    if isinstance(arg, schema.ComplexArg):
-        return complex(float(arg.real), float(arg.imag))
-    if isinstance(arg, (schema.DTypeArg, schema.LayoutArg, schema.MemoryFormatArg)):
-        return getattr(torch, arg.value)
-    if isinstance(arg, schema.DeviceArg):
-        return torch.device(arg.value)
-    return arg
-
-
-def resolve_operator(name: str) -> Callable[..., Any]:
-    """The operator called ``name`` in this process.
-
-    Raises:
-        UnsupportedError: no such operator is registered here.
-    """
+def _operator(name: str) -> Callable[..., Any]:
     space, _, rest = name.partition(".")
-    if space == "builtin":
-        return BUILTINS[rest]
     if space == "higher_order":
         return getattr(torch.ops.higher_order, rest)  # type: ignore[no-any-return]
-    packet, _, overload = rest.rpartition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, space), packet), overload)  # type: ignore[no-any-return]
-    except AttributeError as error:
-        raise UnsupportedError(f"No operator {name} is registered in this process.") from error
+    return operators.resolve(name, declared=(space,))

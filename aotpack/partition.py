@@ -106,7 +106,7 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
         parts.saved[position] = (primal, source)
     parts.saved = list(dict.fromkeys(parts.saved))
     parts.gradients = output_args(parts.backward)
-    _order_placeholders(parts)
+    order_placeholders(parts)
 
 
 def _is_static_chain(base: Node, alias: Node) -> bool:
@@ -136,12 +136,12 @@ def _unused(name: str, taken: set[str]) -> str:
     return name if name not in taken else f"{name}_saved"
 
 
-def _order_placeholders(parts: Partitioned) -> None:
+def order_placeholders(parts: Partitioned) -> None:
     """Placeholders in the order of the convention: saved values, then tangents."""
     assert parts.backward is not None
     graph = parts.backward.graph
     wanted = [placeholder for _, placeholder in parts.saved] + parts.tangents
-    first = next(iter(graph.nodes))
+    first = next(node for node in graph.nodes if node.op != "placeholder")
     for placeholder in wanted:
         first.prepend(placeholder)
     parts.backward.recompile()

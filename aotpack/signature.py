@@ -21,7 +21,7 @@ from . import _torch_compat as compat
 from . import partition, trees, views
 from .expressions import bound, render, size_expression
 from .graph import NOT_A_LITERAL, literal_argument, source_line, tensor_value
-from .state import StoredTensors
+from .state import StoredTensors, dtype_name
 
 _OUT = compat.OutputType
 
@@ -82,7 +82,7 @@ class _Assembler:
         mutations = self._mutations()
         results = self._results()
         visible = len(self.outputs)
-        constants = self._lift_constants(self.parts.forward)
+        self._lift_constants(self.parts.forward)
         saved = self._saved()
         tangents = self._tangents(mutations)
         gradients, backward = self._gradients()
@@ -102,7 +102,6 @@ class _Assembler:
             "mutations": mutations,
             "non_differentiable": self._non_differentiable(mutations, results, visible),
         }
-        del constants
         return Convention(
             self.parts.forward, backward, method, saved, tangents, gradients, self.shape_env, self._saved_bytes()
         )
@@ -179,9 +178,8 @@ class _Assembler:
         self.primal_nodes = [node for node, _ in kept]
         self.primals = [primal for _, primal in kept]
 
-    def _lift_constants(self, module: GraphModule) -> dict[str, int]:
-        """Turn tensors a graph closes over into primals at the end; returns their positions by stored name."""
-        positions: dict[str, int] = {}
+    def _lift_constants(self, module: GraphModule) -> None:
+        """Turn tensors a graph closes over into primals at the end."""
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(str(node.target))(module)
             if not isinstance(value, torch.Tensor):
@@ -189,8 +187,6 @@ class _Assembler:
             index = self._constant_primal(node, value)
             node.replace_all_uses_with(self.primal_nodes[index])
             module.graph.erase_node(node)
-            positions[str(node.target)] = index
-        return positions
 
     def _constant_primal(self, node: Node, value: torch.Tensor) -> int:
         real = compat.real_tensor(value)
@@ -206,7 +202,7 @@ class _Assembler:
                     "closes over a tensor that requires a gradient; make it a parameter or an argument",
                 )
             )
-        primal = schema.ConstantPrimal(self.stored.add_constant(real))
+        primal = schema.ConstantPrimal(self.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
         if primal in self.primals:
             return self.primals.index(primal)
         graph = self.parts.forward.graph
@@ -245,8 +241,7 @@ class _Assembler:
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
                     hidden_from_autograd=info.mutations_hidden_from_autograd
-                    or info.mutations_under_no_grad_or_inference_mode
-                    or (info.is_leaf and info.requires_grad),
+                    or info.mutations_under_no_grad_or_inference_mode,
                 )
             )
         return found
@@ -387,7 +382,7 @@ class _Assembler:
                 self.parts.saved.append((primal, existing))
             node.replace_all_uses_with(existing)
             graph.erase_node(node)
-        partition._order_placeholders(self.parts)
+        partition.order_placeholders(self.parts)
 
     def _donated(self) -> set[Node]:
         """Saved tensors that share memory with nothing else: the backward may reuse them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from aotpack_loader.errors import UnsupportedError
@@ -41,7 +42,9 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
             hint="Return tuples, lists, dictionaries, named tuples or dataclasses.",
         )
     items, paths = _describe_all(children, [f"{path}.{field}" for field in fields])
-    return schema.RecordNode(f"{kind.__module__}.{kind.__qualname__}", fields, items), paths
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    sort = "tuple" if issubclass(kind, tuple) else "mapping" if issubclass(kind, Mapping) else "object"
+    return schema.RecordNode(name, fields, items, sort), paths  # type: ignore[arg-type]
 
 
 def _describe_all(children: list[Any], paths: list[str]) -> tuple[list[schema.Tree], list[str]]:

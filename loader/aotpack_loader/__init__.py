@@ -1,0 +1,34 @@
+"""aotpack-loader: a bundle back to a trainable ``nn.Module``, without compiler, tracing, source or pickle.
+
+The package is layered; each layer stands only on those below it: :mod:`.program` (the module), :mod:`.runtime` (a call),
+:mod:`.devices` and :mod:`.trust` (code blobs to callables; may they run?), :mod:`.archive` (bytes), :mod:`.format` (the schema).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import AotpackError as AotpackError
+    from .loading import BackendWarning as BackendWarning
+    from .loading import load as load
+    from .program import LoadedProgram as LoadedProgram
+
+__version__ = "0.1.0"
+__all__ = ["AotpackError", "BackendWarning", "LoadedProgram", "load"]
+
+_HOME = {"load": "loading", "BackendWarning": "loading", "LoadedProgram": "program", "AotpackError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: reading a bundle's documents needs no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -220,11 +220,15 @@ class DictNode(Document, tag="dict", tag_field="type"):
 
 
 class RecordNode(Document, tag="record", tag_field="type"):
-    """A named tuple, dataclass or model output: ``name`` is informative, a reader never imports it."""
+    """A named tuple (``kind`` tuple), a mapping with attributes (model output) or a dataclass (``object``).
+
+    ``name`` is informative: a reader never imports it.
+    """
 
     name: str
     fields: list[str]
     items: list["Tree"]
+    kind: Literal["tuple", "mapping", "object"] = "object"
 
 
 Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode
@@ -310,9 +314,11 @@ class BufferPrimal(Document, tag="buffer", tag_field="type"):
 
 
 class ConstantPrimal(Document, tag="constant", tag_field="type"):
-    """A tensor the model's code closes over: part of no state dict. ``name`` is a stored tensor."""
+    """A tensor the model's code closes over: part of no state dict. ``name`` is a stored tensor, contiguous."""
 
     name: Name
+    dtype: DType
+    shape: list[Size]
 
 
 class InputPrimal(Document, tag="user_input", tag_field="type"):
@@ -438,7 +444,8 @@ class Method(Document):
 
     The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the tree
     of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
-    ``detach`` lists primals that never receive a gradient although they may require one.
+    ``parameters`` names the positional parameters of the original, so that a call may pass them by name. ``non_differentiable``
+    lists forward outputs that carry no gradient.
     """
 
     serves: list[Mode]
@@ -453,7 +460,6 @@ class Method(Document):
     constraints: list[str] = []
     mutations: list[Mutation] = []
     non_differentiable: list[Index] = []
-    detach: list[Index] = []
     backward: Backward | None = None
     captured_with: str = ""
     notes: list[str] = []
@@ -494,12 +500,13 @@ class Executable(Document):
     """Compiled code of one graph.
 
     ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
-    graph's output i, or null where the graph returns nothing there.
+    graph's output i. ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher.
     """
 
     code: Descriptor
     inputs: list[GivenInput | SizeCarrier]
-    outputs: list[Index | None]
+    outputs: list[Index]
+    fallbacks: Descriptor | None = None
 
 
 class Target(Document):

@@ -11,6 +11,7 @@ Log, one line a version:
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ..errors import UnsupportedVersionError
@@ -36,3 +37,21 @@ def check_version(program: Program) -> None:
             f"This bundle needs features this loader does not have: {', '.join(unknown)}.",
             hint="Install a newer aotpack-loader.",
         )
+
+
+def torch_satisfies(version: str, specifier: str) -> bool:
+    """Whether torch release ``version`` satisfies ``specifier``: ``>=2.9`` or ``==2.13.*``, comma for both, empty for any."""
+    release = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return all(_satisfies(release, clause.strip()) for clause in specifier.split(",") if clause.strip())
+
+
+def _satisfies(release: tuple[int, ...], clause: str) -> bool:
+    match = re.fullmatch(r"(>=|<|==)(\d+(?:\.\d+)*)(\.\*)?", clause)
+    if match is None:
+        return False
+    wanted = tuple(int(part) for part in match.group(2).split("."))
+    if match.group(1) == ">=":
+        return release >= wanted
+    if match.group(1) == "<":
+        return release < wanted
+    return release[: len(wanted)] == wanted

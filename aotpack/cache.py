@@ -1,0 +1,67 @@
+"""The local compile cache: a graph that has not changed reuses the code compiled for it before.
+
+Keyed by the graph's canonical bytes and everything else the code depends on (tool chain, instruction set, options).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from aotpack_loader.archive.cache import cache_root
+from aotpack_loader.format import codec, schema
+
+_FILES = ("code", "fallbacks")
+
+
+class CompileCache:
+    """Files by key under the user's cache directory; ``enabled`` false compiles everything anew."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.hits = 0
+        self.misses = 0
+
+    def get_or_make(
+        self, graph: schema.Graph, options: Mapping[str, str], make: Callable[[], dict[str, bytes]]
+    ) -> dict[str, bytes]:
+        """The files compiled from ``graph`` under ``options``, from the cache or made now."""
+        folder = self._folder(graph, options)
+        if self.enabled and (folder / "complete").exists():
+            found = _read(folder)
+            if found is not None:
+                self.hits += 1
+                return found
+        self.misses += 1
+        files = make()
+        if self.enabled:
+            _write(folder, files)
+        return files
+
+    def _folder(self, graph: schema.Graph, options: Mapping[str, str]) -> Path:
+        content = codec.encode(graph) + json.dumps(dict(options), sort_keys=True).encode()
+        key = hashlib.sha256(content).hexdigest()
+        return cache_root() / "compiled" / key[:2] / key
+
+
+def _read(folder: Path) -> dict[str, bytes] | None:
+    """The files of an entry, or None where its check sums do not match."""
+    sums = json.loads((folder / "complete").read_text())
+    files = {name: (folder / name).read_bytes() for name in sums if name in _FILES}
+    good = all(hashlib.sha256(data).hexdigest() == sums[name] for name, data in files.items())
+    return files if good and files.keys() == sums.keys() else None
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write an entry file by file, each renamed into place, the check sums last."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name, data in [*files.items(), ("complete", json.dumps(sums).encode())]:
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(folder / name)

@@ -1,0 +1,362 @@
+"""The build, as a table of contents: each stage a function, frozen results between them.
+
+capture -> partition -> signature -> graphs -> targets -> weights -> bundle
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import codec, media_types, schema
+from aotpack_loader.format.versions import FORMAT_VERSION
+from aotpack_loader.trust import record_built
+
+from . import __version__, capture, dynamic_shapes, graph, partition, signature
+from .bundle import BlobStore, TargetEntry, write_bundle
+from .cache import CompileCache
+from .state import StoredTensors, describe_state
+from .targets import GraphToCompile, resolve_targets
+from .weights import write_weights
+
+PARTITIONERS = ("min-cut", "default")
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """A method to build: the mode it is traced in. ``train`` keeps gradients in train mode, ``infer`` neither."""
+
+    name: str
+    training: bool
+    grad: bool
+
+
+METHODS = {plan.name: plan for plan in (
+    MethodPlan("train", training=True, grad=True),
+    MethodPlan("infer", training=False, grad=False),
+    MethodPlan("eval", training=False, grad=True),
+)}  # fmt: skip
+"""Methods a build knows. ``eval`` is optional: gradients through the eval-mode graph (frozen BatchNorm, no dropout)."""
+
+
+class Observer(Protocol):
+    """Watches a build."""
+
+    def stage(self, name: str, detail: str = "") -> AbstractContextManager[None]:
+        """Entered when a stage starts, left when it ends."""
+
+    def note(self, message: str) -> None:
+        """A choice the build made."""
+
+    def warn(self, message: str) -> None:
+        """Something the user should know."""
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def stage(self, name: str, detail: str = "") -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def note(self, message: str) -> None:
+        """Nothing."""
+
+    def warn(self, message: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """A stage and how long it took, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build made: ``size`` in bytes, ``saved_bytes`` of activations a train step keeps at the example's sizes."""
+
+    out: Path
+    digest: str
+    size: int
+    stages: tuple[StageTime, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    targets: tuple[str, ...]
+    methods: tuple[str, ...]
+    saved_bytes: dict[str, int] = field(default_factory=dict)
+    cache_hits: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+@dataclass(frozen=True)
+class _Options:
+    partitioner: str
+    memory_budget: float | None
+
+
+@dataclass(frozen=True)
+class _BuiltMethod:
+    plan: MethodPlan
+    convention: signature.Convention
+    front_end: str
+    fingerprint: bytes
+
+
+class _Build:
+    """One build in progress: times stages, collects notes."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.stages: list[StageTime] = []
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    @contextlib.contextmanager
+    def stage(self, name: str, detail: str = "") -> Iterator[None]:
+        start = time.perf_counter()
+        with self._observer.stage(name, detail):
+            yield
+        self.stages.append(StageTime(f"{name} {detail}".strip(), time.perf_counter() - start))
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+        self._observer.note(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+        self._observer.warn(message)
+
+
+def build(
+    model: torch.nn.Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    out: str | Path,
+    targets: Sequence[str] = ("cpu",),
+    dynamic_shapes: Any = None,
+    partitioner: str = "min-cut",
+    memory_budget: float | None = None,
+    methods: Sequence[str] = ("train", "infer"),
+    self_test: bool = False,
+    name: str | None = None,
+    cache: bool = True,
+    layout: str = "file",
+    observer: Observer | None = None,
+) -> BuildReport:
+    """Build a bundle from a model and example inputs.
+
+    Args:
+        model: an ``nn.Module``, or a function over tensors and nested containers of them.
+        args, kwargs: example inputs; their values are not used, only types, sizes and ``requires_grad``.
+        out: the ``.aotpack`` file (or directory) to write.
+        targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
+        dynamic_shapes: sizes that vary, in ``torch.export``'s form.
+        partitioner: ``"min-cut"`` or ``"default"``.
+        memory_budget: share of activation memory that may be saved for the backward, 0..1.
+        methods: any of ``train``, ``infer``, ``eval``.
+        self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
+        name: the program's name; default the model's class.
+        cache: reuse compiled code of unchanged graphs.
+        layout: ``"file"`` or ``"directory"``.
+        observer: watches progress.
+
+    Raises:
+        BuildError: the model cannot be built; nothing was written.
+    """
+    kwargs = dict(kwargs or {})
+    _check_options(args, partitioner, memory_budget, methods)
+    options = _Options(partitioner, memory_budget)
+    chosen = resolve_targets(targets)
+    module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
+    run = _Build(observer or Silent())
+    stored = StoredTensors()
+    state = describe_state(module, stored)
+    shapes = dynamic_shapes_of(model, args, kwargs, dynamic_shapes)
+    compile_cache = CompileCache(enabled=cache)
+    with BlobStore(out) as store:
+        plans = [METHODS[method] for method in methods]
+        built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
+        program_methods, graphs = _add_graphs(built, module, model, store)
+        entries: list[TargetEntry] = []
+        for target in chosen:
+            with run.stage("compile", target.name):
+                entries.append(target.compile(graphs, store, compile_cache))
+        with run.stage("weights"):
+            weights = write_weights(list(stored.tensors.items()), store)
+        tested = None
+        if self_test:
+            from .selftest import record
+
+            with run.stage("self-test"):
+                tested = record(module, args, kwargs, "train" in methods, store)
+        program = schema.Program(
+            format=FORMAT_VERSION,
+            name=name or type(model).__name__,
+            producer=schema.Producer(__version__, str(torch.__version__)),
+            requirements=schema.Requirements(torch=">=2.9", operators=_extra_operators(graphs)),
+            state=state,
+            methods=program_methods,
+            weights=weights,
+            self_test=tested,
+            training=module.training,
+        )
+        shared = [item.descriptor for item in graphs] + weights + ([tested] if tested else [])
+        entries = [entry._replace(layers=_distinct([*shared, *entry.layers])) for entry in entries]
+        with run.stage("write"):
+            digest = write_bundle(Path(out), store, program, entries, layout=layout)  # type: ignore[arg-type]
+    record_built(digest)
+    if compile_cache.hits:
+        run.note(f"{compile_cache.hits} of {compile_cache.hits + compile_cache.misses} compiled graphs came from the cache")
+    return BuildReport(
+        out=Path(out),
+        digest=digest,
+        size=_size(Path(out)),
+        stages=tuple(run.stages),
+        notes=tuple(run.notes),
+        warnings=tuple(run.warnings),
+        targets=tuple(target.name for target in chosen),
+        methods=tuple(methods),
+        saved_bytes={m.plan.name: m.convention.saved_bytes for m in built if m.convention.backward is not None},
+        cache_hits=compile_cache.hits,
+    )
+
+
+def dynamic_shapes_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> dynamic_shapes.DynamicShapes:
+    """The user's dynamic sizes, matched with the example inputs."""
+    return dynamic_shapes.resolve(model, args, kwargs, given)
+
+
+def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str]) -> None:
+    problems = []
+    if not isinstance(args, tuple):
+        problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
+    if partitioner not in PARTITIONERS:
+        problems.append(Problem("partitioner", f"{partitioner!r} is none of {', '.join(PARTITIONERS)}"))
+    if memory_budget is not None and not 0 <= memory_budget <= 1:
+        problems.append(Problem("memory_budget", f"{memory_budget} is not between 0 and 1"))
+    if memory_budget is not None and partitioner == "default":
+        problems.append(Problem("memory_budget", "only the min-cut partitioner has one"))
+    unknown = [method for method in methods if method not in METHODS]
+    problems += [Problem("methods", f"{method!r} is none of {', '.join(METHODS)}") for method in unknown]
+    if not methods:
+        problems.append(Problem("methods", "at least one is needed"))
+    if problems:
+        raise BuildError("The build's options are not valid.", problems)
+
+
+def _trace_method(
+    run: _Build,
+    plan: MethodPlan,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: dynamic_shapes.DynamicShapes,
+    stored: StoredTensors,
+    options: _Options,
+) -> _BuiltMethod:
+    with run.stage("capture", plan.name):
+        captured = capture.capture(module, args, kwargs, shapes, training=plan.training, grad=plan.grad)
+    run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
+    for problem in captured.rejected:
+        run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
+    if captured.rejected and captured.front_end != "dynamo":
+        run.warn(f"{plan.name!r}: activation checkpoints, if any, are looked through by this front end")
+    with run.stage("partition", plan.name):
+        parts = partition.partition(
+            captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget
+        )
+        convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)
+    return _BuiltMethod(plan, convention, captured.front_end, b"")
+
+
+def _add_graphs(
+    built: Sequence[_BuiltMethod], module: torch.nn.Module, model: Any, store: BlobStore
+) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
+    methods: dict[str, schema.Method] = {}
+    graphs: list[GraphToCompile] = []
+
+    def add(key: str, fx: torch.fx.GraphModule, convention: signature.Convention) -> schema.Descriptor:
+        converted = graph.from_fx(fx, convention.shape_env)
+        descriptor = store.add_compressed(codec.encode(converted), media_types.GRAPH)
+        graphs.append(GraphToCompile(key, converted, descriptor, fx))
+        return descriptor
+
+    parameters = _positional_parameters(model)
+    for item in built:
+        name, convention = item.plan.name, item.convention
+        forward = add(f"{name}.forward", convention.forward, convention)
+        backward = None
+        if convention.backward is not None:
+            backward = schema.Backward(
+                graph=add(f"{name}.backward", convention.backward, convention),
+                saved=convention.saved,
+                tangents=convention.tangents,
+                gradients=convention.gradients,
+            )
+        methods[name] = schema.Method(
+            serves=_served(item.plan, built, module),
+            forward=forward,
+            backward=backward,
+            captured_with=item.front_end,
+            parameters=parameters,
+            **convention.method,
+        )
+    return methods, graphs
+
+
+def _served(plan: MethodPlan, built: Sequence[_BuiltMethod], module: torch.nn.Module) -> list[schema.Mode]:
+    """The caller's modes a method is right for.
+
+    A graph with gradients also serves the same mode without them. Where nothing in the model looks at its mode, one
+    mode's graphs serve the other too.
+    """
+    names = {item.plan.name for item in built}
+    modes = [schema.Mode(plan.training, plan.grad)]
+    if plan.grad and not any(p.plan.training == plan.training and not p.plan.grad for p in built):
+        modes.append(schema.Mode(plan.training, False))
+    if not _has_modes(module):
+        other = not plan.training
+        taken = {(p.plan.training, p.plan.grad) for p in built}
+        modes += [schema.Mode(other, mode.grad) for mode in list(modes) if (other, mode.grad) not in taken]
+    del names
+    return modes
+
+
+def _has_modes(module: torch.nn.Module) -> bool:
+    """A plain function has no train and eval mode."""
+    return not isinstance(module, capture.FunctionModule)
+
+
+def _positional_parameters(model: Any) -> list[str]:
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+
+
+def _extra_operators(graphs: Sequence[GraphToCompile]) -> list[str]:
+    spaces = {node.op.partition(".")[0] for item in graphs for node in item.graph.nodes}
+    return sorted(spaces - {"aten", "prims", "builtin", "higher_order"})
+
+
+def _distinct(descriptors: Sequence[schema.Descriptor]) -> list[schema.Descriptor]:
+    return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size

@@ -1,0 +1,38 @@
+"""Targets: two graphs to code blobs.
+
+A target is found by name through the entry point group ``aotpack.targets``, so other distributions can add one; what
+follows a colon (``cpu:x86-64-v3``) is the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from aotpack_loader.errors import BuildError
+
+from .base import GraphToCompile, Target
+
+__all__ = ["GraphToCompile", "Target", "resolve_targets"]
+
+GROUP = "aotpack.targets"
+
+
+def resolve_targets(names: Sequence[str]) -> list[Target]:
+    """Make the targets called ``names``, each once, in order.
+
+    Raises:
+        BuildError: there is none of that name, or it does not know its variant.
+    """
+    found: dict[str, Target] = {}
+    for name in names:
+        kind, _, variant = name.partition(":")
+        points = list(entry_points(group=GROUP, name=kind))
+        if not points:
+            known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)}))
+            raise BuildError(f"There is no target {name!r}.", hint=f"Known targets: {known}.")
+        target: Target = points[0].load()(variant)
+        found.setdefault(target.name, target)
+    if not found:
+        raise BuildError("No target was asked for.", hint="Give at least one, for example 'cpu' or 'portable'.")
+    return list(found.values())

@@ -1,0 +1,40 @@
+"""The protocol of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from aotpack_loader.format import schema
+
+from ..bundle import BlobStore, TargetEntry
+from ..cache import CompileCache
+
+
+@dataclass(frozen=True)
+class GraphToCompile:
+    """One graph of the program: ``key`` is ``train.forward``; ``module`` its fx form, whose nodes carry ``meta["val"]``."""
+
+    key: str
+    graph: schema.Graph
+    descriptor: schema.Descriptor
+    module: torch.fx.GraphModule
+
+
+class Target(Protocol):
+    """Compiles the graphs of a program for one kind of machine."""
+
+    @property
+    def name(self) -> str:
+        """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
+
+    def compile(
+        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
+        """Compile ``graphs`` and put the code into ``store``.
+
+        Raises:
+            BuildError: a graph this target cannot run; names the operator.
+        """

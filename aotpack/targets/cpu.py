@@ -1,0 +1,178 @@
+"""The CPU target: both graphs through AOTInductor, for a named instruction set."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from aotpack_loader.devices import cpuinfo
+from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import media_types, schema
+from torch.fx import GraphModule, Node
+
+from .. import _torch_compat as compat
+from ..bundle import BlobStore, TargetEntry
+from ..cache import CompileCache
+from .base import GraphToCompile
+
+
+class CpuTarget:
+    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's."""
+
+    def __init__(self, variant: str = "") -> None:
+        if cpuinfo.architecture() != "amd64":
+            if variant and variant != "native":
+                raise BuildError(f"cpu:{variant} cannot be built on {cpuinfo.architecture()}; use cpu.")
+            self.level, self.march = "native", None
+            self.needed = tuple(sorted(cpuinfo.features()))
+            return
+        level = variant or cpuinfo.best_x86_level()
+        if level not in cpuinfo.X86_LEVELS:
+            known = ", ".join(f"cpu:{name}" for name in cpuinfo.X86_LEVELS)
+            raise BuildError(f"There is no target 'cpu:{variant}'.", hint=f"Known: cpu, {known}.")
+        self.level, self.march = level, level
+        self.needed = cpuinfo.X86_LEVELS[level]
+
+    @property
+    def name(self) -> str:
+        return f"cpu:{self.level}"
+
+    def compile(
+        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
+        executables: dict[str, schema.Executable] = {}
+        layers: list[schema.Descriptor] = []
+        toolchain = compat.inductor_fingerprint()
+        for item in graphs:
+            call = _prepare(item)
+            options = {**toolchain, "march": str(self.march), "bits": str(self._bits())}
+            files = cache.get_or_make(item.graph, options, lambda call=call, item=item: self._compile(call, item.key))
+            code = store.add_compressed(files["code"], media_types.CODE_AOTI)
+            layers.append(code)
+            fallbacks = None
+            if "fallbacks" in files:
+                fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
+                layers.append(fallbacks)
+            executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks)
+        release = ".".join(torch.__version__.split(".")[:2])
+        target = schema.Target(
+            name=self.name,
+            kind="aoti",
+            device="cpu",
+            executables=executables,
+            architecture=cpuinfo.architecture(),
+            instruction_set=self.level,
+            cpu_features=list(self.needed),
+            torch=f"=={release}.*",
+            toolchain=toolchain,
+        )
+        variant = self.level.removeprefix("x86-64-") if self.march else ""
+        return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux", variant), layers)
+
+    def _bits(self) -> int | None:
+        return None if self.march is None else compat.x86_vector_bits(self.level)
+
+    def _compile(self, call: _Call, key: str) -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
+            output = Path(folder) / "code.so"
+            try:
+                compat.compile_with_aoti(
+                    call.module, call.examples, output, march=self.march, vector_bits=self._bits()
+                )
+            except Exception as error:
+                raise BuildError(
+                    f"AOTInductor could not compile {key} for {self.name}.",
+                    [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
+                    hint="Build with --target portable to get a bundle that runs without native code.",
+                ) from error
+            files = {"code": output.read_bytes()}
+            fallbacks = output.with_suffix(".json")
+            if fallbacks.exists():
+                files["fallbacks"] = fallbacks.read_bytes()
+            return files
+
+
+class _Call:
+    """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        examples: list[torch.Tensor],
+        inputs: list[schema.GivenInput | schema.SizeCarrier],
+        outputs: list[int],
+    ) -> None:
+        self.module, self.examples, self.inputs, self.outputs = module, examples, inputs, outputs
+
+
+def _prepare(item: GraphToCompile) -> _Call:
+    """Copy the graph; read integer inputs off tensors; return each output once."""
+    graph = torch.fx.Graph()
+    output = graph.graph_copy(item.module.graph, {})
+    graph.output(output)
+    module = GraphModule(item.module, graph)
+    placeholders = graph.find_nodes(op="placeholder")
+    inputs: list[schema.GivenInput | schema.SizeCarrier] = []
+    examples: list[torch.Tensor] = []
+    for index, node in enumerate(placeholders):
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            inputs.append(schema.GivenInput(index))
+        elif _read_off_a_tensor(graph, node, placeholders):
+            continue
+        else:
+            value = _to_carrier(graph, node)
+            inputs.append(schema.SizeCarrier(index))
+        examples.append(value)
+    distinct: list[Node] = []
+    positions: list[int] = []
+    for value in graph.output_node().args[0]:  # type: ignore[union-attr]
+        if not isinstance(value, Node) or not isinstance(value.meta["val"], torch.Tensor):
+            raise BuildError(f"{item.key} returns a size that is only known while it runs; the cpu target cannot.")
+        if value not in distinct:
+            distinct.append(value)
+        positions.append(distinct.index(value))
+    graph.output_node().args = (tuple(distinct),)
+    graph.lint()
+    module.recompile()
+    return _Call(module, examples, inputs, positions)
+
+
+def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Node]) -> bool:
+    """Replace an integer input by the size of a tensor input that has it."""
+    wanted = node.meta["val"]
+    if not isinstance(wanted, torch.SymInt):
+        return False
+    for other in placeholders:
+        tensor = other.meta["val"]
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        for dim, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt) and size.node.expr == wanted.node.expr:
+                _replace_by_size(graph, node, other, dim)
+                return True
+    return False
+
+
+def _to_carrier(graph: torch.fx.Graph, node: Node) -> torch.Tensor:
+    """Turn an integer input into an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
+    size = node.meta["val"]
+    mode = compat.fake_mode_of(graph)
+    with mode:
+        carrier = torch.empty((size, 0))
+    with graph.inserting_before(node):
+        placeholder = graph.placeholder(f"{node.name}_carrier")
+    placeholder.meta["val"] = carrier
+    _replace_by_size(graph, node, placeholder, 0)
+    return carrier
+
+
+def _replace_by_size(graph: torch.fx.Graph, node: Node, tensor: Node, dim: int) -> None:
+    first = next(other for other in graph.nodes if other.op != "placeholder")
+    with graph.inserting_before(first):
+        read = graph.call_function(torch.ops.aten.sym_size.int, (tensor, dim))
+    read.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(read)
+    graph.erase_node(node)

@@ -1,0 +1,118 @@
+"""The portable device: an interpreter over a graph with torch's own operators.
+
+No native code: the safe tier, and the reference every other device is measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ..archive.bundle import Bundle
+from ..errors import CorruptBundleError
+from ..format import schema
+from . import operators
+
+_Slots = list[Any]
+
+
+class PortableExecutable:
+    """A graph as a list of instructions over numbered slots; a value is dropped after its last use."""
+
+    def __init__(self, graph: schema.Graph, device: torch.device, declared: Collection[str] = ()) -> None:
+        self._device = device
+        self._slots = {name: i for i, name in enumerate(graph.inputs)}
+        self._count_inputs = len(graph.inputs)
+        for node in graph.nodes:
+            self._slots[node.name] = len(self._slots)
+        last_use = self._last_uses(graph)
+        self._program = [self._instruction(node, declared, last_use) for node in graph.nodes]
+        self._unused = last_use.get("", [])
+        self._outputs = self._list_builder(graph.outputs)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Run the graph on ``inputs`` (emptied: the caller's references end here) and return its outputs."""
+        slots: _Slots = inputs + [None] * len(self._program)
+        inputs.clear()
+        for slot in self._unused:
+            slots[slot] = None
+        for function, args, kwargs, result, dead in self._program:
+            if kwargs is None:
+                slots[result] = function(*args(slots))
+            else:
+                slots[result] = function(*args(slots), **kwargs(slots))
+            for slot in dead:
+                slots[slot] = None
+        return self._outputs(slots)
+
+    def _last_uses(self, graph: schema.Graph) -> dict[str, list[int]]:
+        """Node name to the slots nobody reads after it; under the empty name, inputs nobody reads at all."""
+        seen = set(_names(graph.outputs))
+        ends: dict[str, list[int]] = {}
+        for node in reversed(graph.nodes):
+            used = {*_names(node.args), *_names(list(node.kwargs.values())), node.name} - seen
+            ends[node.name] = [self._slots[name] for name in used if name in self._slots]
+            seen |= used
+        ends[""] = [self._slots[name] for name in graph.inputs if name not in seen]
+        return ends
+
+    def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
+        function = operators.resolve(node.op, declared)
+        args = self._list_builder(node.args)
+        kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
+        return function, args, kwargs, self._slots[node.name], tuple(last_use[node.name])
+
+    def _list_builder(self, args: list[Any]) -> Callable[[_Slots], list[Any]]:
+        """A function that builds the argument list from the slots; constant parts are made once."""
+        if not any(_names(args)):
+            constant = [self._constant(arg) for arg in args]
+            return lambda slots: constant
+        parts = [self._builder(arg) for arg in args]
+        return lambda slots: [value if read is None else read(slots) for read, value in parts]
+
+    def _dict_builder(self, kwargs: dict[str, Any]) -> Callable[[_Slots], dict[str, Any]]:
+        parts = [(key, *self._builder(arg)) for key, arg in kwargs.items()]
+        return lambda slots: {key: value if read is None else read(slots) for key, read, value in parts}
+
+    def _builder(self, arg: Any) -> tuple[Callable[[_Slots], Any] | None, Any]:
+        """``(reader, None)`` for what depends on slots, ``(None, value)`` for a constant."""
+        if isinstance(arg, schema.ValueRef):
+            if arg.name not in self._slots:
+                raise CorruptBundleError(f"A graph uses the value {arg.name!r}, which it does not define.")
+            slot = self._slots[arg.name]
+            return (lambda slots: slots[slot]), None
+        if isinstance(arg, list) and any(_names(arg)):
+            return self._list_builder(arg), None
+        return None, self._constant(arg)
+
+    def _constant(self, arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [self._constant(item) for item in arg]
+        if isinstance(arg, (schema.ExprArg, schema.GraphArg)):
+            raise CorruptBundleError(f"A graph has an argument of type {type(arg).__name__} where none is allowed.")
+        return operators.literal(arg, self._device)
+
+
+def _names(args: list[Any]) -> list[str]:
+    """Names of the values read by ``args``."""
+    found: list[str] = []
+    for arg in args:
+        if isinstance(arg, schema.ValueRef):
+            found.append(arg.name)
+        elif isinstance(arg, list):
+            found += _names(arg)
+    return found
+
+
+class PortableDevice:
+    """Runs any bundle from its graphs alone."""
+
+    def __init__(self, bundle: Bundle, device: torch.device) -> None:
+        self.device = device
+        self._bundle = bundle
+
+    def executable(self, key: str, graph: schema.Descriptor) -> PortableExecutable:
+        """The graph itself; ``key`` is not needed."""
+        return PortableExecutable(self._bundle.graph(graph), self.device, self._bundle.program.requirements.operators)

@@ -1,0 +1,120 @@
+"""Which target of a bundle runs here: the one asked for, or the best that fits this machine and is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+
+from ..archive.bundle import Bundle
+from ..errors import Problem, TargetError, TrustError
+from ..format import schema
+from ..format.versions import torch_satisfies
+from ..trust import check_trust
+from . import cpuinfo
+from .aoti import AotiDevice
+from .base import Device
+from .portable import PortableDevice
+
+PORTABLE = "portable"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen target, opened; why it was chosen, and why not the others. ``fallback`` is a warning, or empty."""
+
+    target: schema.Target
+    device: Device
+    reason: str
+    rejected: dict[str, str] = field(default_factory=dict)
+    fallback: str = ""
+
+
+def select(
+    bundle: Bundle, *, backend: str | None, device: str | torch.device | None, trust: str | Collection[str] | None
+) -> Selection:
+    """Choose and open a target.
+
+    Native targets are preferred, those with the widest instruction set first.
+
+    Raises:
+        TargetError: none fits, or not the one asked for; gives the reason of each.
+        TrustError: the one asked for is native and nothing says it may run.
+    """
+    place = _device(device)
+    candidates = [t for t in _by_preference(bundle) if backend is None or _matches(t, backend)]
+    if not candidates:
+        have = ", ".join(bundle.targets)
+        raise TargetError(f"This bundle has no target {backend!r}.", hint=f"It has: {have}.")
+    rejected: dict[str, str] = {}
+    trust_error: TrustError | None = None
+    for target in candidates:
+        reason = unfit(target, bundle.program)
+        if reason:
+            rejected[target.name] = reason
+            continue
+        if target.kind == PORTABLE:
+            return Selection(
+                target, PortableDevice(bundle, place), _why(backend, "runs anywhere"), rejected, _fallback(rejected, backend)
+            )
+        try:
+            trusted = check_trust(bundle.digest, trust)
+        except TrustError as error:
+            rejected[target.name] = f"not trusted: {error.summary}"
+            trust_error = error
+            continue
+        return Selection(target, AotiDevice(bundle, target, place), _why(backend, f"fits this machine; {trusted}"), rejected)
+    if trust_error is not None:
+        raise trust_error
+    raise TargetError(
+        "No target of this bundle can run here." if backend is None else f"The target {backend!r} cannot run here.",
+        [Problem(name, reason) for name, reason in rejected.items()],
+        hint="Load with backend='portable' where the bundle has it, or build a target for this machine.",
+    )
+
+
+def unfit(target: schema.Target, program: schema.Program) -> str:
+    """Why ``target`` cannot run on this machine, or nothing."""
+    if not torch_satisfies(torch.__version__, program.requirements.torch):
+        return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
+    if target.kind == PORTABLE:
+        return ""
+    if target.kind != "aoti":
+        return f"this loader does not know code of kind {target.kind!r}"
+    if target.device != "cpu":
+        return f"this loader has no device {target.device!r}"
+    if target.architecture != cpuinfo.architecture():
+        return f"built for {target.architecture}, this machine is {cpuinfo.architecture()}"
+    missing = sorted(set(target.cpu_features) - cpuinfo.features())
+    if missing:
+        return f"needs {target.instruction_set}; this processor lacks {', '.join(missing)}"
+    if not torch_satisfies(torch.__version__, target.torch):
+        return f"compiled for torch {target.torch}, this is {torch.__version__}"
+    return ""
+
+
+def _by_preference(bundle: Bundle) -> list[schema.Target]:
+    return sorted(bundle.targets.values(), key=lambda t: (t.kind == PORTABLE, -len(t.cpu_features), t.name))
+
+
+def _matches(target: schema.Target, backend: str) -> bool:
+    return target.name == backend or target.name.partition(":")[0] == backend
+
+
+def _why(backend: str | None, reason: str) -> str:
+    return reason if backend is None else f"asked for; {reason}"
+
+
+def _fallback(rejected: dict[str, str], backend: str | None) -> str:
+    if not rejected or backend is not None:
+        return ""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons})."
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    place = torch.device("cpu" if device is None else device)
+    if place.type != "cpu":
+        raise TargetError(f"This loader runs bundles on the CPU; device={place} was asked for.")
+    return place

@@ -1,0 +1,116 @@
+"""``load``: from a path to a trainable module. Reads as the order of the steps."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+import torch
+
+from .archive.bundle import Bundle
+from .archive.weights import View
+from .devices.select import Selection, select
+from .errors import AotpackError
+from .format import schema
+from .program import LoadedProgram, LoadInfo
+from .runtime.call import MethodCall
+
+
+class BackendWarning(UserWarning):
+    """A bundle fell back from native code to the portable interpreter."""
+
+
+def load(
+    bundle: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+    weights: bool = True,
+    trust: str | Collection[str] | None = None,
+    verify: Literal["code", "full"] = "code",
+) -> LoadedProgram:
+    """Load a bundle as a trainable ``nn.Module``.
+
+    Args:
+        bundle: a ``.aotpack`` file or an unpacked bundle directory.
+        device: where to run, ``"cpu"`` for now the only one; null: the target's own.
+        backend: a target by name (``"cpu:x86-64-v3"``) or kind (``"cpu"``, ``"portable"``); null: the best that fits this
+            machine and is trusted.
+        weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
+        trust: what lets native code run besides having been built here: ``"all"``, or the bundle's digest
+            (``sha256:…``), or several digests.
+        verify: ``"code"`` checks the digest of everything but the weights, which are mapped; ``"full"`` reads and checks them too.
+
+    Raises:
+        BundleError: the file is not a valid bundle.
+        TargetError: no target can run here, or not the one asked for.
+        TrustError: a native target was asked for and nothing says it may run.
+    """
+    if verify not in ("code", "full"):
+        raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
+    opened = Bundle.open(bundle)
+    if verify == "full":
+        opened.verify()
+    chosen = select(opened, backend=backend, device=device, trust=trust)
+    if chosen.fallback:
+        warnings.warn(chosen.fallback, BackendWarning, stacklevel=2)
+    program = opened.program
+    info = LoadInfo(
+        path=os.fspath(bundle),
+        digest=opened.digest,
+        backend=chosen.target.name,
+        reason=chosen.reason,
+        program=program,
+        rejected=chosen.rejected,
+    )
+    module = LoadedProgram(info, _state(opened, program, weights))
+    _add_methods(module, opened, chosen)
+    return module
+
+
+def _state(bundle: Bundle, program: schema.Program, weights: bool) -> dict[str, torch.Tensor]:
+    """Tensors of all entries; without weights only what no state dict can fill is read."""
+    stored = bundle.weights()
+    state = {}
+    for entry in program.state:
+        if entry.tied_to:
+            continue
+        if weights or not entry.persistent:
+            state[entry.name] = stored.tensor(entry)
+        else:
+            dtype: torch.dtype = getattr(torch, entry.dtype)
+            state[entry.name] = torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
+    return state
+
+
+def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> None:
+    program = bundle.program
+    entries = {entry.name: entry for entry in program.state}
+    constants = _constants(bundle, program)
+    for name, method in program.methods.items():
+        call = MethodCall(
+            name,
+            method,
+            chosen.device.executable(f"{name}.forward", method.forward),
+            None if method.backward is None else chosen.device.executable(f"{name}.backward", method.backward.graph),
+            module.current_state,
+            constants,
+            entries,
+            chosen.device.device,
+        )
+        module.add_call(method, call)
+
+
+def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:
+    used = [p for m in program.methods.values() for p in m.primals if isinstance(p, schema.ConstantPrimal)]
+    stored = bundle.weights()
+    return {p.name: stored.tensor(View(p.name, p.dtype, p.shape, _contiguous(p.shape))) for p in used}
+
+
+def _contiguous(shape: list[int]) -> list[int]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return strides[: len(shape)]

@@ -1,0 +1,146 @@
+"""The loaded program: an ``nn.Module`` with the original's parameters, buffers and modes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import ModeError, Problem, StateError
+from .format import schema
+from .runtime.call import MethodCall
+
+
+@dataclass(frozen=True)
+class LoadInfo:
+    """How a bundle was loaded: which target runs it, why, and why not the others.
+
+    ``backend`` is the target's name; ``rejected`` maps each other target to its reason.
+    """
+
+    path: str
+    digest: str
+    backend: str
+    reason: str
+    program: schema.Program
+    rejected: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the program's methods."""
+        return tuple(self.program.methods)
+
+
+class Container(nn.Module):
+    """A submodule of the original: holds its parameters and buffers under their names, and cannot be called."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise ModeError("This submodule only holds parameters: a bundle is called as a whole.")
+
+
+class LoadedProgram(nn.Module):
+    """A trainable model from a bundle.
+
+    Called like the original. ``train()``/``eval()`` and gradient mode select the method; a combination the bundle
+    was not built for is refused. ``aotpack`` tells how it was loaded.
+    """
+
+    aotpack: LoadInfo
+
+    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.aotpack = info
+        self._calls: dict[tuple[bool, bool], MethodCall] = {}
+        self._register(info.program.state, state)
+        self._slots = {entry.name: self._slot(entry) for entry in info.program.state}
+        self.train(info.program.training)
+
+    def add_call(self, method: schema.Method, call: MethodCall) -> None:
+        """Let ``call`` serve the modes of ``method``."""
+        for mode in method.serves:
+            self._calls[mode.training, mode.grad] = call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
+        call = self._calls.get((self.training, torch.is_grad_enabled()))
+        if call is None:
+            call = self._call_without_gradients()
+        return call(args, kwargs)
+
+    def current_state(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name, as they are now."""
+        return {name: holder[key] for name, (holder, key) in self._slots.items()}
+
+    def _call_without_gradients(self) -> MethodCall:
+        """Where gradients are on but nothing could get one, the method without gradients is the same thing."""
+        grad = torch.is_grad_enabled()
+        other = self._calls.get((self.training, False))
+        if grad and other is not None and not any(p.requires_grad for p in self.parameters()):
+            return other
+        mode = f"{'train()' if self.training else 'eval()'} with gradients {'on' if grad else 'off'}"
+        served = [
+            Problem(f"{'train()' if training else 'eval()'}, gradients {'on' if enabled else 'off'}", f"method {call.name!r}")
+            for (training, enabled), call in sorted(self._calls.items(), reverse=True)
+        ]
+        hint = (
+            "Call it under torch.no_grad(), switch to train(), or build the bundle with `--method eval`."
+            if grad and not self.training
+            else "Switch the mode, or build the bundle with a method for it."
+        )
+        raise ModeError(f"This bundle has no method for {mode}. It has:", served, hint=hint)
+
+    def _register(self, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]) -> None:
+        made: dict[str, torch.Tensor] = {}
+        for entry in entries:
+            owner, name = self._owner(entry.name)
+            value = made[entry.tied_to] if entry.tied_to else state[entry.name]
+            if entry.kind == "parameter":
+                if not isinstance(value, nn.Parameter):
+                    value = nn.Parameter(value, requires_grad=entry.requires_grad)
+                owner.register_parameter(name, value)
+            else:
+                owner.register_buffer(name, value, persistent=entry.persistent)
+            made[entry.name] = value
+
+    def _owner(self, path: str) -> tuple[nn.Module, str]:
+        *parents, name = path.split(".")
+        module: nn.Module = self
+        for parent in parents:
+            if parent not in module._modules:
+                module.add_module(parent, Container())
+            module = module._modules[parent]  # type: ignore[assignment]
+        return module, name
+
+    def _slot(self, entry: schema.StateEntry) -> tuple[dict[str, Any], str]:
+        owner, name = self._owner(entry.name)
+        return (owner._parameters if entry.kind == "parameter" else owner._buffers), name
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Fill parameters and buffers from ``state_dict``; all or nothing.
+
+        Raises:
+            StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
+        """
+        own = self.state_dict(keep_vars=True)
+        problems = [
+            Problem(name, f"expected shape {list(own[name].shape)}, got {list(value.shape)}")
+            for name, value in state_dict.items()
+            if name in own and isinstance(value, torch.Tensor) and value.shape != own[name].shape
+        ]
+        problems += [
+            Problem(name, f"expected a tensor, got {type(value).__name__}")
+            for name, value in state_dict.items()
+            if name in own and not isinstance(value, torch.Tensor)
+        ]
+        if strict:
+            problems += [Problem(name, "missing") for name in own if name not in state_dict]
+            problems += [Problem(name, "unexpected") for name in state_dict if name not in own]
+        if problems:
+            raise StateError("The state dict does not fit this bundle.", problems)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def extra_repr(self) -> str:
+        return f"{self.aotpack.path}, backend={self.aotpack.backend}"

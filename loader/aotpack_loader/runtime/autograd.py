@@ -1,0 +1,182 @@
+"""The bridge to autograd: a forward and a backward executable as one node of the autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch_compat import keeps_graph, release_saved_tensors
+from ..errors import AutogradError
+from ..format import expressions, schema
+
+Executable = Callable[[list[Any]], list[Any]]
+Environment = Mapping[str, int]
+
+
+class Differentiable:
+    """A method's forward and backward, with what passes between them."""
+
+    def __init__(self, method: schema.Method, forward: Executable, backward: Executable) -> None:
+        assert method.backward is not None
+        convention = method.backward
+        self.forward, self.backward = forward, backward
+        self.visible = _visible_outputs(method)
+        self.non_differentiable = frozenset(method.non_differentiable)
+        self.saved = convention.saved
+        self.gradients = convention.gradients
+        positions = {output: i for i, output in enumerate(self.visible)}
+        self.tangents = [(positions[tangent.output], _TangentLayout(tangent)) for tangent in convention.tangents]
+
+    def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
+        """Run the forward; the outputs that carry a gradient are attached to autograd."""
+        # A primal that gets no gradient goes in detached: autograd must not walk its history (AOTAutograd,
+        # "Detaching inputs that never need gradients").
+        arguments = [
+            primal if gradient is not None or not primal.requires_grad else primal.detach()
+            for primal, gradient in zip(primals, self.gradients, strict=True)
+        ]
+        call = _Call(self, environment)
+        attached = _Step.apply(call, *arguments)
+        outputs, call.outputs = call.outputs, []
+        for position, value in zip(self.visible, attached, strict=True):
+            outputs[position] = value
+        return outputs
+
+
+def _visible_outputs(method: schema.Method) -> list[int]:
+    """Forward outputs that autograd or the caller sees, in order: values written back, fresh results, bases of aliases."""
+    seen = {mutation.output for mutation in method.mutations if mutation.kind != "metadata"}
+    for result in method.results:
+        if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
+            seen.add(result.output)
+    return sorted(seen)
+
+
+class _Call:
+    """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
+
+    __slots__ = ("environment", "method", "outputs", "unchecked")
+
+    def __init__(self, method: Differentiable, environment: Environment) -> None:
+        self.method = method
+        self.environment = environment
+        self.outputs: list[Any] = []
+        self.unchecked: list[torch.Tensor] | None = None
+
+
+class _TangentLayout:
+    """Brings an incoming gradient to the layout the backward graph was compiled for; makes zeros for a missing one."""
+
+    def __init__(self, tangent: schema.Tangent) -> None:
+        self.dtype: torch.dtype = getattr(torch, tangent.dtype)
+        self.shape = tangent.shape
+        self.stride = None if tangent.stride is None else tuple(tangent.stride)
+        self.memory_format: torch.memory_format = getattr(torch, tangent.memory_format)
+
+    def __call__(self, gradient: torch.Tensor | None, environment: Environment, device: torch.device) -> torch.Tensor:
+        if gradient is None:
+            shape = [expressions.evaluate(size, environment) for size in self.shape]
+            if self.stride is not None:
+                return torch.empty_strided(shape, self.stride, dtype=self.dtype, device=device).zero_()
+            return torch.zeros(shape, dtype=self.dtype, device=device).contiguous(memory_format=self.memory_format)
+        if self.stride is None:
+            return gradient.contiguous(memory_format=self.memory_format)
+        if gradient.stride() == self.stride:
+            return gradient
+        return torch.empty_strided(gradient.shape, self.stride, dtype=self.dtype, device=device).copy_(gradient)
+
+
+class _Step(torch.autograd.Function):
+    """The one autograd node of a call. Gradients come back for the primals, in order."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        method = call.method
+        outputs = method.forward(list(primals))
+        _save(ctx, call, primals, outputs)
+        returned = tuple([outputs[position] for position in method.visible])
+        ctx.mark_non_differentiable(
+            *[value for position, value in zip(method.visible, returned, strict=True) if position in method.non_differentiable]
+        )
+        ctx.set_materialize_grads(False)
+        # Metadata-only updates need their sizes and strides; everything else the caller gets comes back through autograd.
+        call.outputs = [value if position not in method.visible else None for position, value in enumerate(outputs)]
+        return returned
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        method = call.method
+        if all(gradient is None for gradient in gradients):
+            return (None,) * (1 + len(method.gradients))
+        arguments = _unpack(ctx, call)
+        device = next(g.device for g in gradients if g is not None)
+        for position, layout in method.tangents:
+            arguments.append(layout(gradients[position], call.environment, device))
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                results = method.backward(arguments)
+            results = _refuse_second_derivative(results)
+        else:
+            results = method.backward(arguments)
+        return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
+    checked: list[torch.Tensor] = []
+    unchecked: list[Any] = []
+    for item in call.method.saved:
+        if isinstance(item, schema.SavedPrimal):
+            checked.append(primals[item.primal])
+        elif isinstance(item, schema.SavedOutput):
+            value = outputs[item.output]
+            if not isinstance(value, torch.Tensor) or not item.check_version:
+                unchecked.append(value)
+            else:
+                checked.append(value.detach() if value._is_view() else value)
+    ctx.save_for_backward(*checked)
+    ctx.call = call
+    call.unchecked = unchecked
+
+
+def _unpack(ctx: Any, call: _Call) -> list[Any]:
+    """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
+    checked = iter(ctx.saved_tensors)
+    unchecked = iter(call.unchecked or ())
+    arguments: list[Any] = []
+    for item in call.method.saved:
+        if isinstance(item, schema.SavedSize):
+            arguments.append(expressions.evaluate(item.expr, call.environment))
+        elif isinstance(item, schema.SavedOutput) and not item.check_version:
+            arguments.append(next(unchecked))
+        else:
+            arguments.append(next(checked))
+    release_saved_tensors(ctx)
+    if not keeps_graph():
+        call.unchecked = None
+    return arguments
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Stands where a second derivative would start, and refuses it when one is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        raise AutogradError(
+            "This bundle holds first derivatives only: a gradient of its gradients was asked for.",
+            hint="Use the original model where second derivatives are needed.",
+        )
+
+
+def _refuse_second_derivative(results: list[Any]) -> list[Any]:
+    """Gradients under ``create_graph=True``: usable as they are, an error when differentiated again."""
+    if not results:
+        return results
+    anchor = torch.empty(0, requires_grad=True)
+    return list(_SecondDerivative.apply(anchor, *results))

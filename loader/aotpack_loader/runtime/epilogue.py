@@ -1,0 +1,68 @@
+"""After the forward graph: write mutations back to their owners, then build the caller's results.
+
+The counterpart of AOTAutograd's runtime epilogue (``RuntimeWrapper``), driven by data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..devices.operators import literal
+from ..format import expressions, schema
+from .tree import unflattener
+from .views import replayer
+
+Environment = Mapping[str, int]
+_Build = Callable[[list[torch.Tensor], list[Any], Environment], Any]
+
+
+class Epilogue:
+    """Applies mutations and assembles results from primals and forward outputs."""
+
+    def __init__(self, method: schema.Method) -> None:
+        self._mutations = method.mutations
+        self._results = [_builder(result) for result in method.results]
+        self._unflatten = unflattener(method.outputs)
+
+    def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
+        """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
+        for mutation in self._mutations:
+            _apply(mutation, primals[mutation.primal], outputs[mutation.output])
+        return self._unflatten(iter([build(primals, outputs, environment) for build in self._results]))
+
+
+def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor) -> None:
+    if mutation.kind in ("metadata", "data_and_metadata"):
+        owner.as_strided_(updated.shape, updated.stride(), updated.storage_offset())
+    if mutation.kind in ("data", "data_and_metadata"):
+        # A leaf that requires a gradient can only have been written behind autograd's back (AOTAutograd's epilogue).
+        hidden = mutation.hidden_from_autograd or (owner.requires_grad and owner.is_leaf)
+        (owner.detach() if hidden else owner).copy_(updated)
+
+
+def _builder(result: schema.Result) -> _Build:
+    if isinstance(result, schema.FreshResult):
+        position = result.output
+        return lambda primals, outputs, environment: outputs[position]
+    if isinstance(result, schema.InputResult):
+        primal = result.primal
+        return lambda primals, outputs, environment: primals[primal]
+    if isinstance(result, schema.AliasResult):
+        return _alias_builder(result)
+    if isinstance(result, schema.SizeResult):
+        expr = result.expr
+        return lambda primals, outputs, environment: expressions.evaluate(expr, environment)
+    value = literal(result.value)
+    return lambda primals, outputs, environment: value
+
+
+def _alias_builder(result: schema.AliasResult) -> _Build:
+    replay = replayer(result.view, result.requires_grad)
+    if result.primal is not None:
+        primal = result.primal
+        return lambda primals, outputs, environment: replay(primals[primal], environment)
+    output = result.output or 0
+    return lambda primals, outputs, environment: replay(outputs[output], environment)

@@ -1,0 +1,204 @@
+"""The caller's arguments: bound to the recorded tree and checked against what the graphs assume.
+
+Every mismatch is reported at once, each under the path of its argument, before anything runs. Compiled code trusts
+sizes and strides blindly, so nothing unchecked gets past here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch_compat import is_plain_tensor
+from ..devices.operators import literal
+from ..errors import CorruptBundleError, InputError, Problem
+from ..format import expressions, schema
+from .tree import MISSING, flattener
+
+Environment = dict[str, int]
+_Check = Callable[[Any, Environment, list[Problem]], Any]
+
+
+class Inputs:
+    """Turns ``(args, kwargs)`` of a call into checked leaves and the values of the method's symbols."""
+
+    def __init__(self, method: schema.Method, device: torch.device) -> None:
+        args_tree, kwargs_tree = _top(method.inputs)
+        self._flatten_args = flattener(args_tree, "args")
+        self._flatten_kwargs = flattener(kwargs_tree, "kwargs")
+        self._count = len(args_tree.items)
+        self._keywords = frozenset(str(key) for key in kwargs_tree.keys)
+        self._parameters = method.parameters
+        bound: set[str] = set()
+        self._checks = [_leaf_check(leaf, device, bound, method.symbols) for leaf in method.leaves]
+        self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
+        unbound = {symbol.name for symbol in method.symbols} - bound
+        if unbound:
+            raise CorruptBundleError(f"No argument determines the sizes {', '.join(sorted(unbound))}.")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Environment]:
+        """Return the leaves (tensors laid out as the graphs expect, constants as they are) and the symbols.
+
+        Raises:
+            InputError: lists every argument that does not fit.
+        """
+        problems: list[Problem] = []
+        leaves: list[Any] = []
+        if len(args) != self._count or kwargs.keys() != self._keywords:
+            args, kwargs = self._bind(args, kwargs)
+        self._flatten_args(args, leaves, problems)
+        self._flatten_kwargs(kwargs, leaves, problems)
+        environment: Environment = {}
+        checked = [check(leaf, environment, problems) for check, leaf in zip(self._checks, leaves, strict=True)]
+        if problems:
+            raise _error(problems)
+        for text, holds in self._constraints:
+            if not holds(environment):
+                problems.append(Problem("sizes", f"must satisfy {text}; here {_show(text, environment)}"))
+        if problems:
+            raise _error(problems)
+        return checked, environment
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Move arguments between position and keyword until they stand as they did at build."""
+        names = self._parameters
+        given = dict(kwargs)
+        positional = list(args)
+        while len(positional) < self._count and len(positional) < len(names) and names[len(positional)] in given:
+            positional.append(given.pop(names[len(positional)]))
+        while len(positional) > self._count and len(positional) <= len(names):
+            name = names[len(positional) - 1]
+            if name not in self._keywords or name in given:
+                break
+            given[name] = positional.pop()
+        return tuple(positional), given
+
+
+def _top(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
+    if isinstance(tree, schema.TupleNode) and len(tree.items) == 2:
+        args, kwargs = tree.items
+        if isinstance(args, schema.TupleNode) and isinstance(kwargs, schema.DictNode):
+            return args, kwargs
+    raise CorruptBundleError("The inputs of a method are not a tuple of positional arguments and a dict of keyword arguments.")
+
+
+def _error(problems: list[Problem]) -> InputError:
+    return InputError(
+        "The arguments do not fit this bundle." if len(problems) == 1 else f"{len(problems)} arguments do not fit this bundle.",
+        problems,
+        hint="The bundle was built for these arguments; see `aotpack inspect` for all of them.",
+    )
+
+
+def _show(text: str, environment: Environment) -> str:
+    return ", ".join(f"{name} = {environment[name]}" for name in sorted(expressions.symbols(text)))
+
+
+def _leaf_check(leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol]) -> _Check:
+    if isinstance(leaf, schema.ConstantLeaf):
+        return _constant_check(leaf)
+    return _TensorCheck(leaf, device, bound, symbols)
+
+
+def _constant_check(leaf: schema.ConstantLeaf) -> _Check:
+    path, expected = leaf.path, literal(leaf.value)
+
+    def check(value: Any, environment: Environment, problems: list[Problem]) -> Any:
+        if value is not MISSING and (type(value) is not type(expected) or value != expected):
+            message = f"the graphs were built for {expected!r}, got {_describe(value)}"
+            problems.append(Problem(path, message))
+        return value
+
+    return check
+
+
+class _TensorCheck:
+    """Checks one tensor argument and reads the symbols its sizes determine."""
+
+    def __init__(self, leaf: schema.TensorLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol]) -> None:
+        self.leaf = leaf
+        self.dtype: torch.dtype = getattr(torch, leaf.dtype)
+        self.device = device
+        static = all(isinstance(size, int) for size in [*leaf.shape, *(leaf.stride or [])])
+        self.shape = tuple(leaf.shape) if static else None
+        self.stride = None if leaf.stride is None else tuple(leaf.stride)
+        limits = {symbol.name: symbol for symbol in symbols}
+        self.binds: list[tuple[int, schema.Symbol]] = []
+        for dim, size in enumerate(leaf.shape):
+            if isinstance(size, str) and size in limits and size not in bound:
+                self.binds.append((dim, limits[size]))
+                bound.add(size)
+
+    def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
+        if value is MISSING:
+            return value
+        if not is_plain_tensor(value):
+            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
+            return value
+        if value.dtype is self.dtype and value.shape == self.shape and value.stride() == self.stride:
+            wrong = False
+        else:
+            wrong = value.dtype is not self.dtype or not self._sizes_fit(value, environment)
+        if wrong or value.device.type != self.device.type:
+            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
+            return value
+        if value.requires_grad and not self.leaf.requires_grad and torch.is_grad_enabled():
+            message = "requires a gradient, and the bundle was built without one for it; pass it detached, or build with an example that requires a gradient"
+            problems.append(Problem(self.leaf.path, message))
+        return self._laid_out(value, environment)
+
+    def _sizes_fit(self, value: torch.Tensor, environment: Environment) -> bool:
+        if value.dim() != len(self.leaf.shape):
+            return False
+        for dim, symbol in self.binds:
+            size = value.shape[dim]
+            if size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
+                return False
+            environment[symbol.name] = size
+        return all(
+            actual == (size if isinstance(size, int) else _try(size, environment))
+            for actual, size in zip(value.shape, self.leaf.shape, strict=True)
+        )
+
+    def _laid_out(self, value: torch.Tensor, environment: Environment) -> torch.Tensor:
+        """The tensor with the strides the graphs rely on; a copy, which autograd follows, where it has others."""
+        if self.stride is None:
+            return value
+        strides = value.stride()
+        if strides == self.stride:
+            return value
+        wanted = tuple(s if isinstance(s, int) else expressions.evaluate(s, environment) for s in self.stride)
+        if all(a == b or n <= 1 for a, b, n in zip(strides, wanted, value.shape, strict=True)) or not value.numel():
+            return value
+        fresh = torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+        return fresh.copy_(value)
+
+    def expected(self) -> str:
+        limits = {symbol.name: symbol for _, symbol in self.binds}
+        sizes = [_show_size(size, limits) for size in self.leaf.shape]
+        return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
+
+
+def _try(size: str, environment: Environment) -> int | None:
+    try:
+        return expressions.evaluate(size, environment)
+    except CorruptBundleError:
+        return None  # a symbol that an earlier, already reported argument should have determined
+
+
+def _show_size(size: schema.Dim, limits: Mapping[str, schema.Symbol]) -> str:
+    symbol = limits.get(str(size))
+    if symbol is None:
+        return str(size)
+    return f"{symbol.name}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        kind = "" if is_plain_tensor(value) else f" ({type(value).__name__})"
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]{place}{kind}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '…'}"

@@ -1,0 +1,115 @@
+"""Nested arguments to flat leaves by the recorded tree, and flat results back to nested ones.
+
+The caller's mappings may list their keys in any order: the recorded order counts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..errors import Problem
+from ..format import schema
+from .records import MappingRecord, ObjectRecord, TupleRecord
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+"""Stands for a leaf that the caller did not give; a problem has been reported for it."""
+
+Flattener = Callable[[Any, list[Any], list[Problem]], None]
+
+
+def count_leaves(tree: schema.Tree) -> int:
+    """Number of leaves of ``tree``."""
+    return 1 if isinstance(tree, schema.LeafNode) else sum(map(count_leaves, tree.items))
+
+
+def flattener(tree: schema.Tree, path: str) -> Flattener:
+    """Compile ``tree`` into a function ``(value, leaves, problems)`` that appends the value's leaves in order."""
+    if isinstance(tree, schema.LeafNode):
+        return lambda value, leaves, problems: leaves.append(value)
+    if isinstance(tree, schema.DictNode):
+        return _mapping_flattener(tree, path)
+    if isinstance(tree, schema.RecordNode):
+        return _record_flattener(tree, path)
+    return _sequence_flattener(tree, path)
+
+
+def _fail(count: int, path: str, message: str, leaves: list[Any], problems: list[Problem]) -> None:
+    leaves.extend([MISSING] * count)
+    problems.append(Problem(path, message))
+
+
+def _sequence_flattener(tree: schema.TupleNode | schema.ListNode, path: str) -> Flattener:
+    parts = [flattener(item, f"{path}[{i}]") for i, item in enumerate(tree.items)]
+    kind = tuple if isinstance(tree, schema.TupleNode) else list
+    count, total = len(parts), count_leaves(tree)
+
+    def flatten(value: Any, leaves: list[Any], problems: list[Problem]) -> None:
+        if type(value) is not kind and not isinstance(value, (list, tuple)):
+            return _fail(total, path, f"expected a {kind.__name__}, got {type(value).__name__}", leaves, problems)
+        if len(value) != count:
+            return _fail(total, path, f"expected {count} items, got {len(value)}", leaves, problems)
+        for part, item in zip(parts, value, strict=True):
+            part(item, leaves, problems)
+        return None
+
+    return flatten
+
+
+def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
+    keys = tree.keys
+    parts = [(key, flattener(item, f"{path}[{key!r}]"), count_leaves(item)) for key, item in zip(keys, tree.items, strict=True)]
+    known, total = set(keys), count_leaves(tree)
+
+    def flatten(value: Any, leaves: list[Any], problems: list[Problem]) -> None:
+        if not isinstance(value, Mapping):
+            return _fail(total, path, f"expected a dict, got {type(value).__name__}", leaves, problems)
+        for key, part, size in parts:
+            if key in value:
+                part(value[key], leaves, problems)
+            else:
+                _fail(size, f"{path}[{key!r}]", "missing", leaves, problems)
+        if len(value) != len(known):
+            problems += [Problem(f"{path}[{key!r}]", "unexpected") for key in value if key not in known]
+        return None
+
+    return flatten
+
+
+def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
+    parts = [(field, flattener(item, f"{path}.{field}"), count_leaves(item)) for field, item in zip(tree.fields, tree.items, strict=True)]
+
+    def flatten(value: Any, leaves: list[Any], problems: list[Problem]) -> None:
+        for field, part, size in parts:
+            if isinstance(value, Mapping) and field in value:
+                part(value[field], leaves, problems)
+            elif hasattr(value, field):
+                part(getattr(value, field), leaves, problems)
+            else:
+                _fail(size, f"{path}.{field}", f"missing on the {type(value).__name__} given", leaves, problems)
+
+    return flatten
+
+
+def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
+    """Compile ``tree`` into a function that builds the nested value from its leaves."""
+    if isinstance(tree, schema.LeafNode):
+        return next
+    parts = [unflattener(item) for item in tree.items]
+    if isinstance(tree, schema.TupleNode):
+        return lambda leaves: tuple([part(leaves) for part in parts])
+    if isinstance(tree, schema.ListNode):
+        return lambda leaves: [part(leaves) for part in parts]
+    if isinstance(tree, schema.DictNode):
+        keys, kind = tree.keys, OrderedDict if tree.ordered else dict
+        return lambda leaves: kind(zip(keys, [part(leaves) for part in parts], strict=True))
+    return _record_unflattener(tree, parts)
+
+
+def _record_unflattener(tree: schema.RecordNode, parts: list[Callable[[Iterator[Any]], Any]]) -> Callable[[Iterator[Any]], Any]:
+    name, fields = tree.name, tree.fields
+    if tree.kind == "mapping":
+        return lambda leaves: MappingRecord(zip(fields, [part(leaves) for part in parts], strict=True))
+    make = TupleRecord.make if tree.kind == "tuple" else ObjectRecord
+    return lambda leaves: make(name, fields, [part(leaves) for part in parts])
