@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     help="Share of the activations to keep for the backward; what is not kept is computed again.",
 )
 @click.option(
-    "--method", "methods", multiple=True, default=("train", "infer"), show_default=True, help="May be repeated."
+    "--method",
+    "methods",
+    multiple=True,
+    default=("train", "infer"),
+    show_default=True,
+    metavar="NAME",
+    help="train, infer, eval (gradients in eval mode). May be repeated.",
 )
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option("--no-cache", is_flag=True, help="Compile everything anew.")
@@ -64,7 +70,8 @@ def command(
             loaded.model,
             loaded.args,
             loaded.kwargs,
-            out=f"{out.rstrip('/')}/" if directory else out,
+            out=out,
+            layout="directory" if directory or out.endswith("/") else "file",
             dynamic_shapes=loaded.dynamic_shapes,
             name=loaded.name,
             cache=not no_cache,
