@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,13 +91,37 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
 
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
-    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints."""
+    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
+
+    A bundle's graphs have no place for messages: calls that only print, warn or log are left out of the trace.
+    """
     torch._dynamo.reset()
+    ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else _OLD_IGNORED
     with torch._dynamo.config.patch(
-        specialize_int=True, assume_static_by_default=True, automatic_dynamic_shapes=False, capture_scalar_outputs=True
+        {
+            "specialize_int": True,
+            "assume_static_by_default": True,
+            "automatic_dynamic_shapes": False,
+            "capture_scalar_outputs": True,
+            ignored: getattr(torch._dynamo.config, ignored) | _message_functions(),
+        }
     ):
         captured: torch.fx.GraphModule = dynamo_graph_capture_for_export(model)(*args, **kwargs)
     return captured
+
+
+_OLD_IGNORED = "ignore_logger_methods"
+_MESSAGES = ("log", "debug", "info", "warn", "warning", "error", "exception", "critical", "fatal")
+
+
+def _message_functions() -> set[Callable[..., Any]]:
+    """``print``, ``warnings.warn`` and what emits a message through ``logging``.
+
+    Libraries add to ``logging.Logger`` (transformers: ``warning_once``), so its names are looked up.
+    """
+    owners = (logging, logging.Logger)
+    emitters = {f for owner in owners for name, f in vars(owner).items() if name.partition("_")[0] in _MESSAGES}
+    return {print, warnings.warn, *filter(callable, emitters)}
 
 
 @contextlib.contextmanager
