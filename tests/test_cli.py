@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -346,6 +347,21 @@ def test_a_failed_build_leaves_nothing_behind(model_py: Path, tmp_path: Path) ->
     result = invoke("build", model_py, "-o", tmp_path / "out.aotpack")
     assert result.exit_code == 1
     assert "model.py:14, in model: return Net(3)" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_ctrl_c_leaves_nothing_behind(model_py: Path, tmp_path: Path) -> None:
+    waiting = "def model():\n    import time; print('waiting', flush=True); time.sleep(60)\n"
+    model_py.write_text(MODEL.replace("def model():\n", waiting))
+    command = [sys.executable, "-m", "aotpack.cli", "build", "model.py", "-o", "out.aotpack", "--target", "portable"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("Interrupted.\n")
+    assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
 
 

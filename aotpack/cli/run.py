@@ -110,7 +110,8 @@ def _inputs(path: Path, method: Any, seed: int) -> tuple[tuple[Any, ...], dict[s
 
     from aotpack_loader.archive.bundle import Bundle
 
-    recorded = recorded_inputs(Bundle.open(path))
+    with Bundle.open(path) as bundle:
+        recorded = recorded_inputs(bundle)
     if recorded is not None:
         return (*recorded, "recorded")
     args, kwargs = random_inputs(method, seed)

@@ -60,9 +60,10 @@ def _checks(path: Path, trust: str | tuple[str, ...] | None) -> Iterator[Check]:
     except AotpackError as error:
         yield Check("documents", "failed", str(error))
         return
-    yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
-    digests = _digests(bundle)
-    yield digests
+    with bundle:
+        yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
+        digests = _digests(bundle)
+        yield digests
     if digests.status == "failed":
         yield Check("self-test", "skipped", "nothing of a damaged bundle is run")
     elif bundle.program.self_test is None:
