@@ -210,9 +210,7 @@ def export_joint(
             shape_env=state.fake_mode.shape_env,
             primal_descriptors=list(descriptors),
             deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
-            synthetic_bases=any(
-                isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers
-            ),
+            synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=state.fake_mode,
         )
 

@@ -54,9 +54,7 @@ class BlobStore:
     def __enter__(self) -> BlobStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
@@ -222,9 +220,7 @@ def _documents(store: BlobStore, program: Program, targets: Sequence[TargetEntry
         # No artifactType here: copying tools (skopeo) drop it from these descriptors, and with it the bundle's digest.
         manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform))
     title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
-    index = store.add_document(
-        ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX
-    )
+    index = store.add_document(ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX)
     return Descriptor(index.media_type, index.digest, index.size, artifact_type=media_types.BUNDLE), digests
 
 

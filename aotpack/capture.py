@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+
 from aotpack_loader.errors import AotpackError, CaptureError, Problem
 
 from . import _torch_compat as compat
@@ -109,27 +110,21 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def _with_dynamo(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
-) -> compat.Joint:
+def _with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = compat.capture_with_dynamo(model, args, kwargs)
         with compat.dynamo_contexts(captured):
             return compat.export_joint(captured, args, kwargs)
 
 
-def _with_export(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
-) -> compat.Joint:
+def _with_export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
     exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode:
         return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs)
 
 
-def _with_trace(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes
-) -> compat.Joint:
+def _with_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
     mode = compat.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
     fakes: dict[int, torch.Tensor] = {}

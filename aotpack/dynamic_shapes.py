@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+
 from aotpack_loader.errors import BuildError, Problem
 
 Bounds = tuple[int | None, int | None]
@@ -55,9 +56,7 @@ def _by_position(
         return dict(enumerate(given[: len(args)])), dict(zip(kwargs, given[len(args) :], strict=False))
     function = model.forward if isinstance(model, torch.nn.Module) else model
     parameters = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        p.name for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     rest = next((p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     positions: dict[int, Any] = {}
@@ -74,9 +73,7 @@ def _by_position(
     return positions, names
 
 
-def _match(
-    value: Any, given: Any, path: str, numbers: Any, found: dict[int, dict[int, Bounds]], problems: list[Problem]
-) -> None:
+def _match(value: Any, given: Any, path: str, numbers: Any, found: dict[int, dict[int, Bounds]], problems: list[Problem]) -> None:
     """Walk a value and its specification together, numbering leaves as pytree does."""
     children = _children(value)
     if children is None:

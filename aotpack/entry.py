@@ -25,9 +25,7 @@ import torch
 
 from aotpack_loader.errors import EntryError, Problem
 
-EXAMPLE_INPUTS_HINT = (
-    "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
-)
+EXAMPLE_INPUTS_HINT = "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
 SEED = 0
 """torch's seed while the file runs: the same file gives the same weights, so the same bundle."""
 
@@ -107,9 +105,7 @@ def _import_file(path: Path) -> ModuleType:
     if path.is_dir():
         raise EntryError(f"{path} is a directory, not a Python file.", hint=f"Did you mean {path / 'model.py'}?")
     if not path.is_file():
-        raise EntryError(
-            f"There is no file {path}.", hint="The entry is `path/to/model.py` or `path/to/model.py:factory`."
-        )
+        raise EntryError(f"There is no file {path}.", hint="The entry is `path/to/model.py` or `path/to/model.py:factory`.")
     filename = str(path.resolve())
     linecache.checkcache(filename)
     name = _module_name(path, filename)
@@ -153,9 +149,7 @@ def _bound_names(node: ast.stmt) -> set[str]:
 
 
 def _resolve_model(source: _Source, factory: str) -> torch.nn.Module | Callable[..., Any]:
-    found = _lookup(
-        source, factory, hint=f"Define `def {factory}(): return MyModel()`, or name another factory: model.py:name."
-    )
+    found = _lookup(source, factory, hint=f"Define `def {factory}(): return MyModel()`, or name another factory: model.py:name.")
     if isinstance(found, torch.nn.Module):
         return found
     if not callable(found):
@@ -288,11 +282,7 @@ def _syntax_problem(error: SyntaxError) -> Problem:
 def _user_frames(tb: TracebackType | None) -> list[Problem]:
     """The frames of a traceback that are the user's, outermost first."""
     frames = traceback.extract_tb(tb)
-    return [
-        _line_problem(frame.filename, frame.lineno or 1, frame.name)
-        for frame in frames
-        if not _is_library(frame.filename)
-    ]
+    return [_line_problem(frame.filename, frame.lineno or 1, frame.name) for frame in frames if not _is_library(frame.filename)]
 
 
 def _line_problem(filename: str, lineno: int, function: str = "<module>") -> Problem:

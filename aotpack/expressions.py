@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+
 from aotpack_loader.errors import UnsupportedError
 
 from ._torch_compat import ShapeEnv, int_oo

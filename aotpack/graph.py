@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from aotpack_loader.errors import Problem, UnsupportedError
-from aotpack_loader.devices import operators
-from aotpack_loader.format import schema
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+
+from aotpack_loader.devices import operators
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
 
 from ._torch_compat import ShapeEnv
 from .expressions import size_expression

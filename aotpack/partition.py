@@ -49,9 +49,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
     placeholders = backward.graph.find_nodes(op="placeholder")
     pairs = list(zip([*symbols, *tensors], placeholders, strict=False))
-    result = Partitioned(
-        forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward)
-    )
+    result = Partitioned(forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward))
     _recompute_views_of_inputs(result)
     return result
 

@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import codec, media_types, schema
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
-from . import __version__, capture, dynamic_shapes, graph, partition, signature
+from . import __version__, capture, graph, partition, signature
 from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
+from .dynamic_shapes import DynamicShapes
+from .dynamic_shapes import resolve as resolve_shapes
+from .selftest import record
 from .state import StoredTensors, describe_state
 from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
@@ -112,7 +116,6 @@ class _BuiltMethod:
     plan: MethodPlan
     convention: signature.Convention
     front_end: str
-    fingerprint: bytes
 
 
 class _Build:
@@ -185,7 +188,7 @@ def build(
     run = _Build(observer or Silent())
     stored = StoredTensors()
     state = describe_state(module, stored)
-    shapes = dynamic_shapes_of(model, args, kwargs, dynamic_shapes)
+    shapes = resolve_shapes(model, args, kwargs, dynamic_shapes)
     compile_cache = CompileCache(enabled=cache)
     with BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
@@ -199,10 +202,9 @@ def build(
             weights = write_weights(list(stored.tensors.items()), store)
         tested = None
         if self_test:
-            from .selftest import record
-
             with run.stage("self-test"):
-                tested = record(module, args, kwargs, "train" in methods, store)
+                recorded = program_methods.get("train") or next(iter(program_methods.values()))
+                tested = record(module, recorded, args, kwargs, store)
         program = schema.Program(
             format=FORMAT_VERSION,
             name=name or type(model).__name__,
@@ -217,7 +219,7 @@ def build(
         shared = [item.descriptor for item in graphs] + weights + ([tested] if tested else [])
         entries = [entry._replace(layers=_distinct([*shared, *entry.layers])) for entry in entries]
         with run.stage("write"):
-            digest = write_bundle(Path(out), store, program, entries, layout=layout)  # type: ignore[arg-type]
+            digest = write_bundle(out, store, program, entries, layout=layout)  # type: ignore[arg-type]
     record_built(digest)
     if compile_cache.hits:
         run.note(f"{compile_cache.hits} of {compile_cache.hits + compile_cache.misses} compiled graphs came from the cache")
@@ -233,11 +235,6 @@ def build(
         saved_bytes={m.plan.name: m.convention.saved_bytes for m in built if m.convention.backward is not None},
         cache_hits=compile_cache.hits,
     )
-
-
-def dynamic_shapes_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> dynamic_shapes.DynamicShapes:
-    """The user's dynamic sizes, matched with the example inputs."""
-    return dynamic_shapes.resolve(model, args, kwargs, given)
 
 
 def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str]) -> None:
@@ -264,7 +261,7 @@ def _trace_method(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    shapes: dynamic_shapes.DynamicShapes,
+    shapes: DynamicShapes,
     stored: StoredTensors,
     options: _Options,
 ) -> _BuiltMethod:
@@ -276,11 +273,9 @@ def _trace_method(
     if captured.rejected and captured.front_end != "dynamo":
         run.warn(f"{plan.name!r}: activation checkpoints, if any, are looked through by this front end")
     with run.stage("partition", plan.name):
-        parts = partition.partition(
-            captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget
-        )
+        parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)
-    return _BuiltMethod(plan, convention, captured.front_end, b"")
+    return _BuiltMethod(plan, convention, captured.front_end)
 
 
 def _add_graphs(
@@ -296,6 +291,7 @@ def _add_graphs(
         return descriptor
 
     parameters = _positional_parameters(model)
+    served = _served([item.plan for item in built], has_modes=model is module)
     for item in built:
         name, convention = item.plan.name, item.convention
         forward = add(f"{name}.forward", convention.forward, convention)
@@ -308,7 +304,7 @@ def _add_graphs(
                 gradients=convention.gradients,
             )
         methods[name] = schema.Method(
-            serves=_served(item.plan, built, module),
+            serves=served[name],
             forward=forward,
             backward=backward,
             captured_with=item.front_end,
@@ -318,27 +314,26 @@ def _add_graphs(
     return methods, graphs
 
 
-def _served(plan: MethodPlan, built: Sequence[_BuiltMethod], module: torch.nn.Module) -> list[schema.Mode]:
-    """The caller's modes a method is right for.
+def _served(plans: Sequence[MethodPlan], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
+    """The caller's modes each method is right for; no mode is served twice.
 
-    A graph with gradients also serves the same mode without them. Where nothing in the model looks at its mode, one
-    mode's graphs serve the other too.
+    A graph with gradients also serves its mode without them, and a plain function has no train and eval mode, so one
+    graph serves both.
     """
-    names = {item.plan.name for item in built}
-    modes = [schema.Mode(plan.training, plan.grad)]
-    if plan.grad and not any(p.plan.training == plan.training and not p.plan.grad for p in built):
-        modes.append(schema.Mode(plan.training, False))
-    if not _has_modes(module):
-        other = not plan.training
-        taken = {(p.plan.training, p.plan.grad) for p in built}
-        modes += [schema.Mode(other, mode.grad) for mode in list(modes) if (other, mode.grad) not in taken]
-    del names
-    return modes
+    served = {plan.name: [(plan.training, plan.grad)] for plan in plans}
 
+    def add(name: str, mode: tuple[bool, bool]) -> None:
+        if not any(mode in modes for modes in served.values()):
+            served[name].append(mode)
 
-def _has_modes(module: torch.nn.Module) -> bool:
-    """A plain function has no train and eval mode."""
-    return not isinstance(module, capture.FunctionModule)
+    for plan in plans:
+        if plan.grad:
+            add(plan.name, (plan.training, False))
+    if not has_modes:
+        for name, modes in list(served.items()):
+            for training, grad in list(modes):
+                add(name, (not training, grad))
+    return {name: [schema.Mode(*mode) for mode in modes] for name, modes in served.items()}
 
 
 def _positional_parameters(model: Any) -> list[str]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
-from torch.fx import GraphModule, Node
 
 from . import _torch_compat as compat
 from . import partition, trees, views
@@ -102,9 +103,7 @@ class _Assembler:
             "mutations": mutations,
             "non_differentiable": self._non_differentiable(mutations, results, visible),
         }
-        return Convention(
-            self.parts.forward, backward, method, saved, tangents, gradients, self.shape_env, self._saved_bytes()
-        )
+        return Convention(self.parts.forward, backward, method, saved, tangents, gradients, self.shape_env, self._saved_bytes())
 
     # -------------------------------------------------------------- inputs
 
@@ -143,9 +142,7 @@ class _Assembler:
                 literal = None
             return schema.ConstantLeaf(path, literal)
         kind = tensor_value(fakes.get(i, value), self.shape_env)
-        return schema.TensorLeaf(
-            path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad
-        )
+        return schema.TensorLeaf(path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad)
 
     def _primals(self) -> None:
         params = dict(self.model.named_parameters(remove_duplicate=False))
@@ -172,9 +169,7 @@ class _Assembler:
                 self.problems.append(Problem(source_line(node) or node.name, "a number argument that stayed symbolic"))
             else:
                 self.parts.forward.graph.erase_node(node)
-        self._dropped = [
-            i for i, node in enumerate(self.primal_nodes) if not isinstance(node.meta.get("val"), torch.Tensor)
-        ]
+        self._dropped = [i for i, node in enumerate(self.primal_nodes) if not isinstance(node.meta.get("val"), torch.Tensor)]
         self.primal_nodes = [node for node, _ in kept]
         self.primals = [primal for _, primal in kept]
 
@@ -191,9 +186,7 @@ class _Assembler:
     def _constant_primal(self, node: Node, value: torch.Tensor) -> int:
         real = compat.real_tensor(value)
         if real is None:
-            self.problems.append(
-                Problem(source_line(node) or node.name, "a tensor whose value is only known while tracing")
-            )
+            self.problems.append(Problem(source_line(node) or node.name, "a tensor whose value is only known while tracing"))
             real = torch.zeros(())
         if value.requires_grad:
             self.problems.append(
@@ -240,8 +233,7 @@ class _Assembler:
                     output=self._output(node, fresh=True),
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
-                    hidden_from_autograd=info.mutations_hidden_from_autograd
-                    or info.mutations_under_no_grad_or_inference_mode,
+                    hidden_from_autograd=info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode,
                 )
             )
         return found
@@ -332,9 +324,7 @@ class _Assembler:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad)
 
-    def _non_differentiable(
-        self, mutations: list[schema.Mutation], results: list[schema.Result], visible: int
-    ) -> list[int]:
+    def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result], visible: int) -> list[int]:
         """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""
         differentiable = {m.output for m in mutations if m.requires_grad}
         plain = {m.output for m in mutations}
@@ -392,8 +382,7 @@ class _Assembler:
         return {
             node
             for node in saved
-            if (value := _tensor_of(node)) is not None
-            and compat.StorageWeakRef(value.untyped_storage()) not in taken
+            if (value := _tensor_of(node)) is not None and compat.StorageWeakRef(value.untyped_storage()) not in taken
         }
 
     def _tangents(self, mutations: list[schema.Mutation]) -> list[schema.Tangent]:
@@ -441,9 +430,7 @@ class _Assembler:
         first = self.metadata.num_mutated_inp_runtime_indices
         earlier = sum(
             other is node and info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
-            for other, info in zip(
-                self.parts.forward_outputs[first : first + index], self.metadata.output_info, strict=False
-            )
+            for other, info in zip(self.parts.forward_outputs[first : first + index], self.metadata.output_info, strict=False)
         )
         mutated = sum(output is node for output in self.parts.forward_outputs[:first])
         positions = [i for i, output in enumerate(self.outputs) if output is node]
@@ -492,9 +479,7 @@ class _Assembler:
     def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:
         if self.shape_env is None:
             return []
-        names = {
-            dim for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for dim in leaf.shape if isinstance(dim, str)
-        }
+        names = {dim for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for dim in leaf.shape if isinstance(dim, str)}
         env = self.shape_env
         symbols = []
         for symbol in sorted({s for name in names for s in compat.symbols_of(env, name)}, key=str):
@@ -502,9 +487,7 @@ class _Assembler:
                 self.problems.append(Problem(str(symbol), "a size that appears only inside an expression"))
                 continue
             limits = env.var_to_range[symbol]
-            symbols.append(
-                schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), compat.hint(env, symbol))
-            )
+            symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), compat.hint(env, symbol)))
         return symbols
 
     def _constraints(self) -> list[str]:
@@ -538,5 +521,3 @@ def _memory_format(value: torch.Tensor) -> Any:
     if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous():
         return "channels_last_3d"
     return "contiguous_format"
-
-

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 import torch
+
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 

@@ -10,8 +10,9 @@ import operator
 from typing import Any
 
 import torch
-from aotpack_loader.format import schema
 from torch.fx import Node
+
+from aotpack_loader.format import schema
 
 from ._torch_compat import ShapeEnv
 from .expressions import size_expression

@@ -36,9 +36,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions.")
 def main() -> None:
     """Packages that carry a trainable, already compiled PyTorch model."""
 

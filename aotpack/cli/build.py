@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 @click.option("--directory", is_flag=True, help="Write an unpacked directory, as a PATH that ends in / does.")
 @json_option
 @verbose_option
-def command(
-    entry: str, out: str, directory: bool, no_cache: bool, as_json: bool, verbose: bool, **options: Any
-) -> None:
+def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool, verbose: bool, **options: Any) -> None:
     """Build a bundle from ENTRY, `model.py` or `model.py:factory`.
 
     The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`.

@@ -47,9 +47,7 @@ def json_option(function: F) -> F:
 
 def verbose_option(function: F) -> F:
     """``-v``: more words, and the cause of an error with its traceback."""
-    return click.option("-v", "--verbose", is_flag=True, callback=_remember(_VERBOSE), is_eager=True, help="Say more.")(
-        function
-    )
+    return click.option("-v", "--verbose", is_flag=True, callback=_remember(_VERBOSE), is_eager=True, help="Say more.")(function)
 
 
 def trust_option(function: F) -> F:

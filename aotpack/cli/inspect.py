@@ -161,7 +161,8 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
         yield f"graphs: {_count(forward, 'operation')} forward, {backward} backward; {saved_text} saved"
     mutated = [_primal(method, mutation.primal) for mutation in method.mutations]
     if mutated:
-        yield f"changes in place: {', '.join(mutated)}"
+        more = f" and {len(mutated) - 3} more" if len(mutated) > 3 else ""
+        yield f"changes in place: {', '.join(mutated[:3])}{more}"
     if method.captured_with:
         yield f"captured with {method.captured_with}"
     yield from method.notes
@@ -275,21 +276,26 @@ def _tensor_type(dtype: str, shape: list[schema.Dim] | list[int]) -> str:
 
 
 def _target_table(bundle: Bundle) -> Table:
-    table = Table(
-        "target", "platform", "instruction set", "code", "needs", box=None, pad_edge=False, header_style="bold"
-    )
+    table = Table("target", "platform", "instruction set", "code", "needs", box=None, pad_edge=False, header_style="bold")
     for name, found in bundle.manifests.items():
         target = found.target
         code = {executable.code.digest: executable.code.size for executable in target.executables.values()}
-        needs = [f"torch {target.torch}"] if target.torch else []
         table.add_row(
             Text(name),
             _platform(found.platform),
             target.instruction_set or "-",
             size_text(sum(code.values())) if code else "none: interpreted",
-            Text(", ".join([*needs, *target.cpu_features]) or "-"),
+            Text(_needs(target)),
         )
     return table
+
+
+def _needs(target: schema.Target) -> str:
+    """What a machine must have; the name of an instruction set stands for its processor features."""
+    needs = [f"torch {target.torch}"] if target.torch else []
+    if not target.instruction_set:
+        needs += target.cpu_features
+    return ", ".join(needs) or "-"
 
 
 def _platform(platform: schema.Platform | None) -> str:

@@ -67,9 +67,7 @@ def command(
         stdout().print(_table(report))
 
 
-def _run(
-    path: Path, backend: str | None, trust: str | tuple[str, ...] | None, steps: int, lr: float, seed: int
-) -> StepReport:
+def _run(path: Path, backend: str | None, trust: str | tuple[str, ...] | None, steps: int, lr: float, seed: int) -> StepReport:
     import torch
 
     start = time.perf_counter()

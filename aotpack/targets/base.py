@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
 from aotpack_loader.format import schema
 
 from ..bundle import BlobStore, TargetEntry
@@ -30,9 +31,7 @@ class Target(Protocol):
     def name(self) -> str:
         """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
 
-    def compile(
-        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache
-    ) -> TargetEntry:
+    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         """Compile ``graphs`` and put the code into ``store``.
 
         Raises:

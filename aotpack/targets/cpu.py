@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.fx import GraphModule, Node
+
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
-from torch.fx import GraphModule, Node
 
 from .. import _torch_compat as compat
 from ..bundle import BlobStore, TargetEntry
@@ -39,9 +40,7 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{self.level}"
 
-    def compile(
-        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache
-    ) -> TargetEntry:
+    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         toolchain = compat.inductor_fingerprint()
@@ -78,9 +77,7 @@ class CpuTarget:
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
             output = Path(folder) / "code.so"
             try:
-                compat.compile_with_aoti(
-                    call.module, call.examples, output, march=self.march, vector_bits=self._bits()
-                )
+                compat.compile_with_aoti(call.module, call.examples, output, march=self.march, vector_bits=self._bits())
             except Exception as error:
                 raise BuildError(
                     f"AOTInductor could not compile {key} for {self.name}.",

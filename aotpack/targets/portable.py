@@ -23,9 +23,7 @@ class PortableTarget:
     def name(self) -> str:
         return "portable"
 
-    def compile(
-        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache
-    ) -> TargetEntry:
+    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         problems = [
             Problem(item.key, f"calls {node.op}")
             for item in graphs

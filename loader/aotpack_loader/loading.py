@@ -14,6 +14,7 @@ from .archive.weights import View
 from .devices.select import Selection, select
 from .errors import AotpackError
 from .format import schema
+from .format.validate import backward_arity
 from .program import LoadedProgram, LoadInfo
 from .runtime.call import MethodCall
 
@@ -90,11 +91,16 @@ def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> No
     entries = {entry.name: entry for entry in program.state}
     constants = _constants(bundle, program)
     for name, method in program.methods.items():
+        forward = chosen.device.executable(f"{name}.forward", method.forward, (len(method.primals), method.num_outputs))
+        backward = None
+        if method.backward is not None:
+            arity = backward_arity(method.backward)
+            backward = chosen.device.executable(f"{name}.backward", method.backward.graph, arity)
         call = MethodCall(
             name,
             method,
-            chosen.device.executable(f"{name}.forward", method.forward),
-            None if method.backward is None else chosen.device.executable(f"{name}.backward", method.backward.graph),
+            forward,
+            backward,
             module.current_state,
             constants,
             entries,
@@ -106,11 +112,4 @@ def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> No
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:
     used = [p for m in program.methods.values() for p in m.primals if isinstance(p, schema.ConstantPrimal)]
     stored = bundle.weights()
-    return {p.name: stored.tensor(View(p.name, p.dtype, p.shape, _contiguous(p.shape))) for p in used}
-
-
-def _contiguous(shape: list[int]) -> list[int]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(size, 1))
-    return strides[: len(shape)]
+    return {p.name: stored.tensor(View.contiguous(p.name, p.dtype, p.shape)) for p in used}

@@ -82,7 +82,10 @@ class LoadedProgram(nn.Module):
             return other
         mode = f"{'train()' if self.training else 'eval()'} with gradients {'on' if grad else 'off'}"
         served = [
-            Problem(f"{'train()' if training else 'eval()'}, gradients {'on' if enabled else 'off'}", f"method {call.name!r}")
+            Problem(
+                f"{'train()' if training else 'eval()'}, gradients {'on' if enabled else 'off'}",
+                f"method {call.name!r}",
+            )
             for (training, enabled), call in sorted(self._calls.items(), reverse=True)
         ]
         hint = (

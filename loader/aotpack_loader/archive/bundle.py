@@ -29,6 +29,7 @@ from ..format.schema import (
     Target,
     Version,
 )
+from ..format.validate import validate_graph, validate_program, validate_target
 from ..format.versions import check_version
 from . import cache, compression
 from .layout import Layout, open_layout
@@ -77,6 +78,7 @@ class Bundle:
             if found.target.name in self._manifests:
                 raise CorruptBundleError(f"The bundle has two targets called {found.target.name!r}.")
             _check_references(self._program, found)
+            validate_target(found.target, self._program, f"target {found.target.name!r}")
             self._manifests[found.target.name] = found
         self._graphs: dict[str, Graph] = {}
 
@@ -133,7 +135,7 @@ class Bundle:
             if descriptor.media_type != media_types.GRAPH:
                 raise CorruptBundleError(f"{descriptor.digest} is a {descriptor.media_type}, not a graph.")
             found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
-            _validate(found, descriptor.digest)
+            validate_graph(found, descriptor.digest)
             self._graphs[descriptor.digest] = found
         return found
 
@@ -207,9 +209,7 @@ class Bundle:
     def __enter__(self) -> Bundle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _all_descriptors(self) -> Iterator[Descriptor]:
@@ -290,7 +290,7 @@ def _program(layout: Layout, descriptor: Descriptor) -> Program:
         )
     )
     program = decode(data, Program, where="program")
-    _validate(program, "program")
+    validate_program(program, "program")
     return program
 
 
@@ -331,16 +331,3 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"target.executables.{name}.code", executable.code
         if executable.fallbacks is not None:
             yield f"target.executables.{name}.fallbacks", executable.fallbacks
-
-
-def _validate(document: Program | Graph, where: str) -> None:
-    try:
-        from ..format.validate import validate_graph, validate_program
-    except ModuleNotFoundError as error:
-        if error.name != "aotpack_loader.format.validate":
-            raise
-        return
-    if isinstance(document, Program):
-        validate_program(document, where)
-    else:
-        validate_graph(document, where)

@@ -54,9 +54,7 @@ def scan(data: memoryview) -> dict[str, tuple[int, int]]:
         stop = start + size
         position = stop + -size % BLOCK
         if position > len(data):
-            raise CorruptBundleError(
-                f"The bundle is truncated: {name} ends at byte {stop}, the file has {len(data)} bytes."
-            )
+            raise CorruptBundleError(f"The bundle is truncated: {name} ends at byte {stop}, the file has {len(data)} bytes.")
         if any(data[stop:position]):
             raise _bad(stop, f"the padding after {name} is not zero")
         if is_file:

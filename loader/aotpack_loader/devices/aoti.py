@@ -53,7 +53,7 @@ class AotiDevice:
         self._bundle = bundle
         self._target = target
 
-    def executable(self, key: str, graph: schema.Descriptor) -> AotiExecutable:
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> AotiExecutable:
         """Extract and open the code called ``key``.
 
         Raises:

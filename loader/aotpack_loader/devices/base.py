@@ -20,5 +20,5 @@ class Device(Protocol):
     def device(self) -> torch.device:
         """Where its tensors live."""
 
-    def executable(self, key: str, graph: schema.Descriptor) -> Executable:
-        """The executable called ``key`` (``train.forward``), which computes ``graph``."""
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
+        """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""

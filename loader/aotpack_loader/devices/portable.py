@@ -113,6 +113,15 @@ class PortableDevice:
         self.device = device
         self._bundle = bundle
 
-    def executable(self, key: str, graph: schema.Descriptor) -> PortableExecutable:
-        """The graph itself; ``key`` is not needed."""
-        return PortableExecutable(self._bundle.graph(graph), self.device, self._bundle.program.requirements.operators)
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PortableExecutable:
+        """The graph itself.
+
+        Raises:
+            CorruptBundleError: it takes or returns another number of values than the method says (C14).
+        """
+        program = self._bundle.graph(graph)
+        if (len(program.inputs), len(program.outputs)) != arity:
+            raise CorruptBundleError(
+                f"C14: the graph of {key} has {len(program.inputs)} inputs and {len(program.outputs)} outputs, not {arity}."
+            )
+        return PortableExecutable(program, self.device, self._bundle.program.requirements.operators)

@@ -56,7 +56,11 @@ def select(
             continue
         if target.kind == PORTABLE:
             return Selection(
-                target, PortableDevice(bundle, place), _why(backend, "runs anywhere"), rejected, _fallback(rejected, backend)
+                target,
+                PortableDevice(bundle, place),
+                _why(backend, "runs anywhere"),
+                rejected,
+                _fallback(rejected, backend),
             )
         try:
             trusted = check_trust(bundle.digest, trust)

@@ -39,6 +39,4 @@ def decode(data: bytes | memoryview, kind: type[T], *, where: str) -> T:
     try:
         return decoder.decode(data)  # type: ignore[return-value]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptBundleError(
-            f"The document {where} is not a valid {kind.__name__}.", [Problem(where, str(error))]
-        ) from error
+        raise CorruptBundleError(f"The document {where} is not a valid {kind.__name__}.", [Problem(where, str(error))]) from error

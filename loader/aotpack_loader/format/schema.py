@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", description="sha256 of the bytes of a blob")]
+Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71, description="sha256 of the bytes of a blob")]
 Index = Annotated[int, Meta(ge=0)]
 Size = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -41,7 +41,7 @@ class Document(Struct, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------- OCI documents (image-spec 1.1)
 
 
-class Platform(Document, rename={"os_version": "os.version"}):
+class Platform(Document, frozen=True, rename={"os_version": "os.version"}):
     """OCI platform of a manifest; ``variant`` is the x86-64 microarchitecture level (``v2``, ``v3``, ``v4``)."""
 
     architecture: str
@@ -50,7 +50,7 @@ class Platform(Document, rename={"os_version": "os.version"}):
     os_version: str = ""
 
 
-class Descriptor(Document, rename={"media_type": "mediaType", "artifact_type": "artifactType"}):
+class Descriptor(Document, frozen=True, rename={"media_type": "mediaType", "artifact_type": "artifactType"}):
     """A reference to a blob. A reader MUST compare ``size`` before it hashes and ``digest`` before it parses."""
 
     media_type: Name
@@ -61,7 +61,11 @@ class Descriptor(Document, rename={"media_type": "mediaType", "artifact_type": "
     artifact_type: str = ""
 
 
-class Manifest(Document, rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"}):
+class Manifest(
+    Document,
+    frozen=True,
+    rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"},
+):
     """One target of a bundle: its program and every blob that target needs."""
 
     schema_version: Literal[2]
@@ -72,7 +76,11 @@ class Manifest(Document, rename={"schema_version": "schemaVersion", "media_type"
     annotations: dict[str, str] = {}
 
 
-class ImageIndex(Document, rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"}):
+class ImageIndex(
+    Document,
+    frozen=True,
+    rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"},
+):
     """A list of manifests: the layout's ``index.json``, and the bundle index below it."""
 
     schema_version: Literal[2]
@@ -85,56 +93,56 @@ class ImageIndex(Document, rename={"schema_version": "schemaVersion", "media_typ
 # ---------------------------------------------------------------- graphs
 
 
-class ValueRef(Document, tag="value", tag_field="type"):
+class ValueRef(Document, frozen=True, tag="value", tag_field="type"):
     """The value called ``name``: a graph input or the result of an earlier node."""
 
     name: Name
 
 
-class FloatArg(Document, tag="float", tag_field="type"):
+class FloatArg(Document, frozen=True, tag="float", tag_field="type"):
     """A floating-point literal: JSON alone does not tell 1 from 1.0."""
 
     value: float | Literal["inf", "-inf", "nan"]
 
 
-class ComplexArg(Document, tag="complex", tag_field="type"):
+class ComplexArg(Document, frozen=True, tag="complex", tag_field="type"):
     """A complex literal."""
 
     real: float | Literal["inf", "-inf", "nan"]
     imag: float | Literal["inf", "-inf", "nan"]
 
 
-class DTypeArg(Document, tag="dtype", tag_field="type"):
+class DTypeArg(Document, frozen=True, tag="dtype", tag_field="type"):
     """A ``torch.dtype``."""
 
     value: DType
 
 
-class DeviceArg(Document, tag="device", tag_field="type"):
+class DeviceArg(Document, frozen=True, tag="device", tag_field="type"):
     """A ``torch.device``: the kind of the device the graph was traced for; a loader maps it to its own."""
 
     value: str
 
 
-class LayoutArg(Document, tag="layout", tag_field="type"):
+class LayoutArg(Document, frozen=True, tag="layout", tag_field="type"):
     """A ``torch.layout``."""
 
     value: Literal["strided"]
 
 
-class MemoryFormatArg(Document, tag="memory_format", tag_field="type"):
+class MemoryFormatArg(Document, frozen=True, tag="memory_format", tag_field="type"):
     """A ``torch.memory_format``."""
 
     value: Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
 
 
-class ExprArg(Document, tag="expr", tag_field="type"):
+class ExprArg(Document, frozen=True, tag="expr", tag_field="type"):
     """An integer computed from the method's symbols (view replay only; inside graphs sizes are values)."""
 
     value: str
 
 
-class GraphArg(Document, tag="graph", tag_field="type"):
+class GraphArg(Document, frozen=True, tag="graph", tag_field="type"):
     """A subgraph, passed to a higher-order operator."""
 
     name: Name
@@ -148,7 +156,7 @@ Arg = Atom | list[Atom | list[Atom]]
 """An argument of an operator. ``null``, ``true``, integers, strings and lists (at most two deep) stand for themselves."""
 
 
-class TensorValue(Document, tag="tensor", tag_field="type"):
+class TensorValue(Document, frozen=True, tag="tensor", tag_field="type"):
     """A tensor: sizes and strides in elements."""
 
     dtype: DType
@@ -157,13 +165,13 @@ class TensorValue(Document, tag="tensor", tag_field="type"):
     offset: Dim = 0
 
 
-class IntValue(Document, tag="int", tag_field="type"):
+class IntValue(Document, frozen=True, tag="int", tag_field="type"):
     """An integer known at run time, usually a size: ``expr`` over the method's symbols."""
 
     expr: Dim
 
 
-class OtherValue(Document, tag="other", tag_field="type"):
+class OtherValue(Document, frozen=True, tag="other", tag_field="type"):
     """Several results in one (taken apart by ``builtin.getitem``), a float, a bool, or nothing."""
 
     kind: Literal["tuple", "float", "bool", "none"]
@@ -172,7 +180,7 @@ class OtherValue(Document, tag="other", tag_field="type"):
 Value = TensorValue | IntValue | OtherValue
 
 
-class Node(Document):
+class Node(Document, frozen=True):
     """One operation: ``name = op(*args, **kwargs)``.
 
     ``op`` is a full ATen overload name (``aten.add.Tensor``), another registered operator
@@ -186,40 +194,40 @@ class Node(Document):
     kwargs: dict[str, Arg] = {}
 
 
-class Graph(Document):
+class Graph(Document, frozen=True):
     """A straight-line functional program; nodes are in execution order."""
 
     inputs: list[Name]
     input_values: list[Value]
     nodes: list[Node]
     outputs: list[Arg]
-    subgraphs: dict[str, "Graph"] = {}
+    subgraphs: dict[str, Graph] = {}
 
 
 # ---------------------------------------------------------------- trees (nested arguments and results)
 
 
-class LeafNode(Document, tag="leaf", tag_field="type"):
+class LeafNode(Document, frozen=True, tag="leaf", tag_field="type"):
     """One leaf; leaves are numbered in order of appearance."""
 
 
-class TupleNode(Document, tag="tuple", tag_field="type"):
-    items: list["Tree"]
+class TupleNode(Document, frozen=True, tag="tuple", tag_field="type"):
+    items: list[Tree]
 
 
-class ListNode(Document, tag="list", tag_field="type"):
-    items: list["Tree"]
+class ListNode(Document, frozen=True, tag="list", tag_field="type"):
+    items: list[Tree]
 
 
-class DictNode(Document, tag="dict", tag_field="type"):
+class DictNode(Document, frozen=True, tag="dict", tag_field="type"):
     """A mapping; ``keys`` keep the order in which the caller of the build wrote them."""
 
     keys: list[str | int | bool]
-    items: list["Tree"]
+    items: list[Tree]
     ordered: bool = False
 
 
-class RecordNode(Document, tag="record", tag_field="type"):
+class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
     """A named tuple (``kind`` tuple), a mapping with attributes (model output) or a dataclass (``object``).
 
     ``name`` is informative: a reader never imports it.
@@ -227,7 +235,7 @@ class RecordNode(Document, tag="record", tag_field="type"):
 
     name: str
     fields: list[str]
-    items: list["Tree"]
+    items: list[Tree]
     kind: Literal["tuple", "mapping", "object"] = "object"
 
 
@@ -237,26 +245,26 @@ Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode
 # ---------------------------------------------------------------- programs
 
 
-class Version(Document):
+class Version(Document, frozen=True):
     major: Index
     minor: Index
 
 
-class Producer(Document):
+class Producer(Document, frozen=True):
     """What wrote the bundle. Informative."""
 
     aotpack: str
     torch: str
 
 
-class Requirements(Document):
+class Requirements(Document, frozen=True):
     """What a reader needs to run the program: torch releases (PEP 440 specifier), operator namespaces beyond torch's own."""
 
     torch: str
     operators: list[str] = []
 
 
-class StateEntry(Document):
+class StateEntry(Document, frozen=True):
     """A parameter or buffer, by its name in the original module.
 
     Its elements are those of the stored tensor ``storage`` seen through ``shape``, ``stride`` and
@@ -275,7 +283,7 @@ class StateEntry(Document):
     tied_to: str | None = None
 
 
-class Symbol(Document):
+class Symbol(Document, frozen=True):
     """A size that varies from call to call: ``minimum <= value``, and ``value <= maximum`` unless that is null."""
 
     name: Name
@@ -284,7 +292,7 @@ class Symbol(Document):
     hint: int | None = None
 
 
-class TensorLeaf(Document, tag="tensor", tag_field="type"):
+class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     """A tensor argument. ``stride`` null: strides are not relied on."""
 
     path: str
@@ -295,25 +303,25 @@ class TensorLeaf(Document, tag="tensor", tag_field="type"):
     requires_grad: bool = False
 
 
-class ConstantLeaf(Document, tag="constant", tag_field="type"):
+class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
     """An argument the graphs were specialised to: a call must pass the same value."""
 
     path: str
-    value: None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
+    value: bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg | None
 
 
 InputLeaf = TensorLeaf | ConstantLeaf
 
 
-class ParameterPrimal(Document, tag="parameter", tag_field="type"):
+class ParameterPrimal(Document, frozen=True, tag="parameter", tag_field="type"):
     name: Name
 
 
-class BufferPrimal(Document, tag="buffer", tag_field="type"):
+class BufferPrimal(Document, frozen=True, tag="buffer", tag_field="type"):
     name: Name
 
 
-class ConstantPrimal(Document, tag="constant", tag_field="type"):
+class ConstantPrimal(Document, frozen=True, tag="constant", tag_field="type"):
     """A tensor the model's code closes over: part of no state dict. ``name`` is a stored tensor, contiguous."""
 
     name: Name
@@ -321,14 +329,14 @@ class ConstantPrimal(Document, tag="constant", tag_field="type"):
     shape: list[Size]
 
 
-class InputPrimal(Document, tag="user_input", tag_field="type"):
+class InputPrimal(Document, frozen=True, tag="user_input", tag_field="type"):
     leaf: Index
 
 
 Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal
 
 
-class Mutation(Document):
+class Mutation(Document, frozen=True):
     """After the forward, primal ``primal`` takes the value of forward output ``output``.
 
     ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only; ``data_and_metadata`` both;
@@ -343,7 +351,7 @@ class Mutation(Document):
     hidden_from_autograd: bool = False
 
 
-class ViewStep(Document):
+class ViewStep(Document, frozen=True):
     """One step of view replay: ``op(previous, *args, **kwargs)``, then element ``select`` of the result if not null."""
 
     op: Name
@@ -352,20 +360,20 @@ class ViewStep(Document):
     select: Index | None = None
 
 
-class FreshResult(Document, tag="fresh", tag_field="type"):
+class FreshResult(Document, frozen=True, tag="fresh", tag_field="type"):
     """Forward output ``output``: a new tensor, differentiable if ``requires_grad``."""
 
     output: Index
     requires_grad: bool = False
 
 
-class InputResult(Document, tag="is_input", tag_field="type"):
+class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):
     """Primal ``primal`` itself."""
 
     primal: Index
 
 
-class AliasResult(Document, tag="alias", tag_field="type"):
+class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``."""
 
     view: list[ViewStep]
@@ -374,13 +382,13 @@ class AliasResult(Document, tag="alias", tag_field="type"):
     requires_grad: bool = False
 
 
-class ConstantResult(Document, tag="constant", tag_field="type"):
+class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):
     """The same value at every call."""
 
-    value: None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg
+    value: bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | None
 
 
-class SizeResult(Document, tag="size", tag_field="type"):
+class SizeResult(Document, frozen=True, tag="size", tag_field="type"):
     """An integer computed from the sizes of the inputs."""
 
     expr: Dim
@@ -389,11 +397,11 @@ class SizeResult(Document, tag="size", tag_field="type"):
 Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult
 
 
-class SavedPrimal(Document, tag="primal", tag_field="type"):
+class SavedPrimal(Document, frozen=True, tag="primal", tag_field="type"):
     primal: Index
 
 
-class SavedOutput(Document, tag="output", tag_field="type"):
+class SavedOutput(Document, frozen=True, tag="output", tag_field="type"):
     """Forward output ``output``. ``check_version`` false: eager does not notice an in-place change of it either."""
 
     output: Index
@@ -401,7 +409,7 @@ class SavedOutput(Document, tag="output", tag_field="type"):
     donated: bool = False
 
 
-class SavedSize(Document, tag="size", tag_field="type"):
+class SavedSize(Document, frozen=True, tag="size", tag_field="type"):
     """An integer input of the backward graph, computed from the sizes of the inputs."""
 
     expr: Dim
@@ -410,7 +418,7 @@ class SavedSize(Document, tag="size", tag_field="type"):
 Saved = SavedPrimal | SavedOutput | SavedSize
 
 
-class Tangent(Document):
+class Tangent(Document, frozen=True):
     """The gradient with respect to forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``)."""
 
     output: Index
@@ -420,7 +428,7 @@ class Tangent(Document):
     memory_format: Literal["contiguous_format", "channels_last", "channels_last_3d"] = "contiguous_format"
 
 
-class Backward(Document):
+class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
     ``gradients[i]`` is the backward output that holds the gradient of primal i, or null where there is none.
@@ -432,14 +440,14 @@ class Backward(Document):
     gradients: list[Index | None]
 
 
-class Mode(Document):
+class Mode(Document, frozen=True):
     """A state of the caller: ``nn.Module.training``, and whether gradients are recorded."""
 
     training: bool
     grad: bool
 
 
-class Method(Document):
+class Method(Document, frozen=True):
     """One way to call the program: its arguments, its graphs and everything that happens around them.
 
     The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the tree
@@ -466,7 +474,7 @@ class Method(Document):
     parameters: list[str] = []
 
 
-class Program(Document):
+class Program(Document, frozen=True):
     """The program: the config blob of every manifest of a bundle."""
 
     format: Version
@@ -484,19 +492,19 @@ class Program(Document):
 # ---------------------------------------------------------------- targets
 
 
-class GivenInput(Document, tag="value", tag_field="type"):
+class GivenInput(Document, frozen=True, tag="value", tag_field="type"):
     """Input ``index`` of the graph, as it is."""
 
     index: Index
 
 
-class SizeCarrier(Document, tag="size_carrier", tag_field="type"):
+class SizeCarrier(Document, frozen=True, tag="size_carrier", tag_field="type"):
     """An empty tensor of shape ``(size, 0)`` that carries integer input ``index`` of the graph."""
 
     index: Index
 
 
-class Executable(Document):
+class Executable(Document, frozen=True):
     """Compiled code of one graph.
 
     ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
@@ -509,7 +517,7 @@ class Executable(Document):
     fallbacks: Descriptor | None = None
 
 
-class Target(Document):
+class Target(Document, frozen=True):
     """How one target runs the program; the first layer of its manifest.
 
     ``kind`` picks the device module of the loader (``portable``, ``aoti``). Executables are keyed by method and direction:
@@ -525,5 +533,3 @@ class Target(Document):
     cpu_features: list[str] = []
     torch: str = ""
     toolchain: dict[str, str] = {}
-
-

@@ -78,9 +78,7 @@ class MethodCall:
 
     def _check_state(self, state: Mapping[str, torch.Tensor]) -> None:
         problems = [
-            Problem(name, message)
-            for name, expected in self._expected.items()
-            if (message := expected.mismatch(state[name]))
+            Problem(name, message) for name, expected in self._expected.items() if (message := expected.mismatch(state[name]))
         ]
         if problems:
             raise InputError(

@@ -78,7 +78,10 @@ def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
 
 
 def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
-    parts = [(field, flattener(item, f"{path}.{field}"), count_leaves(item)) for field, item in zip(tree.fields, tree.items, strict=True)]
+    parts = [
+        (field, flattener(item, f"{path}.{field}"), count_leaves(item))
+        for field, item in zip(tree.fields, tree.items, strict=True)
+    ]
 
     def flatten(value: Any, leaves: list[Any], problems: list[Problem]) -> None:
         for field, part, size in parts:

@@ -1,0 +1,243 @@
+"""Rules that span several fields: what a document must satisfy beyond having the right types.
+
+Each rule has a number, cited by the prose in spec/graph-signature.md and by the tests. Checking them once, when a bundle
+is opened, lets everything above trust its indices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ..errors import CorruptBundleError, Problem
+from . import expressions, schema
+
+_PATH = re.compile(r"[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*")
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RESERVED = frozenset({"aotpack", "training"})
+"""Names a module of ours uses itself: no parameter may take them."""
+
+
+def validate_program(program: schema.Program, where: str) -> None:
+    """Check rules C1 to C12.
+
+    Raises:
+        CorruptBundleError: lists every rule that is broken, with its place.
+    """
+    _raise(where, [*_state_problems(program), *_method_problems(program)])
+
+
+def validate_graph(graph: schema.Graph, where: str) -> None:
+    """Check rules G1 to G4: names are defined before they are used, once.
+
+    Raises:
+        CorruptBundleError: lists every rule that is broken, with its place.
+    """
+    _raise(where, list(_graph_problems(graph, "$")))
+
+
+def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
+    """Check rule C14: a target's executables take and return what the program's graphs do.
+
+    Raises:
+        CorruptBundleError: lists every executable that does not fit.
+    """
+    problems: list[Problem] = []
+    for name, method in program.methods.items():
+        arities = {f"{name}.forward": (len(method.primals), method.num_outputs)}
+        if method.backward is not None:
+            arities[f"{name}.backward"] = backward_arity(method.backward)
+        for key, (inputs, outputs) in arities.items():
+            executable = target.executables.get(key)
+            if executable is None:
+                continue
+            at = f"$.executables[{key!r}]"
+            problems += _in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
+            if len(executable.outputs) != outputs:
+                problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
+    _raise(where, problems)
+
+
+def backward_arity(backward: schema.Backward) -> tuple[int, int]:
+    """Number of inputs and outputs of a backward graph."""
+    outputs = 1 + max((position for position in backward.gradients if position is not None), default=-1)
+    return len(backward.saved) + len(backward.tangents), outputs
+
+
+def _raise(where: str, problems: list[Problem]) -> None:
+    if problems:
+        raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
+
+
+def _state_problems(program: schema.Program) -> Iterator[Problem]:
+    known: dict[str, schema.StateEntry] = {}
+    for i, entry in enumerate(program.state):
+        at = f"$.state[{i}]"
+        if entry.name in known:
+            yield Problem(at, f"C1: the name {entry.name!r} is used twice")
+        if not _PATH.fullmatch(entry.name) or entry.name.split(".")[0] in RESERVED:
+            yield Problem(at, f"C2: {entry.name!r} is no name of a parameter or buffer")
+        if len(entry.shape) != len(entry.stride):
+            yield Problem(at, "C3: shape and stride differ in length")
+        if entry.tied_to is not None:
+            original = known.get(entry.tied_to)
+            if original is None or original.tied_to is not None or original.kind != entry.kind:
+                yield Problem(at, f"C4: tied_to {entry.tied_to!r} is no earlier entry of the same kind")
+        known[entry.name] = entry
+    for name in known:
+        parents = name.split(".")[:-1]
+        if any(".".join(parents[: i + 1]) in known for i in range(len(parents))):
+            yield Problem("$.state", f"C2: {name!r} lies below another entry")
+
+
+def _method_problems(program: schema.Program) -> Iterator[Problem]:
+    entries = {entry.name: entry.kind for entry in program.state}
+    served: set[tuple[bool, bool]] = set()
+    if not program.methods:
+        yield Problem("$.methods", "C5: a program has at least one method")
+    for name, method in program.methods.items():
+        at = f"$.methods[{name!r}]"
+        for mode in method.serves:
+            if (mode.training, mode.grad) in served:
+                yield Problem(at, "C5: two methods serve the same mode")
+            served.add((mode.training, mode.grad))
+        yield from _signature_problems(method, entries, at)
+        yield from _expression_problems(method, at)
+        if method.backward is not None:
+            yield from _backward_problems(method, method.backward, at)
+
+
+def _signature_problems(method: schema.Method, entries: dict[str, str], at: str) -> Iterator[Problem]:
+    if _leaves(method.inputs) != len(method.leaves):
+        yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
+    if _leaves(method.outputs) != len(method.results):
+        yield Problem(f"{at}.results", "C6: the tree of outputs has another number of leaves")
+    for i, primal in enumerate(method.primals):
+        where = f"{at}.primals[{i}]"
+        if isinstance(primal, schema.InputPrimal):
+            leaf = method.leaves[primal.leaf] if primal.leaf < len(method.leaves) else None
+            if not isinstance(leaf, schema.TensorLeaf):
+                yield Problem(where, "C7: leaf is no tensor argument")
+        elif isinstance(primal, schema.ParameterPrimal) and entries.get(primal.name) != "parameter":
+            yield Problem(where, f"C7: {primal.name!r} is no parameter")
+        elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
+            yield Problem(where, f"C7: {primal.name!r} is no buffer")
+    outputs, primals = method.num_outputs, len(method.primals)
+    for i, mutation in enumerate(method.mutations):
+        yield from _in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
+    yield from _in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
+    for i, result in enumerate(method.results):
+        yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
+
+
+def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
+    if isinstance(result, schema.FreshResult):
+        yield from _in_range(at, "C9", [(result.output, outputs)])
+    elif isinstance(result, schema.InputResult):
+        yield from _in_range(at, "C9", [(result.primal, primals)])
+    elif isinstance(result, schema.AliasResult):
+        if (result.primal is None) == (result.output is None):
+            yield Problem(at, "C9: an alias has either a primal or an output as its base")
+        yield from _in_range(at, "C9", [(i, n) for i, n in ((result.primal, primals), (result.output, outputs)) if i is not None])
+
+
+def _backward_problems(method: schema.Method, backward: schema.Backward, at: str) -> Iterator[Problem]:
+    outputs, primals = method.num_outputs, len(method.primals)
+    if len(backward.gradients) != primals:
+        yield Problem(f"{at}.backward.gradients", "C10: there is one entry for each primal")
+    visible = {mutation.output for mutation in method.mutations if mutation.kind != "metadata"}
+    for result in method.results:
+        if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
+            visible.add(result.output)
+    for i, saved in enumerate(backward.saved):
+        if isinstance(saved, schema.SavedPrimal):
+            yield from _in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.primal, primals)])
+        elif isinstance(saved, schema.SavedOutput):
+            yield from _in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.output, outputs)])
+    for i, tangent in enumerate(backward.tangents):
+        if tangent.output not in visible:
+            yield Problem(f"{at}.backward.tangents[{i}]", "C12: its output is neither a result, a base nor written back")
+        if tangent.stride is not None and len(tangent.stride) != len(tangent.shape):
+            yield Problem(f"{at}.backward.tangents[{i}]", "C3: shape and stride differ in length")
+
+
+def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
+    """C13: every expression parses, and uses only the method's symbols."""
+    known = {symbol.name for symbol in method.symbols}
+    for symbol in known:
+        if not _SYMBOL.fullmatch(symbol):
+            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is no name of a symbol")
+    for where, text in _expressions(method):
+        try:
+            expressions.parse(text)
+        except CorruptBundleError as error:
+            yield Problem(f"{at}{where}", f"C13: {error.summary}")
+            continue
+        unknown = expressions.symbols(text) - known
+        if unknown:
+            yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
+
+
+def _expressions(method: schema.Method) -> Iterator[tuple[str, str]]:
+    for text in method.constraints:
+        yield ".constraints", text
+    for i, leaf in enumerate(method.leaves):
+        if isinstance(leaf, schema.TensorLeaf):
+            for size in [*leaf.shape, *(leaf.stride or [])]:
+                if isinstance(size, str):
+                    yield f".leaves[{i}]", size
+    for i, result in enumerate(method.results):
+        if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
+            yield f".results[{i}]", result.expr
+        elif isinstance(result, schema.AliasResult):
+            arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
+            yield from ((f".results[{i}].view", arg.value) for arg in _flat(arguments) if isinstance(arg, schema.ExprArg))
+    if method.backward is not None:
+        for i, saved in enumerate(method.backward.saved):
+            if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):
+                yield f".backward.saved[{i}]", saved.expr
+        for i, tangent in enumerate(method.backward.tangents):
+            for size in [*tangent.shape, *(tangent.stride or [])]:
+                if isinstance(size, str):
+                    yield f".backward.tangents[{i}]", size
+
+
+def _flat(args: Iterable[object]) -> Iterator[object]:
+    for arg in args:
+        if isinstance(arg, list):
+            yield from _flat(arg)
+        else:
+            yield arg
+
+
+def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
+    if len(graph.inputs) != len(graph.input_values):
+        yield Problem(f"{at}.input_values", "G1: there is one for each input")
+    defined = set(graph.inputs)
+    if len(defined) != len(graph.inputs):
+        yield Problem(f"{at}.inputs", "G2: a name is defined twice")
+    for i, node in enumerate(graph.nodes):
+        for arg in _flat([*node.args, *node.kwargs.values()]):
+            if isinstance(arg, schema.ValueRef) and arg.name not in defined:
+                yield Problem(f"{at}.nodes[{i}]", f"G3: uses {arg.name!r} before it is defined")
+            if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs:
+                yield Problem(f"{at}.nodes[{i}]", f"G4: there is no subgraph {arg.name!r}")
+        if node.name in defined:
+            yield Problem(f"{at}.nodes[{i}]", f"G2: the name {node.name!r} is defined twice")
+        defined.add(node.name)
+    for i, arg in enumerate(graph.outputs):
+        for item in _flat([arg]):
+            if isinstance(item, schema.ValueRef) and item.name not in defined:
+                yield Problem(f"{at}.outputs[{i}]", f"G3: {item.name!r} is not defined")
+    for name, sub in graph.subgraphs.items():
+        yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")
+
+
+def _leaves(tree: schema.Tree) -> int:
+    return 1 if isinstance(tree, schema.LeafNode) else sum(map(_leaves, tree.items))
+
+
+def _in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
+    for index, count in pairs:
+        if index >= count:
+            yield Problem(at, f"{rule}: index {index} is out of range, there are {count}")
