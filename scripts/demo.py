@@ -127,7 +127,8 @@ def first_steps(places: Places) -> None:
             "first_step.py",
             "--bundle",
             places.bundle,
-            *backend(target),
+            "--backend",
+            target,
             "--inputs",
             places.inputs,
             "--out",
@@ -178,7 +179,7 @@ def contenders(places: Places, repeat: int) -> dict[str, dict[str, Any]]:
         runs["torch.compile, warm"] = contender(places, repeat, ["--kind", "compile", *source], cache=cache)
     for target in TARGETS:
         with console.status(f"bundle, {target}"):
-            runs[f"bundle, {target}"] = contender(places, repeat, [*bundle, *backend(target)])
+            runs[f"bundle, {target}"] = contender(places, repeat, [*bundle, "--backend", target])
     return runs
 
 
@@ -247,9 +248,7 @@ def empty_directory(places: Places) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def python(
-    command: Sequence[object], *, cwd: Path, cache: Path | None = None, stderr: int | None = subprocess.PIPE
-) -> str:
+def python(command: Sequence[object], *, cwd: Path, cache: Path | None = None, stderr: int | None = subprocess.PIPE) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "TORCHINDUCTOR"))}
     if cache is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
@@ -260,11 +259,6 @@ def python(
     if process.returncode:
         raise DemoError(f"`{' '.join(words)}` exited with {process.returncode}\n{process.stdout}{process.stderr or ''}")
     return process.stdout
-
-
-def backend(target: str) -> tuple[str, ...]:
-    """Ask for the portable target by name; ``cpu`` is what a loader picks by itself."""
-    return ("--backend", target) if target == "portable" else ()
 
 
 def title(text: str) -> None:

@@ -160,9 +160,7 @@ def vit(batch: int) -> Case:
 def resnet(batch: int) -> Case:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(
-        embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=CLASSES
-    )
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=CLASSES)
     return classifier(ResNetForImageClassification(config), batch)
 
 
