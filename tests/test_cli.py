@@ -212,9 +212,7 @@ def test_sizes(count: int, text: str) -> None:
     assert size_text(count) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3.4e-4, "340 µs"), (0.00251, "2.51 ms"), (0.99999, "1.00 s"), (12.71, "12.7 s")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(3.4e-4, "340 µs"), (0.00251, "2.51 ms"), (0.99999, "1.00 s"), (12.71, "12.7 s")])
 def test_times(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
