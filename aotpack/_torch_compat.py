@@ -28,6 +28,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
 from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -52,6 +53,8 @@ __all__ = [
     "desc",
     "int_oo",
 ]
+
+Decompositions = dict[Any, Callable[..., Any]]
 
 DynamicDims = Mapping[int, tuple[int | None, int | None]]
 """Dimension to (minimum, maximum) of its size; null is unbounded."""
@@ -190,7 +193,7 @@ def export_joint(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    decompositions: Decompositions | None = None,
 ) -> Joint:
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
@@ -229,6 +232,12 @@ def partition(
 
 
 # ------------------------------------------------------------------ Inductor
+
+
+def inductor_decompositions() -> Decompositions:
+    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save."""
+    return dict(select_decomp_table())
+
 
 
 def x86_vector_bits(level: str) -> int:

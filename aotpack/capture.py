@@ -52,6 +52,7 @@ def capture(
     *,
     training: bool,
     grad: bool,
+    decompositions: compat.Decompositions | None = None,
     front_ends: Sequence[str] = FRONT_ENDS,
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
@@ -66,7 +67,7 @@ def capture(
     for name in front_ends:
         with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions():
             try:
-                joint = _FRONT_ENDS[name](model, args, kwargs, shapes)
+                joint = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
             except AotpackError:
                 raise
             except Exception as error:  # a front end may raise anything; the reason is kept and shown
@@ -110,21 +111,39 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def _with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
+def _with_dynamo(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    table: compat.Decompositions | None,
+) -> compat.Joint:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = compat.capture_with_dynamo(model, args, kwargs)
         with compat.dynamo_contexts(captured):
-            return compat.export_joint(captured, args, kwargs)
+            return compat.export_joint(captured, args, kwargs, table)
 
 
-def _with_export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
+def _with_export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    table: compat.Decompositions | None,
+) -> compat.Joint:
     exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode:
-        return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs)
+        return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
 
 
-def _with_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> compat.Joint:
+def _with_trace(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    table: compat.Decompositions | None,
+) -> compat.Joint:
     mode = compat.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
     fakes: dict[int, torch.Tensor] = {}
@@ -138,7 +157,7 @@ def _with_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
     with mode:
-        return compat.export_joint(model, fake_args, fake_kwargs)
+        return compat.export_joint(model, fake_args, fake_kwargs, table)
 
 
 _FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}

@@ -22,6 +22,7 @@ from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
 from . import __version__, capture, graph, partition, signature
+from ._torch_compat import Decompositions
 from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
@@ -109,6 +110,7 @@ class BuildReport:
 class _Options:
     partitioner: str
     memory_budget: float | None
+    decompositions: Decompositions | None
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,9 @@ def build(
     """
     kwargs = dict(kwargs or {})
     _check_options(args, partitioner, memory_budget, methods)
-    options = _Options(partitioner, memory_budget)
     chosen = resolve_targets(targets)
+    table = next((target.decompositions for target in chosen if target.decompositions is not None), None)
+    options = _Options(partitioner, memory_budget, table)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     run = _Build(observer or Silent())
     stored = StoredTensors()
@@ -266,7 +269,9 @@ def _trace_method(
     options: _Options,
 ) -> _BuiltMethod:
     with run.stage("capture", plan.name):
-        captured = capture.capture(module, args, kwargs, shapes, training=plan.training, grad=plan.grad)
+        captured = capture.capture(
+            module, args, kwargs, shapes, training=plan.training, grad=plan.grad, decompositions=options.decompositions
+        )
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
         run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")

@@ -10,6 +10,7 @@ import torch
 
 from aotpack_loader.format import schema
 
+from .._torch_compat import Decompositions
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 
@@ -30,6 +31,10 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
+
+    @property
+    def decompositions(self) -> Decompositions | None:
+        """Decompositions to trace with, so that the partitioner saves what this target's compiler would."""
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         """Compile ``graphs`` and put the code into ``store``.

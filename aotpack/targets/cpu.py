@@ -40,6 +40,11 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{self.level}"
 
+    @property
+    def decompositions(self) -> compat.Decompositions:
+        """Inductor's own: its partition is then ``torch.compile``'s."""
+        return compat.inductor_decompositions()
+
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
