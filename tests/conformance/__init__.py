@@ -1,0 +1,1 @@
+"""What AOTAutograd keeps true, a bundle keeps true: a table of cases, eager against build, file and load."""

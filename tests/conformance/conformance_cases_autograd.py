@@ -1,0 +1,550 @@
+"""Autograd: tangents, hooks, retained graphs, in-place changes of saved tensors, modes, accumulation, second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .harness import TRAIN, Call, Case, case, g, ints, module_case, n
+
+
+class Mlp(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+class Two(nn.Module):
+    """Two results that share a trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(3, 3)
+        self.left = nn.Linear(3, 1)
+        self.right = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.trunk(x).relu()
+        return {"left": self.left(h), "right": self.right(h.sin())}
+
+
+class Grad(nn.Module):
+    """Changes gradient mode inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(3, 3)
+        self.trained = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.frozen(x)
+        return self.trained(h)
+
+
+class EnableGrad(nn.Module):
+    """Turns gradients on inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return self.layer(x)
+
+
+class Autocast(nn.Module):
+    """bfloat16 inside the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.layer(x).relu()
+        return self.out(h.float())
+
+
+class AutocastOutput(Autocast):
+    """A bfloat16 result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.out(self.layer(x).relu())
+
+
+class Triple(torch.autograd.Function):
+    """A function whose gradient is wrong on purpose, so that a looked-through one is seen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x
+
+
+# ---------------------------------------------------------------- acts
+
+
+def twice_retained(model: Any, args: Any, kwargs: Any) -> Any:
+    loss = model(*args).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss
+
+
+def thrice_retained(model: Any, args: Any, kwargs: Any) -> Any:
+    loss = model(*args).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss
+
+
+def twice_freed(model: Any, args: Any, kwargs: Any) -> Any:
+    loss = model(*args).square().sum()
+    loss.backward()
+    loss.backward()
+
+
+def by_autograd_grad(model: Any, args: Any, kwargs: Any) -> Any:
+    leaves = [*args, *model.parameters()]
+    return torch.autograd.grad(model(*args).square().sum(), leaves)
+
+
+def by_autograd_grad_some(model: Any, args: Any, kwargs: Any) -> Any:
+    return torch.autograd.grad(model(*args).square().sum(), [args[0]])
+
+
+def by_autograd_grad_unused(model: Any, args: Any, kwargs: Any) -> Any:
+    other = torch.ones(2, requires_grad=True)
+    return torch.autograd.grad(model(*args).sum(), [other, args[0]], allow_unused=True)
+
+
+def by_autograd_grad_batched(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    return torch.autograd.grad(y, args, torch.eye(y.numel()).view(-1, *y.shape), is_grads_batched=True)
+
+
+def backward_inputs(model: Any, args: Any, kwargs: Any) -> Any:
+    model(*args).sum().backward(inputs=[next(model.parameters())])
+
+
+def parameter_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    seen: list[Any] = []
+    handles = [p.register_hook(lambda grad: (seen.append(grad.clone()), grad * 2)[1]) for p in model.parameters()]
+    model(*args).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return sorted([float(grad.sum()) for grad in seen])
+
+
+def accumulate_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    seen: list[str] = []
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda p, name=name: seen.append(name)) for name, p in model.named_parameters()
+    ]
+    model(*args).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return sorted(seen)
+
+
+def output_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    seen: list[Tensor] = []
+    y = model(*args)
+    y.register_hook(lambda grad: (seen.append(grad.clone()), grad * 3)[1])
+    y.retain_grad()
+    y.square().sum().backward()
+    return seen, y.grad
+
+
+def input_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    seen: list[Tensor] = []
+    args[0].register_hook(lambda grad: seen.append(grad.clone()))
+    model(*args).sum().backward()
+    return seen
+
+
+def module_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    handles = [
+        model.register_forward_pre_hook(lambda module, given: (given[0] * 2,)),
+        model.register_forward_hook(lambda module, given, result: result + 1),
+        model.register_full_backward_hook(lambda module, inner, outer: tuple([grad * 2 for grad in inner])),
+    ]
+    y = model(*args)
+    y.sum().backward()
+    for handle in handles:
+        handle.remove()
+    return y
+
+
+def saved_tensor_hooks(model: Any, args: Any, kwargs: Any) -> Any:
+    """What is packed differs from eager; that it comes back unpacked does not."""
+    packed: list[int] = []
+
+    def pack(x: Tensor) -> Any:
+        packed.append(x.numel())
+        return x.detach().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = model(*args)
+    y.square().sum().backward()
+    return len(packed) > 0
+
+
+def saved_on_disk(model: Any, args: Any, kwargs: Any) -> Any:
+    """Hooks that return something that is no tensor."""
+    stored: list[Tensor] = []
+
+    def pack(x: Tensor) -> int:
+        stored.append(x.detach().clone())
+        return len(stored) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: stored[i]):
+        y = model(*args)
+    y.square().sum().backward()
+    return y
+
+
+def save_on_cpu(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        y = model(*args)
+    y.sum().backward()
+    return y
+
+
+def input_changed(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    with torch.no_grad():
+        args[0].mul_(2)
+    y.sum().backward()
+
+
+def parameter_changed(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    with torch.no_grad():
+        model.second.weight.mul_(2)
+    y.sum().backward()
+
+
+def unsaved_parameter_changed(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    with torch.no_grad():
+        model.second.bias.mul_(2)
+    y.sum().backward()
+    return y
+
+
+def output_changed(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    with torch.no_grad():
+        y.mul_(2)
+    y.sum().backward()
+    return y
+
+
+def transposed_tangent(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    y.backward(torch.arange(float(y.numel())).view(y.shape[1], y.shape[0]).t())
+
+
+def expanded_tangent(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    y.backward(torch.tensor(1.5).expand_as(y))
+
+
+def sliced_tangent(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    y.backward(torch.randn(y.shape[0] * 2, y.shape[1] * 2, generator=torch.Generator().manual_seed(1))[::2, ::2])
+
+
+def tangent_not_aliased(model: Any, args: Any, kwargs: Any) -> Any:
+    """The gradient passed in is the caller's own: it must not be written to."""
+    y = model(*args)
+    grad = torch.ones_like(y)
+    y.backward(grad)
+    return grad
+
+
+def anomaly(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = model(*args)
+        y.sum().backward()
+    return y
+
+
+def anomaly_nan(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.autograd.detect_anomaly(check_nan=True):
+        (model(*args) * float("nan")).sum().backward()
+
+
+def several_forwards(model: Any, args: Any, kwargs: Any) -> Any:
+    losses = [model(args[0] * scale).square().sum() for scale in (1.0, 2.0, 3.0)]
+    sum(losses).backward()  # type: ignore[union-attr]
+    return losses
+
+
+def several_forwards_reversed(model: Any, args: Any, kwargs: Any) -> Any:
+    losses = [model(args[0] * scale).square().sum() for scale in (1.0, 2.0, 3.0)]
+    for loss in reversed(losses):
+        loss.backward()
+    return losses
+
+
+def fed_back(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(model(args[0]))
+    y.sum().backward()
+    return y
+
+
+def accumulation(model: Any, args: Any, kwargs: Any) -> Any:
+    for scale in (1.0, 2.0):
+        model(args[0] * scale).sum().backward()
+
+
+def zeroed(model: Any, args: Any, kwargs: Any) -> Any:
+    model(*args).sum().backward()
+    for p in model.parameters():
+        p.grad = None
+    model(*args).sum().backward()
+
+
+def trained(optimizer: Callable[..., Any]) -> Callable[..., Any]:
+    """Five steps."""
+
+    def act(model: Any, args: Any, kwargs: Any) -> Any:
+        opt = optimizer(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(5):
+            opt.zero_grad()
+            loss = model(*args).square().sum()
+            loss.backward()
+            opt.step()
+            losses.append(loss.detach())
+        return losses
+
+    return act
+
+
+def double_backward(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    (grad,) = torch.autograd.grad(y.square().sum(), args[0], create_graph=True)
+    grad.square().sum().backward()
+
+
+def create_graph_only(model: Any, args: Any, kwargs: Any) -> Any:
+    y = model(*args)
+    (grad,) = torch.autograd.grad(y.square().sum(), args[0], create_graph=True)
+    return grad.detach()
+
+
+def gradient_penalty_unused(model: Any, args: Any, kwargs: Any) -> Any:
+    """create_graph, and then only a first derivative of the loss is used."""
+    loss = model(*args).square().sum()
+    loss.backward(create_graph=True)
+    found = args[0].grad.detach().clone()
+    for tensor in (args[0], *model.parameters()):
+        tensor.grad = None
+    return found
+
+
+def checkpointed(model: Any, args: Any, kwargs: Any) -> Any:
+    """The bundle inside a checkpoint of the caller's."""
+    from torch.utils.checkpoint import checkpoint
+
+    y = checkpoint(model, args[0], use_reentrant=False)
+    y.sum().backward()
+    return y
+
+
+def on_threads(model: Any, args: Any, kwargs: Any) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda scale: model(args[0].detach() * scale).detach(), (1.0, 2.0, 3.0)))
+
+
+def deterministic(model: Any, args: Any, kwargs: Any) -> Any:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = model(*args)
+        y.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    return y
+
+
+def under_autocast(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(*args)
+    y.float().sum().backward()
+    return y
+
+
+def inferred_under_autocast(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(*args)
+
+
+def functional_call(model: Any, args: Any, kwargs: Any) -> Any:
+    params = {name: (p.detach() * 2).requires_grad_() for name, p in model.named_parameters()}
+    y = torch.func.functional_call(model, params, args)
+    y.sum().backward()
+    return y, [p.grad for p in params.values()]
+
+
+def inference_mode(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.inference_mode():
+        y = model(*args)
+    return y.clone()
+
+
+def partly_with(path: str) -> dict[str, Any]:
+    return {"grad_outputs": [path]}
+
+
+def mlp(name: str, act: Any, **options: Any) -> Case:
+    calls = options.pop("calls", (Call(1, act=act),))
+    return module_case(f"autograd: {name}", Mlp, g(5, 3), calls=calls, **options)
+
+
+MODES = tuple(Call(i, training=training, grad=grad) for i, (training, grad) in enumerate([(True, True), (False, False)]))
+REFUSED_MODE = "has no method for"
+
+
+def three(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x * y, x.sin(), y.cos()
+
+
+def embed(x: Tensor, i: Tensor) -> Tensor:
+    return F.embedding(i, x)
+
+
+CASES: list[Case] = [
+    module_case("autograd: missing tangents, left only", Two, g(2, 3), **partly_with("out['left']")),
+    module_case("autograd: missing tangents, right only", Two, g(2, 3), **partly_with("out['right']")),
+    case("autograd: one output only, first", three, g(3), g(3), **partly_with("out[0]")),
+    case("autograd: one output only, second", three, g(3), g(3), **partly_with("out[1]")),
+    case("autograd: one output only, third", three, g(3), g(3), **partly_with("out[2]")),
+    case("autograd: no gradient asked for", three, g(3), g(3), grad_outputs=[]),
+    mlp("backward twice with retain_graph", twice_retained),
+    mlp("backward three times with retain_graph", thrice_retained),
+    mlp("backward twice without retain_graph (eager raises)", twice_freed),
+    mlp("torch.autograd.grad", by_autograd_grad),
+    mlp("torch.autograd.grad of some", by_autograd_grad_some),
+    mlp("torch.autograd.grad, allow_unused", by_autograd_grad_unused),
+    mlp("torch.autograd.grad, is_grads_batched", by_autograd_grad_batched),
+    mlp("backward(inputs=...)", backward_inputs),
+    mlp("hooks on parameters", parameter_hooks),
+    mlp("hooks on parameters, post-accumulate", accumulate_hooks),
+    mlp("hooks on outputs, retain_grad", output_hooks),
+    mlp("hooks on inputs", input_hooks),
+    mlp("hooks on the module", module_hooks),
+    mlp("saved-tensor hooks", saved_tensor_hooks),
+    mlp("saved-tensor hooks, packed to something else", saved_on_disk),
+    mlp("saved-tensor hooks, save_on_cpu", save_on_cpu),
+    case(
+        "autograd: in-place change of a saved input before backward (eager raises)",
+        lambda x: x * x,
+        g(3),
+        calls=(Call(1, act=input_changed),),
+    ),
+    case("autograd: in-place change of an input that is not saved", lambda x: x + 1, g(3), calls=(Call(1, act=input_changed),)),
+    case(
+        "autograd: in-place change of an input saved as a view (eager raises)",
+        lambda x: x.view(-1) * x.view(-1),
+        g(2, 3),
+        calls=(Call(1, act=input_changed),),
+    ),
+    mlp("in-place change of a saved parameter before backward (eager raises)", parameter_changed),
+    mlp("in-place change of a parameter that is not saved", unsaved_parameter_changed),
+    case(
+        "autograd: in-place change of a saved output before backward (eager raises)",
+        lambda x: x.exp(),
+        g(3),
+        calls=(Call(1, act=output_changed),),
+    ),
+    case("autograd: in-place change of an output that is not saved", lambda x: x + 1, g(3), calls=(Call(1, act=output_changed),)),
+    mlp("tangents with other strides, transposed", transposed_tangent),
+    mlp("tangents with other strides, expanded", expanded_tangent),
+    mlp("tangents with other strides, sliced", sliced_tangent),
+    mlp("tangents are not written to", tangent_not_aliased),
+    case("autograd: tangents are not written to, identity", lambda x: x + 1, g(3), calls=(Call(1, act=tangent_not_aliased),)),
+    mlp("anomaly mode", anomaly),
+    mlp("anomaly mode, NaN (eager raises)", anomaly_nan),
+    mlp("deterministic flag", deterministic),
+    mlp("several forwards before one backward", several_forwards),
+    mlp("several forwards, backwards in reverse", several_forwards_reversed),
+    case("autograd: fed its own output", lambda x: x.sin() * 2, g(3), calls=(Call(1, act=fed_back),)),
+    mlp("accumulation", accumulation),
+    mlp("accumulation over calls", None, calls=(Call(1), Call(2), Call(3))),
+    mlp("gradients set to None between", zeroed),
+    mlp("five steps of SGD", trained(torch.optim.SGD)),
+    mlp("five steps of AdamW", trained(torch.optim.AdamW)),
+    mlp("double backward is one clear error", None, calls=(Call(1, act=double_backward, refused="first derivatives only"),)),
+    mlp("create_graph without a second derivative", create_graph_only),
+    mlp("backward(create_graph=True) alone", gradient_penalty_unused),
+    mlp("inside the caller's checkpoint", checkpointed),
+    mlp("on several threads", on_threads),
+    mlp("torch.func.functional_call", functional_call),
+    mlp("inference mode", None, calls=(Call(1, training=False, grad=False, act=inference_mode),)),
+    mlp("train with gradients, eval without", None, calls=MODES),
+    mlp("eval with gradients is refused", None, calls=(TRAIN, Call(1, training=False, refused=REFUSED_MODE))),
+    mlp("train without gradients", None, calls=(Call(1, training=True, grad=False),)),
+    mlp("eval with gradients where built", None, calls=(TRAIN, Call(2, training=False)), methods=("train", "infer", "eval")),
+    module_case(
+        "autograd: eval with gradients is refused, dropout and BatchNorm",
+        lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)),
+        g(4, 3),
+        calls=(Call(1, training=False, refused=REFUSED_MODE),),
+    ),
+    module_case(
+        "autograd: eval with gradients where built, BatchNorm",
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
+        g(4, 3),
+        calls=(Call(1), Call(2, training=False), Call(3, training=False, grad=False), Call(4, grad=False)),
+        methods=("train", "infer", "eval"),
+        ignore=r"running_(mean|var): version counter",
+    ),
+    case(
+        "autograd: a function has no modes", lambda x: x * 2, g(3), calls=(Call(1), Call(2, grad=False), Call(3, training=False))
+    ),
+    module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
+    module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
+    module_case("autograd: autocast bf16 inside the model", Autocast, g(2, 3)),
+    module_case("autograd: autocast bf16 inside the model, bf16 result", AutocastOutput, g(2, 3)),
+    mlp("autocast at call, none at build, is refused", None, calls=(Call(1, act=under_autocast, refused="autocast"),)),
+    mlp(
+        "autocast at call, none at build, is refused without gradients",
+        None,
+        calls=(Call(1, training=False, grad=False, act=inferred_under_autocast, refused="autocast"),),
+    ),
+    case("autograd: detach inside", lambda x: x * x.detach(), g(3)),
+    case("autograd: autograd.Function", lambda x: Triple.apply(x), g(3)),
+    case("autograd: embedding", embed, g(5, 2), ints(4)),
+    case("autograd: non-leaf whose leaf is watched", three, n(3), n(3)),
+    case("autograd: in-place on an intermediate", lambda x: (x * 2).add_(1).mul_(x), g(3)),
+    case("autograd: relu_ in place saved", lambda x: (x * 2).relu_(), g(3)),
+    case("autograd: float64", three, g(3, dtype=torch.float64), g(3, dtype=torch.float64)),
+    case("autograd: bfloat16", three, g(3, dtype=torch.bfloat16), g(3, dtype=torch.bfloat16)),
+    case("autograd: complex", lambda x: (x * x.conj()).real.sum(), g(3, dtype=torch.complex64)),
+]

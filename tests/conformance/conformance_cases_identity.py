@@ -1,0 +1,271 @@
+"""Identity of inputs: duplicates, aliases, non-leaves, inputs without gradients, other patterns at call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .harness import TRAIN, Call, Case, case, g, inputs, n, t, together
+
+SHARED = "shar|same|alias|memory"
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2 + y * 3
+
+
+def mutate_first(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + y
+
+
+def mutate_first_no_grad(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * y
+
+
+def mutate_both(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    y.add_(1)
+    return x.sum() + y.sum()
+
+
+def return_both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y
+
+
+def only_first_differentiable(x: Tensor, y: Tensor) -> Tensor:
+    return (x * 2).sum() + y.detach().sum()
+
+
+def first_unused(x: Tensor, y: Tensor) -> Tensor:
+    return y * 2
+
+
+def compared(x: Tensor, y: Tensor) -> Tensor:
+    return x * (1.0 if x is y else 2.0) + y
+
+
+def same(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, x
+
+
+def same_leaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen).requires_grad_()
+    return x, x
+
+
+def same_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(4)(gen)
+    return x, x
+
+
+def overlapping(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(8, generator=gen)
+    return x[:4], x[2:6]
+
+
+def disjoint(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(8, generator=gen)
+    return x[:4], x[4:]
+
+
+def base_and_view(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, x.view(4)
+
+
+def views_of_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(8)(gen)
+    left, right = x[:4], x[2:6]
+    left.source = x.source  # type: ignore[attr-defined]
+    return left, right
+
+
+def base_and_view_of_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(4)(gen)
+    return x, x.view(4)
+
+
+def storage_only(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, x.detach()
+
+
+def pair(build: Any) -> Any:
+    return together(build)
+
+
+def graph_of_input_is_untouched(model: Any, args: Any, kwargs: Any) -> Any:
+    """The input that needs no gradient has a history that a backward must not walk."""
+    walked = []
+    args[1].register_hook(lambda grad: walked.append(1))
+    model(*args).sum().backward()
+    return len(walked)
+
+
+def freed_history(model: Any, args: Any, kwargs: Any) -> Any:
+    """A second backward through the first input's history would raise: it has been freed."""
+    args[1].exp().sum().backward()
+    model(*args).sum().backward()
+    return "worked"
+
+
+def freed(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen).requires_grad_()
+    leaf = torch.randn(4, generator=gen).requires_grad_()
+    return x, leaf.exp()
+
+
+def no_grad_pattern(*specs: Any) -> Call:
+    return Call(3, inputs=inputs(*specs))
+
+
+CASES: list[Case] = [
+    case("identity: same tensor twice at build and call", add, pair(same)),
+    case("identity: same leaf twice at build and call", add, pair(same_leaf)),
+    case("identity: same non-leaf twice at build and call", add, pair(same_nonleaf)),
+    case("identity: same tensor twice, one mutated", mutate_first, pair(same)),
+    case("identity: same non-leaf twice, one mutated", mutate_first, pair(same_nonleaf)),
+    case("identity: same tensor twice, both returned", return_both, pair(same)),
+    case("identity: same leaf twice, both returned", return_both, pair(same_leaf)),
+    case(
+        "identity: duplicated at build, distinct at call",
+        add,
+        pair(same_leaf),
+        calls=(Call(1, inputs=inputs(g(4), g(4))),),
+    ),
+    case(
+        "identity: the model compares its duplicated inputs, distinct at call",
+        compared,
+        pair(same),
+        calls=(Call(1, inputs=inputs(t(4), t(4)), refused=SHARED),),
+    ),
+    case(
+        "identity: the model compares its distinct inputs, same at call",
+        compared,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(1, inputs=pair(same), refused=SHARED)),
+    ),
+    case("identity: distinct at build, same at call", add, g(4), g(4), calls=(TRAIN, Call(2, inputs=pair(same_leaf)))),
+    case(
+        "identity: distinct at build, same at call, both returned",
+        return_both,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(same))),
+    ),
+    case(
+        "identity: distinct at build, same at call, one mutated",
+        mutate_first,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(same), refused=SHARED)),
+    ),
+    case(
+        "identity: distinct at build, overlapping at call, one mutated",
+        mutate_first,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(overlapping), refused=SHARED)),
+    ),
+    case(
+        "identity: distinct at build, same storage but disjoint at call, one mutated",
+        mutate_first,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(disjoint))),
+    ),
+    case("identity: aliasing inputs, none mutated", add, pair(overlapping)),
+    case("identity: aliasing inputs, one mutated, overlapping", mutate_first, pair(overlapping)),
+    case("identity: aliasing inputs, one mutated, disjoint", mutate_first, pair(disjoint)),
+    case("identity: aliasing inputs, one mutated, base and view", mutate_first, pair(base_and_view)),
+    case("identity: aliasing inputs, one mutated, differentiable views", mutate_first, pair(views_of_nonleaf)),
+    case("identity: aliasing inputs, one mutated, differentiable base and view", mutate_first, pair(base_and_view_of_nonleaf)),
+    case("identity: aliasing inputs, both mutated", mutate_both, pair(overlapping)),
+    case("identity: aliasing inputs, both mutated, differentiable", mutate_both, pair(views_of_nonleaf)),
+    case("identity: aliasing inputs by storage only, one mutated", mutate_first, pair(storage_only)),
+    case("identity: aliasing inputs, mutated under no_grad", mutate_first_no_grad, pair(overlapping)),
+    case("identity: aliasing inputs, returned", return_both, pair(base_and_view)),
+    case("identity: non-leaf inputs", add, n(4), n(4)),
+    case("identity: a leaf and a non-leaf", add, g(4), n(4)),
+    case("identity: built from leaves, called with non-leaves", add, g(4), g(4), calls=(no_grad_pattern(n(4), n(4)),)),
+    case("identity: built from non-leaves, called with leaves", add, n(4), n(4), calls=(no_grad_pattern(g(4), g(4)),)),
+    case("identity: an input that never needs a gradient is detached", only_first_differentiable, g(4), n(4)),
+    case(
+        "identity: backward does not walk the history of a detached input",
+        only_first_differentiable,
+        g(4),
+        n(4),
+        calls=(Call(1, act=graph_of_input_is_untouched),),
+    ),
+    case(
+        "identity: the history of a detached input may be gone",
+        only_first_differentiable,
+        pair(freed),
+        calls=(Call(1, act=freed_history),),
+    ),
+    case("identity: an unused input", first_unused, g(4), g(4)),
+    case("identity: gradient wanted on a subset at build", add, g(4), t(4)),
+    case(
+        "identity: gradient pattern at call: fewer than at build",
+        add,
+        g(4),
+        g(4),
+        calls=(TRAIN, no_grad_pattern(g(4), t(4)), no_grad_pattern(t(4), g(4)), no_grad_pattern(t(4), t(4))),
+    ),
+    case(
+        "identity: gradient pattern at call: fewer, a result of each input",
+        lambda x, y: (x * y, x.sin(), y.cos()),
+        g(4),
+        g(4),
+        calls=(TRAIN, no_grad_pattern(g(4), t(4)), no_grad_pattern(t(4), g(4)), no_grad_pattern(t(4), t(4))),
+    ),
+    case(
+        "identity: gradient pattern at call: more than at build",
+        add,
+        g(4),
+        t(4),
+        calls=(TRAIN, Call(3, inputs=inputs(g(4), g(4)), refused="requires a gradient")),
+    ),
+    case(
+        "identity: gradient pattern at call: none at build",
+        add,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(3, inputs=inputs(g(4), t(4)), refused="requires a gradient")),
+    ),
+    case(
+        "identity: gradient pattern at call: swapped",
+        add,
+        g(4),
+        t(4),
+        calls=(TRAIN, Call(3, inputs=inputs(t(4), g(4)), refused="requires a gradient")),
+    ),
+    case(
+        "identity: gradient pattern at call: fewer, with a mutated non-leaf",
+        mutate_first,
+        n(4),
+        g(4),
+        calls=(TRAIN, no_grad_pattern(t(4), g(4)), no_grad_pattern(n(4), t(4)), no_grad_pattern(t(4), t(4))),
+    ),
+    case(
+        "identity: gradient pattern at call: fewer, outputs that alias",
+        lambda x, y: (x.view(2, 2), (y * 2).view(2, 2), y + 1),
+        g(4),
+        g(4),
+        calls=(TRAIN, no_grad_pattern(g(4), t(4)), no_grad_pattern(t(4), g(4)), no_grad_pattern(t(4), t(4))),
+    ),
+    case(
+        "identity: more gradients than at build, under no_grad",
+        add,
+        g(4),
+        t(4),
+        calls=(Call(3, training=False, grad=False, inputs=inputs(g(4), g(4))),),
+    ),
+]

@@ -1,0 +1,362 @@
+"""Input mutation: data, metadata, both, hidden from autograd, storage; buffers and their views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .harness import TRAIN, Call, Case, case, g, inputs, ints, module_case, n, t
+
+
+def data(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def data_of_one(x: Tensor, w: Tensor) -> Tensor:
+    x.add_(1)
+    return x * w
+
+
+def returns_mutated(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+def returns_mutated_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.mul_(2)
+    return y, x.add_(1)
+
+
+def metadata(x: Tensor) -> Tensor:
+    x.t_()
+    return x + 1
+
+
+def metadata_unsqueeze(x: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    return x * 2
+
+
+def metadata_transpose(x: Tensor) -> Tensor:
+    x.transpose_(0, 1)
+    return x.sum(0)
+
+
+def metadata_as_strided(x: Tensor) -> Tensor:
+    x.as_strided_((3,), (1,), 1)
+    return x * 2
+
+
+def both(x: Tensor) -> Tensor:
+    x.t_()
+    x.mul_(2)
+    return x + 1
+
+
+def both_data_first(x: Tensor) -> Tensor:
+    x.mul_(3)
+    x.t_()
+    return x * x
+
+
+def returns_metadata(x: Tensor) -> Tensor:
+    return x.t_()
+
+
+def under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3
+
+
+def under_no_grad_data_after_use(x: Tensor) -> Tensor:
+    y = x.sin()
+    with torch.no_grad():
+        x.mul_(2)
+    return y + x
+
+
+def detached(x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    return x * 3
+
+
+def detached_and_returned(x: Tensor) -> Tensor:
+    x.detach().add_(1)
+    return x
+
+
+def detached_then_mutated(x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    x.add_(1)
+    return x * 2
+
+
+def no_grad_then_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    x.mul_(3)
+    return x.sin()
+
+
+def set_new(x: Tensor) -> Tensor:
+    x.set_(torch.ones(2, 2))
+    return x * 2
+
+
+def set_other(x: Tensor, y: Tensor) -> Tensor:
+    x.set_(y)
+    return x * 2
+
+
+def set_data(x: Tensor) -> Tensor:
+    x.data = torch.ones(3, 4)
+    return x * 2
+
+
+def resize(x: Tensor) -> Tensor:
+    x.resize_(2, 2)
+    return x * 2
+
+
+def resize_larger(x: Tensor) -> Tensor:
+    x.resize_(8)
+    x.zero_()
+    return x + 1
+
+
+def resize_storage(x: Tensor) -> Tensor:
+    y = x * 2
+    x.untyped_storage().resize_(0)
+    return y
+
+
+def copied(x: Tensor, y: Tensor) -> Tensor:
+    x.copy_(y)
+    return x * y
+
+
+def through_view(x: Tensor) -> Tensor:
+    x[0].mul_(2)
+    return x.sin()
+
+
+def through_slice(x: Tensor) -> Tensor:
+    x[:, 1:3] = 0
+    return x.cos()
+
+
+def through_chain(x: Tensor) -> Tensor:
+    x.view(-1)[2:6].view(2, 2).t().add_(1)
+    return x * x
+
+
+def by_index_put(x: Tensor, i: Tensor) -> Tensor:
+    x[i] = 1.0
+    return x * 2
+
+
+def masked(x: Tensor) -> Tensor:
+    x.masked_fill_(x > 0, 0.5)
+    return x * 2
+
+
+def integers(i: Tensor, x: Tensor) -> Tensor:
+    i.add_(1)
+    return x * i
+
+
+def nothing_returned(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def view_and_data(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(2)
+    return x[0], x.view(-1)
+
+
+def two(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(y)
+    y.mul_(x)
+    return x + y
+
+
+def chained(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(w)
+    x.sin_()
+    return (x * w).sum()
+
+
+def undone(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.sub_(1)
+    return x * 2
+
+
+def tree(d: dict[str, Any]) -> Tensor:
+    d["a"].mul_(2)
+    return d["a"] * d["b"][0]
+
+
+def out_argument(x: Tensor, y: Tensor) -> Tensor:
+    torch.add(x, 1, out=y)
+    return y * 2
+
+
+def dict_of(x: Any, y: Any) -> Any:
+    return inputs(lambda gen: {"a": x(gen), "b": [y(gen)]})
+
+
+class Buffer(nn.Module):
+    """A buffer of six numbers and a weight; ``change`` writes to the buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.arange(6.0).view(2, 3).clone())
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def change(self, x: Tensor) -> None:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(x)
+        return x * self.weight + self.state.sum()
+
+
+class BufferData(Buffer):
+    def change(self, x: Tensor) -> None:
+        self.state.add_(x.detach().sum())
+
+
+class BufferView(Buffer):
+    def change(self, x: Tensor) -> None:
+        self.state[0].add_(x.detach().mean(0))
+
+
+class BufferViewChain(Buffer):
+    def change(self, x: Tensor) -> None:
+        self.state.t()[1:].mul_(2)
+
+
+class BufferAssigned(Buffer):
+    def change(self, x: Tensor) -> None:
+        self.state = self.state + x.detach().sum()
+
+
+class BufferWithGradient(Buffer):
+    def change(self, x: Tensor) -> None:
+        self.state.mul_(0.5).add_((x * self.weight).sum().detach())
+
+
+class BufferReturned(Buffer):
+    def forward(self, x: Tensor) -> Any:
+        self.state.add_(1)
+        return x * self.weight, self.state
+
+
+class BufferViewReturned(Buffer):
+    def forward(self, x: Tensor) -> Any:
+        self.state.add_(1)
+        return x * self.weight, self.state[0]
+
+
+class ParameterUnderNoGrad(nn.Module):
+    """Changes its own weight, as weight clipping does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.5, 0.5)
+        return x * self.weight
+
+
+class BufferOfGradient(nn.Module):
+    """A buffer that becomes part of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(3))
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory.copy_(x.sum(0) * self.weight)
+        return (self.memory * x).sum()
+
+
+TWO = (Call(1), Call(2), Call(3, training=False, grad=False))
+
+CASES: list[Case] = [
+    case("input mutation: data", data, t(3, 4), calls=TWO),
+    case("input mutation: data, next to a leaf that requires grad", data_of_one, t(3, 4), g(4)),
+    case("input mutation: data of a non-leaf that feeds the backward", data, n(3, 4)),
+    case("input mutation: data of a non-leaf, mutated input in the backward", chained, n(3, 4), g(4)),
+    case("input mutation: data of a non-leaf, gradient through the input only", data, n(3, 4), grad_outputs=["args[0]"]),
+    case("input mutation: data of a non-leaf, gradient through the output only", data, n(3, 4), grad_outputs=["out"]),
+    case("input mutation: data of a leaf that requires grad (eager raises)", data, g(3, 4), calls=(TRAIN,)),
+    case("input mutation: plain input takes a gradient", data_of_one, t(4), g(4)),
+    case("input mutation: plain input becomes part of the graph", lambda x, w: x.mul_(w) + 1, t(3, 4), g(4)),
+    case("input mutation: copy_ of a tensor that requires grad", copied, t(4), g(4)),
+    case("input mutation: returned", returns_mutated, t(3, 4)),
+    case("input mutation: returned, non-leaf", returns_mutated, n(3, 4)),
+    case("input mutation: returned twice", returns_mutated_twice, n(3, 4)),
+    case("input mutation: metadata only, t_()", metadata, t(3, 4)),
+    case("input mutation: metadata only, t_(), non-leaf", metadata, n(3, 4)),
+    case("input mutation: metadata only, t_(), leaf that requires grad", metadata, g(3, 4)),
+    case("input mutation: metadata only, unsqueeze_", metadata_unsqueeze, t(3, 4)),
+    case("input mutation: metadata only, transpose_, non-leaf", metadata_transpose, n(3, 4)),
+    case("input mutation: metadata only, as_strided_", metadata_as_strided, t(8)),
+    case("input mutation: metadata only, returned", returns_metadata, t(3, 4)),
+    case("input mutation: metadata and data", both, t(3, 4)),
+    case("input mutation: metadata and data, non-leaf", both, n(3, 4)),
+    case("input mutation: data and metadata", both_data_first, t(3, 4)),
+    case("input mutation: data and metadata, non-leaf", both_data_first, n(3, 4)),
+    case("input mutation: under no_grad", under_no_grad, t(3, 4)),
+    case("input mutation: under no_grad, leaf that requires grad", under_no_grad, g(3, 4)),
+    case("input mutation: under no_grad, non-leaf", under_no_grad, n(3, 4)),
+    case("input mutation: under no_grad, after use", under_no_grad_data_after_use, g(3, 4), calls=(TRAIN,)),
+    case("input mutation: under no_grad, then with gradients, non-leaf", no_grad_then_grad, n(3, 4)),
+    case("input mutation: detach().mul_() on a leaf requiring grad", detached, g(3, 4)),
+    case("input mutation: detach().mul_() on a non-leaf", detached, n(3, 4)),
+    case("input mutation: detach().mul_() on a plain tensor", detached, t(3, 4)),
+    case("input mutation: detach().add_(), the leaf returned", detached_and_returned, g(3, 4)),
+    case("input mutation: detach().mul_(), then mutated with gradients", detached_then_mutated, n(3, 4)),
+    case("input mutation: set_ to a new tensor", set_new, t(2, 2)),
+    case("input mutation: set_ to another input", set_other, t(2, 2), t(2, 2)),
+    case("input mutation: .data assigned", set_data, t(3, 4)),
+    case("input mutation: resize_ smaller", resize, t(3, 4)),
+    case("input mutation: resize_ larger", resize_larger, t(4)),
+    case("input mutation: storage resize_(0)", resize_storage, t(4)),
+    case("input mutation: through a view", through_view, t(3, 4)),
+    case("input mutation: through a view, non-leaf", through_view, n(3, 4)),
+    case("input mutation: through a slice", through_slice, t(3, 4)),
+    case("input mutation: through a slice, non-leaf", through_slice, n(3, 4)),
+    case("input mutation: through a chain of views, non-leaf", through_chain, n(3, 4)),
+    case("input mutation: index_put", by_index_put, t(5, 2), ints(2)),
+    case("input mutation: masked_fill_, non-leaf", masked, n(3, 4)),
+    case("input mutation: integers", integers, ints(3), g(3)),
+    case("input mutation: nothing returned", nothing_returned, t(3)),
+    case("input mutation: nothing returned, non-leaf", nothing_returned, n(3)),
+    case("input mutation: and views of it returned", view_and_data, t(3, 4)),
+    case("input mutation: and views of it returned, non-leaf", view_and_data, n(3, 4)),
+    case("input mutation: two inputs of each other", two, t(3), t(3)),
+    case("input mutation: two inputs of each other, non-leaf", two, n(3), n(3)),
+    case("input mutation: undone again", undone, n(3)),
+    case("input mutation: inside a tree", tree, dict_of(t(3), g(3))),
+    case("input mutation: inside a tree, non-leaf", tree, dict_of(n(3), g(3))),
+    case("input mutation: out= argument", out_argument, t(3), t(3)),
+    case("input mutation: zero_", lambda x, w: (x.zero_(), w * 2)[1], t(3), g(3)),
+    module_case("buffer mutated", BufferData, g(2, 3), calls=TWO),
+    module_case("buffer mutated: view of a buffer", BufferView, g(2, 3), calls=TWO),
+    module_case("buffer mutated: chain of views of a buffer", BufferViewChain, g(2, 3), calls=TWO),
+    module_case("buffer mutated: assigned anew", BufferAssigned, g(2, 3), calls=TWO),
+    module_case("buffer mutated: from a value with gradient, detached", BufferWithGradient, g(2, 3), calls=TWO),
+    module_case("buffer mutated: and returned", BufferReturned, g(2, 3)),
+    module_case("buffer mutated: and a view of it returned", BufferViewReturned, g(2, 3)),
+    module_case("buffer mutated: becomes part of the graph", BufferOfGradient, g(2, 3), calls=(TRAIN,)),
+    module_case("parameter mutated under no_grad", ParameterUnderNoGrad, g(2, 3), calls=TWO),
+]

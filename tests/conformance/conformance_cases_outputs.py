@@ -1,0 +1,369 @@
+"""Outputs: every alias class, views replayed, containers and values that are no tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+from .harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Result:
+    """A user's dataclass."""
+
+    loss: Tensor
+    extra: Any = None
+
+
+pytree.register_dataclass(Result)
+
+
+@dataclass
+class Unregistered:
+    """A user's dataclass that pytree does not know."""
+
+    loss: Tensor
+    name: str = "x"
+
+
+def inplace_on_output(model: Any, args: Any, kwargs: Any) -> Any:
+    """In place on the first result, then a gradient through what is left."""
+    result = model(*args, **kwargs)
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    first.mul_(3)
+    first.add_(1)
+    sum(r.sum() for r in (first, *rest) if r.requires_grad).backward()
+    return first, *rest
+
+
+def inplace_no_grad(model: Any, args: Any, kwargs: Any) -> Any:
+    """In place on the first result where there are no gradients."""
+    result = model(*args, **kwargs)
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    first.mul_(3)
+    return first, *rest
+
+
+MUTATED = (Call(1, act=inplace_on_output), Call(2, training=False, grad=False, act=inplace_no_grad))
+
+
+def base_and_views(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = x * 2
+    return y, y[0], y.view(-1)
+
+
+def views_base_saved(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y[0], y.view(-1)
+
+
+def view_base_last(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y[0], y
+
+
+def views_of_two(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x * 2, x.sin()
+    return z[0], y[0], z.t(), y.view(-1)
+
+
+def same_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y
+
+
+def input_twice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x * 2, x
+
+
+def view_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.view(-1)
+    return y, y
+
+
+def mutated_view_of_intermediate(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    v = y[0]
+    v.mul_(3)
+    return v, y
+
+
+def detached_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y.detach(), y
+
+
+def no_grad_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    with torch.no_grad():
+        z = y.view(-1)
+    return z, y
+
+
+def no_grad_view_of_input(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.view(-1)
+
+
+def detached_intermediate_views(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x * 2).detach()
+    return y.view(-1), y[0]
+
+
+def view_under_grad_of_detached(x: Tensor) -> Any:
+    y = x * 2
+    return y[0].detach(), y.view(-1), y.detach()[1]
+
+
+def detached_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.detach()
+    return y, y.view(-1)
+
+
+def complex_views(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.view_as_complex(x), x.sum()
+
+
+def real_views(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.view_as_real(x), x.real, x.imag
+
+
+def complex_of_intermediate(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return torch.view_as_complex(y), y
+
+
+def nested(x: Tensor) -> Any:
+    return {"b": [x * 2, (x + 1, {"deep": x.sum()})], "a": x.view(-1), "none": None}
+
+
+def many_kinds(x: Tensor) -> Any:
+    return [x * 2, None, 1, 2.5, "text", True, (), [], {}, x.shape[0], float("inf")]
+
+
+def number_from_shape(x: Tensor) -> Any:
+    return x * 2, x.shape, x.numel(), tuple(x.shape)
+
+
+def ordered(x: Tensor) -> Any:
+    return OrderedDict([("z", x * 2), ("a", x.sum())])
+
+
+def default(x: Tensor) -> Any:
+    found: Any = defaultdict(list)
+    found["z"].append(x * 2)
+    return found
+
+
+def slices(x: Tensor) -> Any:
+    return x[1:], x[:, ::2], x[..., None], x[1, 2]
+
+
+def multi_output_of_intermediate(x: Tensor) -> Any:
+    return (x * 2).chunk(2)
+
+
+def multi_output_and_base(x: Tensor) -> Any:
+    y = x * 2
+    return (*y.unbind(0), y)
+
+
+def mixed_multi_and_single(x: Tensor) -> Any:
+    y = x * 2
+    return (*y.split(1), y.view(-1))
+
+
+def returns_model_output(x: Tensor) -> Any:
+    return SequenceClassifierOutput(loss=x.sum(), logits=x * 2, hidden_states=(x + 1, x.view(-1)))
+
+
+def returns_base_model_output(x: Tensor) -> Any:
+    return BaseModelOutput(last_hidden_state=x * 2)
+
+
+def argmax(x: Tensor) -> Any:
+    return x.argmax(-1), x.topk(2).indices, x > 0, x.sum()
+
+
+class ReturnsState(nn.Module):
+    """A parameter and a buffer among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("mean", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Any:
+        return x @ self.weight, self.weight, self.mean, self.weight.t(), self.mean.view(1, 3)
+
+
+class ReturnsParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor) -> Any:
+        return x @ self.weight, self.weight
+
+
+class ReturnsConstant(nn.Module):
+    """A tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(3.0)
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.table, self.table
+
+
+def fresh_constant(x: Tensor) -> Any:
+    return torch.ones(3), torch.tensor([1, 2]), x * 2
+
+
+def requires_grad_changed(x: Tensor) -> Any:
+    y = x.detach().requires_grad_()
+    return x * 2, y
+
+
+def changes_requires_grad_of_input(x: Tensor) -> Any:
+    x.requires_grad_()
+    return x * 2
+
+
+CASES: list[Case] = [
+    case("outputs: fresh", lambda x: x * 2, g(2, 3)),
+    case("outputs: fresh, in place afterwards", lambda x: x * 2, g(2, 3), calls=MUTATED),
+    case("outputs: fresh, several, in place afterwards", lambda x: (x * 2, x + 1), g(2, 3), calls=MUTATED),
+    case("outputs: fresh, saved for backward, in place afterwards (eager raises)", lambda x: x.exp(), g(3), calls=MUTATED[:1]),
+    case("outputs: fresh, tanh saved, in place afterwards (eager raises)", lambda x: (x.tanh(), x + 1), g(3), calls=MUTATED[:1]),
+    case("outputs: sigmoid of a non-contiguous input", lambda x: x.t().sigmoid(), g(2, 3)),
+    case("outputs: non-contiguous fresh", lambda x: (x * 2).t().contiguous().t() + 1, g(2, 3)),
+    case("outputs: channels last", lambda x: x.contiguous(memory_format=torch.channels_last) * 2, g(2, 3, 4, 4)),
+    case("outputs: expanded", lambda x: x.expand(4, 3), g(3)),
+    case("outputs: expanded intermediate", lambda x: (x * 2).expand(4, 3), g(3)),
+    case("outputs: is the input", lambda x: x, t(3)),
+    case("outputs: is the input, leaf", lambda x: x, g(3)),
+    case("outputs: is the input, non-leaf", lambda x: x, n(3)),
+    case("outputs: is the input, twice, and fresh", input_twice, g(3)),
+    case("outputs: is the input, non-leaf, in place afterwards", lambda x: (x, x * 2), n(3), calls=MUTATED),
+    case("outputs: alias of input", lambda x: x.view(-1), t(2, 3)),
+    case("outputs: alias of input, leaf", lambda x: x.view(-1), g(2, 3)),
+    case("outputs: alias of input, non-leaf", lambda x: x.view(-1), n(2, 3)),
+    case("outputs: alias of input, same view twice", view_twice, n(2, 3)),
+    case("outputs: alias of input, chain", lambda x: x.t()[1:].unsqueeze(0), n(2, 3)),
+    case("outputs: alias of input, slices", slices, n(3, 4)),
+    case("outputs: alias of input, view with an equal shape", lambda x: x.view(2, 3), n(2, 3)),
+    case("outputs: alias of input, x[:]", lambda x: x[:], g(2, 3)),
+    case("outputs: alias of input, detached", lambda x: x.detach(), g(2, 3)),
+    case("outputs: alias of input, detached, and differentiable", lambda x: (x.detach(), x * 2), g(2, 3)),
+    case(
+        "outputs: alias of input, narrow, select, diagonal", lambda x: (x.narrow(0, 0, 1), x.select(1, 1), x.diagonal()), n(3, 3)
+    ),
+    case("outputs: alias of input, in place afterwards, non-leaf", lambda x: (x.view(-1), x * 2), n(2, 3), calls=MUTATED),
+    case("outputs: alias of input, in place afterwards", lambda x: (x.view(-1), x * 2), t(2, 3), calls=MUTATED),
+    case(
+        "outputs: alias of input, in place afterwards on a leaf's view (eager raises)",
+        lambda x: (x.view(-1), x * 2),
+        g(2, 3),
+        calls=MUTATED[:1],
+    ),
+    case("outputs: alias of input, as_strided", lambda x: x.as_strided((2, 2), (1, 2)), n(6)),
+    case("outputs: alias of input, unfold", lambda x: x.unfold(0, 2, 1), n(6)),
+    case("outputs: alias of input, view as another dtype", lambda x: x.view(torch.int32), t(4)),
+    case("outputs: alias of intermediate, base saved", lambda x: (x * 2).view(-1), g(2, 3)),
+    case("outputs: alias of intermediate, base saved, in place afterwards", lambda x: (x * 2).view(-1), g(2, 3), calls=MUTATED),
+    case("outputs: alias of intermediate, two views of one base", views_base_saved, g(2, 3)),
+    case("outputs: alias of intermediate, two views of one base, in place afterwards", views_base_saved, g(2, 3), calls=MUTATED),
+    case("outputs: alias of intermediate, base also output", base_and_views, g(2, 3)),
+    case("outputs: alias of intermediate, base also output, in place afterwards", base_and_views, g(2, 3), calls=MUTATED),
+    case("outputs: alias of intermediate, base is output after the view", view_base_last, g(2, 3)),
+    case("outputs: alias of intermediate, base is output after the view, in place", view_base_last, g(2, 3), calls=MUTATED),
+    case("outputs: alias of intermediate, two bases", views_of_two, g(2, 3)),
+    case("outputs: alias of intermediate, one view only gets a gradient", views_base_saved, g(2, 3), grad_outputs=["out[1]"]),
+    case("outputs: alias of intermediate, base only gets a gradient", base_and_views, g(2, 3), grad_outputs=["out[0]"]),
+    case("outputs: alias of intermediate, view only gets a gradient", base_and_views, g(2, 3), grad_outputs=["out[2]"]),
+    case("outputs: alias of intermediate, view mutated inside", mutated_view_of_intermediate, g(2, 3)),
+    case("outputs: alias of intermediate without gradients", views_base_saved, t(2, 3)),
+    case("outputs: alias of intermediate without gradients, base also output", base_and_views, t(2, 3)),
+    case("outputs: the same twice", same_twice, g(2, 3)),
+    case("outputs: the same twice, in place afterwards", same_twice, g(2, 3), calls=MUTATED),
+    case("outputs: the same twice, without gradients", same_twice, t(2, 3)),
+    case("outputs: multi-output views, chunk of the input", lambda x: x.chunk(2), g(4, 3)),
+    case("outputs: multi-output views, chunk of a non-leaf", lambda x: x.chunk(2), n(4, 3)),
+    case("outputs: multi-output views, unbind", lambda x: x.unbind(0), n(2, 3)),
+    case("outputs: multi-output views, split, unequal", lambda x: x.split([1, 2]), n(3, 3)),
+    case("outputs: multi-output views, one element", lambda x: x.unbind(0)[1], n(3, 3)),
+    case("outputs: multi-output views, tensor_split", lambda x: x.tensor_split(2), n(3, 3)),
+    case("outputs: multi-output views of an intermediate", multi_output_of_intermediate, g(4, 3)),
+    case("outputs: multi-output views of an intermediate, unbind and base", multi_output_and_base, g(2, 3)),
+    case("outputs: multi-output views of an intermediate, split and view", mixed_multi_and_single, g(2, 3)),
+    case(
+        "outputs: multi-output views, in place afterwards (eager raises)",
+        multi_output_of_intermediate,
+        g(4, 3),
+        calls=MUTATED[:1],
+    ),
+    case("outputs: multi-output views of a plain input, in place afterwards", lambda x: x.chunk(2), t(4, 3), calls=MUTATED),
+    case("outputs: views that change requires_grad, detach of an intermediate", detached_view, g(2, 3)),
+    case("outputs: views that change requires_grad, view under no_grad", no_grad_view, g(2, 3)),
+    case("outputs: views that change requires_grad, view of the input under no_grad", no_grad_view_of_input, g(2, 3)),
+    case("outputs: views that change requires_grad, mixed", view_under_grad_of_detached, g(2, 3)),
+    case("outputs: views of a detached intermediate", detached_intermediate_views, g(2, 3)),
+    case("outputs: a detached input and a view of it", detached_and_view, t(2, 3)),
+    case("outputs: requires_grad_() of a detached input", requires_grad_changed, g(3)),
+    case("outputs: requires_grad_() on an input inside", changes_requires_grad_of_input, t(3)),
+    case("outputs: complex/real views, view_as_complex of the input", complex_views, n(3, 2)),
+    case("outputs: complex/real views, view_as_real of the input", real_views, g(3, dtype=torch.complex64)),
+    case("outputs: complex/real views of an intermediate", complex_of_intermediate, g(3, 2)),
+    case("outputs: complex/real views, conj", lambda x: x.conj(), g(3, dtype=torch.complex64)),
+    case("outputs: complex/real views, conj of an intermediate", lambda x: (x * 2).conj(), g(3, dtype=torch.complex64)),
+    case("outputs: complex/real views, imag of conj", lambda x: x.conj().imag, g(3, dtype=torch.complex64)),
+    case("outputs: complex, fresh", lambda x: x * x + 1j, g(3, dtype=torch.complex64)),
+    case("outputs: complex, plain", lambda x: (x.real * 2, x.abs()), t(3, dtype=torch.complex64)),
+    case("outputs: integers and bools", argmax, g(3, 4)),
+    case("outputs: integers, in place afterwards", lambda x: (x.argmax(-1), x * 2), g(3, 4), calls=MUTATED),
+    case("outputs: integers only", lambda i: i + 1, ints(3)),
+    case("outputs: None only", lambda x: None, t(3)),
+    case("outputs: None, numbers, strings, empty containers", many_kinds, g(2, 3)),
+    case("outputs: a dtype", lambda x: (x * 2, x.dtype), g(2)),
+    case("outputs: a complex number", lambda x: (x * 2, 1 + 2j), g(2)),
+    case("outputs: numbers only", lambda x: (1, "two", 3.0), t(2)),
+    case("outputs: sizes", number_from_shape, g(2, 3)),
+    case("outputs: nested containers", nested, g(2, 3)),
+    case("outputs: nested containers, one gets a gradient", nested, g(2, 3), grad_outputs=["out['b'][1][0]"]),
+    case("outputs: OrderedDict", ordered, g(2, 3)),
+    case("outputs: defaultdict", default, g(2, 3)),
+    case("outputs: dataclass", lambda x: Result(x.sum(), {"k": x * 2}), g(3)),
+    case("outputs: dataclass with None", lambda x: Result(x.sum()), g(3)),
+    case("outputs: dataclass that pytree does not know", lambda x: Unregistered(x.sum()), g(3)),
+    case("outputs: namedtuple", lambda x: Pair(x * 2, [x.sum()]), g(3)),
+    case("outputs: torch.return_types", lambda x: x.max(0), g(3, 2)),
+    case("outputs: torch.return_types sort", lambda x: torch.sort(x), g(3)),
+    case("outputs: ModelOutput", returns_model_output, g(2, 3)),
+    case("outputs: ModelOutput with one field", returns_base_model_output, g(2, 3)),
+    case("outputs: empty tensor", lambda x: (x[:0], x.new_zeros(0, 3), x.sum()), g(2, 3)),
+    case("outputs: scalar", lambda x: x.sum(), g(2, 3)),
+    case("outputs: fresh constants", fresh_constant, g(3)),
+    case("outputs: closed-over requires no grad", lambda x: x * torch.full((3,), 2.0), g(3)),
+    module_case("outputs: parameters, buffers and views of them", ReturnsState, g(2, 3), calls=(TRAIN,)),
+    module_case("outputs: a parameter itself", ReturnsParameter, g(2, 3)),
+    module_case("outputs: a constant of the model", ReturnsConstant, g(2, 3)),
+    module_case("outputs: Identity", nn.Identity, g(2, 3)),
+    module_case("outputs: Flatten of the input", nn.Flatten, g(2, 3, 2)),
+    module_case(
+        "outputs: eval-mode dropout returns the input itself",
+        lambda: nn.Dropout(0.5),
+        g(2, 3),
+        calls=(Call(2, training=False, grad=False),),
+    ),
+]

@@ -1,0 +1,453 @@
+"""Sizes that vary, and how arguments reach the program."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from .harness import TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
+
+BATCH = Dim("batch", min=2, max=64)
+SEQUENCE = Dim("sequence", min=2, max=32)
+
+
+def at(*specs: Any, refused: str = "", grad: bool = True, **named: Any) -> Call:
+    """A call with other sizes."""
+    return Call(3, training=grad, grad=grad, inputs=inputs(*specs, **named), refused=refused)
+
+
+class Attention(nn.Module):
+    """Batch and sequence both vary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Positional(nn.Module):
+    """A table cut to the sequence's length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+def sizes_as_outputs(x: Tensor) -> Any:
+    return x * 2, x.shape[0], x.shape[0] * x.shape[1] + 1
+
+
+def sizes_as_values(x: Tensor) -> Tensor:
+    return x * x.shape[0] / (x.shape[1] + 0.5)
+
+
+def sizes_saved(x: Tensor) -> Tensor:
+    return x.mean(0).expand(x.shape[0], -1).sin().reshape(-1)
+
+
+def new_of_size(x: Tensor) -> Any:
+    return x.sum() + torch.zeros(x.shape[0]).sum(), torch.arange(x.shape[0])
+
+
+def alias_dynamic(x: Tensor) -> Any:
+    return x.view(-1), x[1:], x.t(), x * 2
+
+
+def mutated_dynamic(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sin()
+
+
+def intermediate_alias_dynamic(x: Tensor) -> Any:
+    y = x * 2
+    return y.view(-1), y[0], y
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.view(x.shape[0] // 2, 2, -1).sum(1)
+
+
+def equal_sizes(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y])
+
+
+def branch_on_size(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] > 8 else x * 3
+
+
+def nonzero(x: Tensor) -> Tensor:
+    return x.nonzero()
+
+
+def boolean_mask(x: Tensor) -> Tensor:
+    return x[x > 0] * 2
+
+
+def boolean_mask_sum(x: Tensor) -> Tensor:
+    return x[x > 0].sum()
+
+
+def masked_select(x: Tensor) -> Tensor:
+    return torch.masked_select(x, x > 0).exp().sum()
+
+
+def item(x: Tensor, i: Tensor) -> Tensor:
+    return x * i.item()
+
+
+def item_as_size(i: Tensor, x: Tensor) -> Tensor:
+    size = i.item()
+    torch._check(size >= 0)
+    return torch.zeros(size) + x.sum()
+
+
+def unique(i: Tensor) -> Tensor:
+    return torch.unique(i)
+
+
+def repeat_interleave(x: Tensor, i: Tensor) -> Tensor:
+    return x.repeat_interleave(i, dim=0)
+
+
+def any_branch(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+# ---------------------------------------------------------------- calling
+
+
+def keywords(x: Tensor, y: Tensor, *, scale: float = 2.0, z: Tensor | None = None) -> Tensor:
+    return x * scale + y - (0 if z is None else z)
+
+
+def carry(carry: dict[str, Tensor], x: dict[str, Tensor]) -> Any:
+    return {"w": carry["w"] + x["a"], "b": carry["b"] * x["a"]}, carry["w"].sum() - x["z"].sum()
+
+
+def with_alias(carry: Tensor, x: Tensor) -> Any:
+    a = carry.sin() * x
+    w = a
+    return a, w
+
+
+def with_carry_alias(carry: dict[str, Tensor], x: Tensor) -> Any:
+    a = carry["w"]
+    return a, carry["w"] * x, carry
+
+
+def variadic(*xs: Tensor, **named: Tensor) -> Tensor:
+    return sum(xs) + named["b"] * 2 - named["a"]  # type: ignore[return-value]
+
+
+def flag(x: Tensor, double: bool = False, mode: str = "a", power: int = 2) -> Tensor:
+    return (x**power) * (2 if double else 1) + (1 if mode == "a" else 0)
+
+
+def dicts(z: int, a: int) -> Given:
+    """Two dictionaries whose keys are not in alphabetical order."""
+    return Given(
+        lambda gen: (
+            (
+                {"w": torch.randn(3, generator=gen).requires_grad_(), "b": torch.randn(3, generator=gen).requires_grad_()},
+                {"z": torch.randn(z, generator=gen), "a": torch.randn(a, generator=gen)},
+            ),
+            {},
+        )
+    )
+
+
+def reordered(z: int, a: int) -> Given:
+    """The same, their keys in another order."""
+    whole = dicts(z, a).build
+
+    def build(gen: torch.Generator) -> Any:
+        (first, second), _ = whole(gen)
+        return (dict(reversed(first.items())), dict(reversed(second.items()))), {}
+
+    return Given(build)
+
+
+def trees(x: Any) -> Any:
+    return x[0]["a"] * 2, [x[1], x[2][0]]
+
+
+def tree_inputs(gen: torch.Generator) -> Any:
+    return (
+        ([{"a": torch.randn(2, generator=gen).requires_grad_()}, torch.randn(2, generator=gen), (torch.randn(2), None)],),
+        {},
+    )
+
+
+DYNAMIC = {"x": {0: BATCH}}
+BOTH = {"x": {0: BATCH, 1: SEQUENCE}}
+ANY = {"x": {0: Dim.DYNAMIC}}
+
+CASES: list[Case] = [
+    case(
+        "shapes: dynamic batch",
+        lambda x: x.sin() * 2,
+        g(4, 3),
+        dynamic_shapes=DYNAMIC,
+        calls=(TRAIN, at(g(7, 3)), at(g(2, 3)), at(g(64, 3)), at(g(5, 3), grad=False)),
+    ),
+    case(
+        "shapes: dynamic batch, out of range",
+        lambda x: x * 2,
+        g(4, 3),
+        dynamic_shapes=DYNAMIC,
+        calls=(at(g(65, 3), refused="batch|2..64|float32"), at(g(1, 3), refused="float32"), at(g(4, 2), refused="float32")),
+    ),
+    case("shapes: dynamic batch, size 1", lambda x: x.sin() * 2, g(4, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(1, 3)))),
+    case("shapes: dynamic batch, size 0", lambda x: x.sin().sum(), g(4, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(0, 3)))),
+    case("shapes: static size 1", lambda x: x.squeeze(0) * 2, g(1, 3)),
+    case("shapes: static size 0", lambda x: x * 2, g(0, 3)),
+    case(
+        "shapes: static, another size is refused",
+        lambda x: x * 2,
+        g(4, 3),
+        calls=(at(g(5, 3), refused="float32"), at(g(4, 3, 1), refused="float32")),
+    ),
+    module_case(
+        "shapes: dynamic batch and sequence",
+        Attention,
+        g(3, 5, 4),
+        dynamic_shapes=BOTH,
+        calls=(TRAIN, at(g(4, 9, 4)), at(g(5, 5, 4)), at(g(4, 9, 4), grad=False)),
+    ),
+    module_case(
+        "shapes: dynamic sequence, positional table",
+        Positional,
+        g(3, 5, 4),
+        dynamic_shapes=BOTH,
+        calls=(TRAIN, at(g(2, 32, 4)), at(g(2, 33, 4), refused="float32")),
+    ),
+    module_case(
+        "shapes: dynamic batch, module",
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+        t(4, 3),
+        dynamic_shapes=({0: BATCH},),
+        calls=(TRAIN, at(t(9, 3)), at(t(9, 3), grad=False)),
+    ),
+    module_case(
+        "shapes: dynamic batch, BatchNorm and convolution",
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)),
+        t(4, 1, 6, 6),
+        dynamic_shapes=({0: BATCH},),
+        calls=(TRAIN, at(t(9, 1, 6, 6)), at(t(9, 1, 6, 6), grad=False)),
+        ignore="version counter",
+    ),
+    case(
+        "shapes: sizes as outputs",
+        sizes_as_outputs,
+        g(4, 3),
+        dynamic_shapes=BOTH,
+        calls=(TRAIN, at(g(6, 5)), at(g(6, 5), grad=False)),
+    ),
+    case("shapes: sizes as values", sizes_as_values, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
+    case("shapes: sizes saved for the backward", sizes_saved, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
+    case("shapes: new tensors of a size", new_of_size, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
+    case("shapes: aliases of dynamic inputs", alias_dynamic, n(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(n(6, 5)))),
+    case(
+        "shapes: aliases of dynamic intermediates",
+        intermediate_alias_dynamic,
+        g(4, 3),
+        dynamic_shapes=BOTH,
+        calls=(TRAIN, at(g(6, 5))),
+    ),
+    case("shapes: mutated dynamic input", mutated_dynamic, n(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(n(6, 5)))),
+    case(
+        "shapes: equalities",
+        equal_sizes,
+        g(4, 3),
+        g(4, 3),
+        dynamic_shapes={"x": {0: BATCH}, "y": {0: BATCH}},
+        calls=(TRAIN, at(g(6, 3), g(6, 3)), at(g(6, 3), g(5, 3), refused="float32")),
+    ),
+    case(
+        "shapes: equalities, not broken by broadcasting",
+        equal_sizes,
+        g(4, 3),
+        g(4, 3),
+        dynamic_shapes={"x": {0: Dim.DYNAMIC}, "y": {0: Dim.DYNAMIC}},
+        calls=(TRAIN, at(g(6, 3), g(6, 3)), at(g(6, 3), g(1, 3), refused="float32")),
+    ),
+    case(
+        "shapes: two free sizes",
+        joined,
+        g(4, 3),
+        g(5, 3),
+        dynamic_shapes={"x": {0: Dim("a", min=2)}, "y": {0: Dim("b", min=2)}},
+        calls=(TRAIN, at(g(6, 3), g(2, 3)), at(g(3, 3), g(3, 3))),
+    ),
+    case(
+        "shapes: divisibility, 2*Dim",
+        halves,
+        g(4, 3),
+        dynamic_shapes={"x": {0: 2 * Dim("half", min=1, max=16)}},
+        calls=(TRAIN, at(g(8, 3)), at(g(7, 3), refused="float32|satisfy|divis|Mod|%")),
+    ),
+    case(
+        "shapes: divisibility, Dim.DYNAMIC",
+        halves,
+        g(4, 3),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(g(8, 3)), at(g(7, 3), refused="float32|satisfy|divis|Mod|%")),
+    ),
+    case(
+        "shapes: sum of sizes, Dim + 1",
+        lambda x, y: x[1:] + y,
+        g(5, 3),
+        g(4, 3),
+        dynamic_shapes={"x": {0: Dim("m", min=2, max=16) + 1}, "y": {0: Dim("m", min=2, max=16)}},
+        calls=(TRAIN, at(g(8, 3), g(7, 3)), at(g(8, 3), g(8, 3), refused="float32|satisfy")),
+    ),
+    case(
+        "shapes: a branch on a size",
+        branch_on_size,
+        g(4, 3),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(g(8, 3)), at(g(9, 3), refused="float32|satisfy")),
+    ),
+    case(
+        "shapes: other strides at call",
+        lambda x: x.sin() * 2,
+        g(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t().requires_grad_())),),
+    ),
+    case("shapes: other strides at call, dynamic", lambda x: x.view(-1) * 2, n(4, 3), dynamic_shapes=BOTH, calls=(TRAIN,)),
+    case(
+        "shapes: other strides at call, sliced",
+        lambda x: x.sin() * 2,
+        g(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(8, 6, generator=gen)[::2, ::2].requires_grad_())),),
+    ),
+    case("shapes: non-contiguous at build", lambda x: x.sin(), lambda gen: torch.randn(3, 4, generator=gen).t().requires_grad_()),
+    case(
+        "shapes: other strides at call, mutated",
+        mutated_dynamic,
+        t(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t())),),
+    ),
+    case(
+        "shapes: other strides at call, returned",
+        lambda x: (x, x[0]),
+        t(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t())),),
+    ),
+    case(
+        "shapes: other strides at call, alias that view() cannot take",
+        lambda x: x.view(-1),
+        t(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t())),),
+    ),
+    case(
+        "shapes: expanded input at call",
+        lambda x: x.sin(),
+        t(4, 3),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, generator=gen).expand(4, 3))),),
+    ),
+    case(
+        "shapes: offset input at call",
+        lambda x: (x.sin(), x[1]),
+        t(4),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(9, generator=gen)[3:7])),),
+    ),
+    case(
+        "shapes: offset input at call, as_strided alias",
+        lambda x: x.as_strided((2,), (2,)),
+        t(4),
+        calls=(Call(1, inputs=inputs(lambda gen: torch.randn(9, generator=gen)[3:7])),),
+    ),
+    case("shapes: unbacked, nonzero", nonzero, ints(4, high=2), calls=(Call(1), Call(2), Call(3, training=False, grad=False))),
+    case("shapes: unbacked, boolean mask", boolean_mask, g(6), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, boolean mask, summed", boolean_mask_sum, g(6), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, item as a size", item_as_size, ints(), g(3), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, unique", unique, ints(6), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, repeat_interleave", repeat_interleave, g(3), ints(3), calls=(Call(1), Call(2))),
+    case("shapes: a branch on data", any_branch, g(3)),
+    case("calling: keyword arguments", keywords, inputs(t(3), y=g(3), z=t(3), scale=const(3.0))),
+    case(
+        "calling: keywords in another order",
+        keywords,
+        inputs(t(3), y=g(3), z=t(3)),
+        calls=(TRAIN, Call(2, inputs=inputs(t(3), z=t(3), y=g(3)))),
+    ),
+    case(
+        "calling: positional at build, keyword at call",
+        keywords,
+        t(3),
+        g(3),
+        calls=(TRAIN, at(t(3), y=g(3)), at(x=t(3), y=g(3)), at(y=g(3), x=t(3))),
+    ),
+    case("calling: keyword at build, positional at call", keywords, inputs(x=t(3), y=g(3)), calls=(TRAIN, at(t(3), g(3)))),
+    case("calling: a default spelled out at call", keywords, t(3), g(3), calls=(TRAIN, at(t(3), g(3), scale=const(2.0)))),
+    case(
+        "calling: another value than the default at call",
+        keywords,
+        t(3),
+        g(3),
+        calls=(at(t(3), g(3), scale=const(5.0), refused="scale"),),
+    ),
+    case("calling: a missing argument", keywords, t(3), g(3), calls=(at(t(3), refused="."),)),
+    case("calling: variadic", variadic, inputs(t(3), g(3), b=g(3), a=t(3)), calls=(TRAIN, at(t(3), g(3), a=t(3), b=g(3)))),
+    case(
+        "calling: non-tensor arguments",
+        flag,
+        inputs(g(3), const(True), mode=const("b"), power=const(3)),
+        calls=(
+            TRAIN,
+            at(g(3), const(False), mode=const("b"), power=const(3), refused="True"),
+            at(g(3), const(True), mode=const("a"), power=const(3), refused="mode"),
+        ),
+    ),
+    case(
+        "calling: number that equals another type", flag, inputs(g(3), const(True)), calls=(at(g(3), const(1), refused="True"),)
+    ),
+    case(
+        "calling: argument dict order carry before x",
+        carry,
+        dicts(3, 3),
+        calls=(TRAIN, Call(2, inputs=reordered(3, 3)), Call(3, training=False, grad=False)),
+    ),
+    case("calling: return a, w with w = a", with_alias, g(3), t(3)),
+    case(
+        "calling: carry returned as it came",
+        with_carry_alias,
+        Given(lambda gen: (({"w": torch.randn(3, generator=gen).requires_grad_()}, torch.randn(3, generator=gen)), {})),
+    ),
+    case("calling: nested containers", trees, Given(tree_inputs)),
+    case(
+        "calling: OrderedDict argument",
+        lambda d: d["z"] * 2 - d["a"],
+        Given(lambda gen: ((OrderedDict(z=torch.randn(2, generator=gen), a=torch.randn(2, generator=gen)),), {})),
+    ),
+    case(
+        "calling: a wrong type",
+        lambda x: x * 2,
+        t(3),
+        calls=(
+            at(t(3, dtype=torch.float64), refused="float32"),
+            at(const(None), refused="float32"),
+            at(const(2.0), refused="float32"),
+        ),
+    ),
+    case("calling: None as an argument", lambda x, y: x * 2, g(3), const(None), calls=(TRAIN, at(g(3), g(3), refused="None"))),
+    case("calling: a float argument", lambda x, s: x * s, g(3), const(0.1), calls=(TRAIN, at(g(3), const(0.2), refused="0.1"))),
+]

@@ -1,0 +1,358 @@
+"""State and random numbers: tied weights, BatchNorm, frozen parameters, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .harness import TRAIN, Call, Case, case, g, ints, module_case, t
+
+
+class Tied(nn.Module):
+    """Embedding and output layer share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, i: Tensor) -> Tensor:
+        return self.head(self.embed(i))
+
+
+class TiedModule(nn.Module):
+    """The same layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+class TiedTransposed(nn.Module):
+    """Two parameters over one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.back = nn.Parameter(self.weight.detach().t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight @ self.back
+
+
+class BufferOfParameter(nn.Module):
+    """A buffer that shares memory with a parameter, unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("view", self.weight.detach()[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.view.sum()
+
+
+class Frozen(nn.Module):
+    """The first layer is frozen at build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3).requires_grad_(False)
+        self.second = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+class Free(Frozen):
+    """Nothing is frozen at build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(True)
+
+
+class Transient(nn.Module):
+    """Buffers: one not in the state dict, one of integers, one None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0]), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.mask * self.count
+
+
+class NoState(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Unused(nn.Module):
+    """A parameter the forward does not touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.randn(3))
+        self.unused = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.used
+
+
+class Odd(nn.Module):
+    """Parameters that are views, transposed, empty, of another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transposed = nn.Parameter(torch.randn(4, 3).t())
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.bf16 = nn.Parameter(torch.randn(3).bfloat16())
+        self.f64 = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.transposed * self.scalar + self.empty.sum() + (self.bf16 * self.f64).sum().float()
+
+
+class Named(nn.Module):
+    """Parameters and a submodule with names that the loaded module uses itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aotpack = nn.Parameter(torch.randn(3))
+        self._calls = nn.Parameter(torch.randn(3))
+        self._slots = nn.Parameter(torch.randn(3))
+        self.current_state = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.current_state(x) * self.aotpack + self._calls * self._slots
+
+
+class ParameterContainers(nn.Module):
+    """ParameterList, ParameterDict, names with digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
+        self.named = nn.ParameterDict({"a b": nn.Parameter(torch.randn(3))})
+        self.layers = nn.ModuleDict({"1": nn.Linear(3, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers["1"](x) * self.items[0] + self.items[1] * self.named["a b"]
+
+
+class ModeDependent(nn.Module):
+    """Code that looks at ``self.training``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.training else x * 3
+
+
+def batch_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+
+
+def freeze_first(model: Any) -> None:
+    model.first.requires_grad_(False)
+
+
+def unfreeze_first(model: Any) -> None:
+    model.first.requires_grad_(True)
+
+
+def freeze_all(model: Any) -> None:
+    model.requires_grad_(False)
+
+
+def double_weights(model: Any) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+
+
+def new_state(model: Any) -> None:
+    model.load_state_dict({name: torch.full_like(value, 0.5) for name, value in model.state_dict().items()})
+
+
+def assigned_state(model: Any) -> None:
+    model.load_state_dict({n: torch.full_like(v, 0.25) for n, v in model.state_dict().items()}, assign=True)
+
+
+def replace_parameter(model: Any) -> None:
+    model.second.weight = nn.Parameter(torch.full((2, 3), 0.1))
+
+
+def replace_data(model: Any) -> None:
+    model.second.weight.data = torch.full((2, 3), 0.3)
+
+
+def to_double(model: Any) -> None:
+    model.double()
+
+
+def drop(p: float) -> Any:
+    return lambda x: F.dropout(x, p, True)
+
+
+def keep_rate_and_scale(model: Any, args: Any, kwargs: Any) -> Any:
+    """Share kept within five standard deviations, survivors scaled, gradient equal to the mask."""
+    x = torch.ones(20000, requires_grad=True)
+    y = model(x)
+    y.sum().backward()
+    kept = (y != 0).float().mean().item()
+    assert x.grad is not None
+    return abs(kept - 0.75) < 0.016, y.max(), torch.equal(x.grad, y.detach())
+
+
+def same_seed(model: Any, args: Any, kwargs: Any) -> Any:
+    """Equal seeds give equal draws; another seed, and no seed, others."""
+    draws = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        draws.append(model(*args).detach())
+    draws.append(model(*args).detach())
+    return torch.equal(draws[0], draws[1]), torch.equal(draws[1], draws[2]), torch.equal(draws[2], draws[3])
+
+
+def generator_moves(model: Any, args: Any, kwargs: Any) -> Any:
+    before = torch.get_rng_state()
+    model(*args)
+    return torch.equal(before, torch.get_rng_state())
+
+
+def state_after(model: Any, args: Any, kwargs: Any) -> Any:
+    model(*args).sum().backward()
+    return torch.rand(3)
+
+
+class Dropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(F.dropout(x, 0.5, self.training)), 0.3, self.training)
+
+
+def random_in_model(x: Tensor) -> Any:
+    return x + torch.rand(3), torch.randn_like(x), torch.randint(0, 9, (2,)), torch.bernoulli(x.sigmoid())
+
+
+class Counter(nn.Module):
+    """A Python number that changes from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+COUNTERS = r"running_(mean|var): version counter"
+"""Eager's kernel writes the statistics without moving their version counters; one case is about that."""
+
+THRICE = (Call(1), Call(2), Call(3, training=False, grad=False))
+
+CASES: list[Case] = [
+    module_case("tied weights", Tied, ints(5, high=7), calls=THRICE),
+    module_case("tied weights: the same layer twice", TiedModule, g(2, 3), calls=THRICE),
+    module_case("tied weights: views of one storage", TiedTransposed, g(2, 3), calls=THRICE),
+    module_case("tied weights: a buffer over a parameter", BufferOfParameter, g(2, 3), calls=THRICE),
+    module_case("BatchNorm counters", lambda: nn.BatchNorm1d(3), g(4, 3), calls=(Call(1), Call(2), *THRICE), ignore=COUNTERS),
+    module_case("BatchNorm: version counters of the statistics", lambda: nn.BatchNorm1d(3), g(4, 3)),
+    module_case(
+        "BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE, ignore=COUNTERS
+    ),
+    module_case(
+        "BatchNorm without running statistics", lambda: nn.BatchNorm1d(3, track_running_stats=False), g(4, 3), calls=THRICE
+    ),
+    module_case("BatchNorm in a network", batch_norm_net, t(2, 2, 4, 4), calls=(Call(1), Call(2), *THRICE), ignore=COUNTERS),
+    module_case(
+        "BatchNorm: train without gradients",
+        lambda: nn.BatchNorm1d(3),
+        g(4, 3),
+        calls=(Call(1, grad=False), TRAIN),
+        ignore=COUNTERS,
+    ),
+    module_case("frozen parameters", Frozen, g(2, 3), calls=THRICE),
+    module_case("frozen parameters: after the build", Free, g(2, 3), calls=(TRAIN, Call(2, prepare=freeze_first), TRAIN)),
+    module_case(
+        "frozen parameters: all, after the build, and no input needs a gradient",
+        Free,
+        t(2, 3),
+        calls=(TRAIN, Call(2, prepare=freeze_all)),
+    ),
+    module_case(
+        "frozen parameters: unfrozen after the build",
+        Frozen,
+        g(2, 3),
+        calls=(TRAIN, Call(2, prepare=unfreeze_first, refused="frozen")),
+    ),
+    module_case(
+        "frozen parameters: unfrozen, but called without gradients",
+        Frozen,
+        g(2, 3),
+        calls=(Call(2, training=False, grad=False, prepare=unfreeze_first),),
+    ),
+    module_case("state: not persistent, integers, None", Transient, g(3), calls=THRICE),
+    module_case("state: none", NoState, g(3)),
+    module_case("state: unused parameter", Unused, g(3)),
+    module_case("state: odd parameters", Odd, t(2, 3)),
+    module_case("state: names that the loaded module uses itself", Named, t(2, 3), calls=(TRAIN,)),
+    module_case("state: ParameterList, ParameterDict, ModuleDict", ParameterContainers, g(2, 3)),
+    module_case("state: changed in place before the call", Free, g(2, 3), calls=(Call(1, prepare=double_weights),)),
+    module_case("state: load_state_dict", Free, g(2, 3), calls=(TRAIN, Call(2, prepare=new_state))),
+    module_case("state: load_state_dict(assign=True)", Free, g(2, 3), calls=(TRAIN, Call(2, prepare=assigned_state))),
+    module_case("state: a parameter replaced", Free, g(2, 3), calls=(Call(2, prepare=replace_parameter),)),
+    module_case("state: a parameter's data replaced", Free, g(2, 3), calls=(Call(2, prepare=replace_data),)),
+    module_case(
+        "state: another element type is refused", Free, g(2, 3), calls=(Call(2, prepare=to_double, refused="no longer fit"),)
+    ),
+    module_case("state: a Python number that changes from call to call", Counter, g(3), calls=(Call(1), Call(2))),
+    module_case("modes: code that looks at self.training", ModeDependent, g(3), calls=(*THRICE, Call(4, grad=False))),
+    module_case(
+        "RNG dropout: keep rate and scale", lambda: nn.Dropout(0.25), g(20000), calls=(Call(1, act=keep_rate_and_scale),)
+    ),
+    module_case("RNG dropout: same seed same numbers", lambda: nn.Dropout(0.5), g(64), calls=(Call(1, act=same_seed),)),
+    module_case(
+        "RNG dropout: eval draws nothing",
+        lambda: nn.Dropout(0.5),
+        t(8),
+        calls=(Call(1, training=False, grad=False, act=generator_moves),),
+    ),
+    module_case("RNG dropout: eager's numbers under one seed", lambda: nn.Dropout(0.5), g(64), calls=(TRAIN,)),
+    module_case(
+        "RNG dropout: generator state after a step equals eager's",
+        lambda: nn.Dropout(0.5),
+        g(64),
+        calls=(Call(1, act=state_after),),
+    ),
+    module_case("RNG dropout: two of them, eager's numbers under one seed", Dropout, g(3, 4), calls=THRICE),
+    case("RNG dropout: functional, eager's numbers under one seed", drop(0.5), g(64), calls=(TRAIN,)),
+    case("RNG dropout: p=0", drop(0.0), g(8), calls=(TRAIN,)),
+    case("RNG dropout: p=1", drop(1.0), g(8), calls=(TRAIN,)),
+    case("RNG: rand, randn_like, randint, bernoulli, eager's numbers under one seed", random_in_model, g(3)),
+    case("RNG: alpha_dropout, eager's numbers under one seed", lambda x: F.alpha_dropout(x, 0.5, True), g(16), calls=(TRAIN,)),
+    case("RNG: rrelu, eager's numbers under one seed", lambda x: F.rrelu(x, training=True), g(16), calls=(TRAIN,)),
+    case(
+        "RNG: attention dropout, eager's numbers under one seed",
+        lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5),
+        g(1, 2, 4, 4),
+        calls=(TRAIN,),
+    ),
+    case("RNG: gumbel_softmax, eager's numbers under one seed", lambda x: F.gumbel_softmax(x), g(4, 4), calls=(TRAIN,)),
+]

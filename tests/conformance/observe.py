@@ -1,0 +1,191 @@
+"""What a caller can see of a call, as plain data, and how two observations differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from aotpack_loader.runtime.records import MappingRecord, ObjectRecord, TupleRecord
+
+Tensors = dict[str, torch.Tensor]
+
+
+def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """``(path, kind, leaf)`` of everything inside ``value``, containers first; stand-ins count as what they stand for."""
+    if isinstance(value, (Mapping, MappingRecord)):
+        kind = "mapping" if hasattr(value, "to_tuple") else "dict"
+        yield path, f"{kind}{list(value.keys())}", None
+        for key in value.keys():  # noqa: SIM118 - a model output's iteration is over keys, but its items() is not needed
+            yield from walk(value[key], f"{path}[{key!r}]")
+    elif isinstance(value, (tuple, TupleRecord)) and hasattr(value, "_fields"):
+        yield path, f"named tuple{list(value._fields)}", None
+        for name in value._fields:
+            yield from walk(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, (tuple, list)):
+        yield path, f"{type(value).__name__}[{len(value)}]", None
+        for i, item in enumerate(value):
+            yield from walk(item, f"{path}[{i}]")
+    elif isinstance(value, ObjectRecord) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        names = value._fields if isinstance(value, ObjectRecord) else [f.name for f in dataclasses.fields(value)]
+        yield path, f"object{list(names)}", None
+        for name in names:
+            yield from walk(getattr(value, name), f"{path}.{name}")
+    else:
+        yield path, "leaf", value
+
+
+def tensors_in(value: Any, path: str) -> Tensors:
+    """The tensors inside ``value`` by path."""
+    return {where: leaf for where, _, leaf in walk(value, path) if isinstance(leaf, torch.Tensor)}
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements; an emptied storage has none to read, and torch does not check."""
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        return torch.empty(0)
+    with torch.no_grad():
+        return tensor.detach().resolve_conj().resolve_neg().clone()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One tensor, as it was when it was looked at."""
+
+    value: torch.Tensor
+    about: dict[str, Any]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Facts:
+        """Look at ``tensor``."""
+        value = copied(tensor)
+        about: dict[str, Any] = {
+            "dtype": tensor.dtype,
+            "shape": tuple(tensor.shape),
+            "requires_grad": tensor.requires_grad,
+            "is_leaf": tensor.is_leaf,
+            "parameter": isinstance(tensor, torch.nn.Parameter),
+            "conj": tensor.is_conj(),
+            "neg": tensor.is_neg(),
+        }
+        if _is_dense(tensor):
+            # A dimension of size 1 has any stride.
+            about["stride"] = tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+        return Facts(value, about)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return tensor.numel() > 0
+
+
+def relations(tensors: Tensors) -> set[str]:
+    """Who is whom, who shares memory with whom and where, who is a view of whom."""
+    found = set()
+    for (a, left), (b, right) in combinations(tensors.items(), 2):
+        if left is right:
+            found.add(f"{a} is {b}")
+            continue
+        if left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() != 0:
+            apart = right.data_ptr() - left.data_ptr() if left.numel() and right.numel() else "some"
+            found.add(f"{a} shares storage with {b} at {apart} bytes")
+        if left._base is not None and left._base is right:
+            found.add(f"{a}._base is {b}")
+        if right._base is not None and right._base is left:
+            found.add(f"{b}._base is {a}")
+        if left._base is not None and left._base is right._base:
+            found.add(f"{a}._base is {b}._base")
+    return found
+
+
+@dataclass
+class Observation:
+    """Everything seen of one call. ``error`` is the phase in which it raised, and what."""
+
+    structure: list[tuple[str, str]] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Facts] = field(default_factory=dict)
+    relations: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    after: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    error: BaseException | None = None
+    phase: str = "forward"
+
+    def see_result(self, result: Any) -> None:
+        """Record the structure of what the call returned."""
+        for path, kind, leaf in walk(result, "out"):
+            is_tensor = isinstance(leaf, torch.Tensor)
+            self.structure.append((path, "tensor" if is_tensor else kind))
+            if kind == "leaf" and not is_tensor:
+                self.constants[path] = (type(leaf).__name__, leaf)
+
+    def see_tensors(self, tensors: Tensors) -> None:
+        """Record tensors and how they relate."""
+        self.tensors = {path: Facts.of(tensor) for path, tensor in tensors.items()}
+        self.relations = relations(tensors)
+
+
+def differences(eager: Observation, bundle: Observation) -> list[str]:
+    """What of ``eager`` is not so of ``bundle``, a line each."""
+    if eager.error is not None or bundle.error is not None:
+        return _error_difference(eager, bundle)
+    found = [f"structure: eager {eager.structure}, bundle {bundle.structure}"] * (eager.structure != bundle.structure)
+    found += [
+        f"{path}: eager {value!r}, bundle {bundle.constants.get(path)!r}"
+        for path, value in eager.constants.items()
+        if repr(bundle.constants.get(path)) != repr(value)
+    ]
+    found += [line for path in eager.tensors for line in _facts_difference(path, eager, bundle)]
+    found += [f"only in eager: {line}" for line in sorted(eager.relations - bundle.relations)]
+    found += [f"only in the bundle: {line}" for line in sorted(bundle.relations - eager.relations)]
+    found += [f"{path}: version counter moved in eager only" for path in sorted(eager.written - bundle.written)]
+    found += [f"{path}: version counter moved in the bundle only" for path in sorted(bundle.written - eager.written)]
+    for path, value in eager.after.items():
+        found += _value_difference(path, value, bundle.after.get(path))
+    return found
+
+
+def _error_difference(eager: Observation, bundle: Observation) -> list[str]:
+    if eager.error is None:
+        return [f"eager works; the bundle's {bundle.phase} raises {type(bundle.error).__name__}: {bundle.error}"]
+    if bundle.error is None:
+        return [f"eager's {eager.phase} raises {type(eager.error).__name__}: {eager.error}; the bundle works"]
+    if eager.phase != bundle.phase:
+        return [f"eager raises in {eager.phase}, the bundle in {bundle.phase} ({bundle.error})"]
+    return []
+
+
+def _facts_difference(path: str, eager: Observation, bundle: Observation) -> list[str]:
+    ours, theirs = eager.tensors[path], bundle.tensors.get(path)
+    if theirs is None:
+        return [f"{path}: no such tensor in the bundle's result"]
+    about = [
+        f"{path}.{key}: eager {value}, bundle {theirs.about.get(key)}"
+        for key, value in ours.about.items()
+        if theirs.about.get(key) != value
+    ]
+    return about + _value_difference(path, ours.value, theirs.value)
+
+
+def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tensor | None) -> list[str]:
+    if eager is None or bundle is None:
+        same = eager is None and bundle is None
+        return [] if same else [f"{path}: eager {_short(eager)}, bundle {_short(bundle)}"]
+    if eager.shape != bundle.shape or eager.dtype != bundle.dtype:
+        return [f"{path}: eager {eager.dtype}{list(eager.shape)}, bundle {bundle.dtype}{list(bundle.shape)}"]
+    tolerance = 2e-2 if eager.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    if torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
+        return []
+    return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}"]
+
+
+def _short(value: torch.Tensor | None) -> str:
+    return "None" if value is None else f"{value.flatten()[:4].tolist()}…"

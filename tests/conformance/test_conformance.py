@@ -1,0 +1,74 @@
+"""Every case of the table, in process, on the portable target."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotpack_loader.errors import BuildError
+
+from .harness import Case, build, case, module_case, run, t
+from .table import CASES, CRASHES, REFUSED, XFAIL
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Tiny tensors: more threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+def _parameter(case: Case) -> object:
+    marks = [pytest.mark.xfail(strict=True, reason=XFAIL[case.name], run=case.name not in CRASHES)] if case.name in XFAIL else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [_parameter(case) for case in CASES])
+def test_eager_and_bundle_agree(case: Case, tmp_path: Path) -> None:
+    """What a caller can see of every call is the same; what cannot be kept true is refused at build."""
+    out = tmp_path / "case.aotpack"
+    if case.name in REFUSED:
+        with pytest.raises(BuildError) as caught:
+            build(case, out)
+        assert re.search(REFUSED[case.name], str(caught.value), re.DOTALL)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        run(case, out)
+
+
+def test_tables_name_cases() -> None:
+    """Names are distinct, and each refusal and expected failure belongs to a case."""
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names))
+    assert (REFUSED.keys() | XFAIL.keys()) <= set(names)
+    assert not REFUSED.keys() & XFAIL.keys()
+
+
+@torch.library.custom_op("aotpack_conformance::observed", mutates_args=())
+def observed(x: torch.Tensor) -> torch.Tensor:
+    """Notes when it runs on real data."""
+    RAN.append(x.shape)
+    return x * 2
+
+
+@observed.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+RAN: list[torch.Size] = []
+
+
+def test_extraction_does_not_run_the_model_on_real_data(tmp_path: Path) -> None:
+    """A build traces with fake tensors; the example's values and the model's buffers are untouched."""
+    model = torch.nn.BatchNorm1d(3)
+    example = torch.full((4, 3), float("nan"))
+    RAN.clear()
+    build(module_case("no data", lambda: torch.nn.Sequential(model), lambda generator: example), tmp_path / "norm.aotpack")
+    build(case("no data", observed, t(3)), tmp_path / "observed.aotpack")
+    assert RAN == []
+    assert torch.equal(model.running_mean, torch.zeros(3))
+    assert model.num_batches_tracked == 0
