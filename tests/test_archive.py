@@ -183,9 +183,7 @@ def test_every_dtype(tmp_path: Path, layout: Any) -> None:
 
 
 def test_the_safetensors_crate_reads_our_shards(tmp_path: Path) -> None:
-    tensors = [(f"t{n}", torch.full((n,), float(n))) for n in range(40)] + [
-        ("ünïcödé", torch.ones(3, dtype=torch.bool))
-    ]
+    tensors = [(f"t{n}", torch.full((n,), float(n))) for n in range(40)] + [("ünïcödé", torch.ones(3, dtype=torch.bool))]
     with BlobStore(tmp_path / "m") as store:
         shards = write_weights(tensors, store, shard_bytes=500)
         assert len(shards) > 5
@@ -266,9 +264,7 @@ def test_a_closed_bundle_says_so(tiny: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["file", "directory"])
 @pytest.mark.parametrize("step", range(6))
-def test_an_interrupted_write_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, step: int
-) -> None:
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, step: int) -> None:
     out = tmp_path / "m"
     old = write_tiny(out, layout=layout, name="old")
     calls = 0
@@ -594,9 +590,7 @@ HOSTILE_DOCUMENTS: list[tuple[Callable[[Documents], object], type[BundleError], 
 
 
 @pytest.mark.parametrize(("change", "kind", "message"), HOSTILE_DOCUMENTS)
-def test_a_hostile_document(
-    tiny: Path, change: Callable[[Documents], object], kind: type[BundleError], message: str
-) -> None:
+def test_a_hostile_document(tiny: Path, change: Callable[[Documents], object], kind: type[BundleError], message: str) -> None:
     documents = Documents(tiny)
     change(documents)
     tiny.write_bytes(pack(documents.files()))
@@ -920,9 +914,7 @@ def test_a_cache_that_others_may_write_to_is_refused(cache_dir: Path, part: str)
         _extract()
 
 
-def test_a_cache_of_another_user_or_in_an_impossible_place(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_a_cache_of_another_user_or_in_an_impossible_place(cache_dir: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     _extract()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(AotpackError, match="belongs to another user"):
@@ -937,9 +929,7 @@ def test_code_of_a_bundle(tmp_path: Path, cache_dir: Path, tiny: Path) -> None:
         weights = write_weights([("scale", torch.arange(4.0))], store)
         graph = store.add_compressed(encode(tiny_graph()), media_types.GRAPH)
         code = store.add_compressed(RAW, media_types.CODE_AOTI)
-        write_bundle(
-            tmp_path / "m", store, tiny_program(graph, weights), [TargetEntry(PORTABLE, None, [graph, *weights, code])]
-        )
+        write_bundle(tmp_path / "m", store, tiny_program(graph, weights), [TargetEntry(PORTABLE, None, [graph, *weights, code])])
     with Bundle.open(tmp_path / "m") as bundle:
         assert bundle.code(code).read_bytes() == RAW
         assert bundle.code(code).suffix == ".so"
@@ -947,9 +937,7 @@ def test_code_of_a_bundle(tmp_path: Path, cache_dir: Path, tiny: Path) -> None:
         for bad in (
             Descriptor(code.media_type, code.digest, code.size, notes),
             Descriptor(code.media_type, code.digest, code.size, notes | {media_types.ANNOTATION_RAW_DIGEST: "../x"}),
-            Descriptor(
-                code.media_type, code.digest, code.size, notes | {media_types.ANNOTATION_RAW_DIGEST: digest_of(b"")}
-            ),
+            Descriptor(code.media_type, code.digest, code.size, notes | {media_types.ANNOTATION_RAW_DIGEST: digest_of(b"")}),
             graph,
         ):
             with pytest.raises(CorruptBundleError):
@@ -969,8 +957,7 @@ def test_concurrent_processes_extract_one_file(cache_dir: Path) -> None:
     )
     reader, starter = os.pipe()
     processes = [
-        subprocess.Popen([sys.executable, "-c", program], stdin=reader, stderr=subprocess.PIPE, pass_fds=[])
-        for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", program], stdin=reader, stderr=subprocess.PIPE, pass_fds=[]) for _ in range(4)
     ]
     os.close(reader)
     time.sleep(0.5)  # for the interpreters to start: too short only makes the race milder

@@ -148,9 +148,7 @@ def test_two_files_of_one_name_live_side_by_side(write: Write, tmp_path: Path) -
 def test_siblings_can_be_imported_and_the_path_is_restored(write: Write) -> None:
     write("WIDTH = 5\n", name="sibling_of_entry.py")
     before = list(sys.path)
-    entry = load_entry(
-        str(write(MODEL, INPUTS, "def model():\n    from sibling_of_entry import WIDTH\n    return Net(WIDTH)"))
-    )
+    entry = load_entry(str(write(MODEL, INPUTS, "def model():\n    from sibling_of_entry import WIDTH\n    return Net(WIDTH)")))
     assert isinstance(entry, Entry)
     assert sys.path == before
 
@@ -211,9 +209,7 @@ def test_bytes_that_are_not_text(tmp_path: Path) -> None:
 def test_an_import_that_raises(write: Write) -> None:
     path = write("import torch\n", "import not_a_package_of_anyone\n")
     error = failure(path)
-    assert error.summary == (
-        "model.py could not be imported: ModuleNotFoundError: No module named 'not_a_package_of_anyone'"
-    )
+    assert error.summary == ("model.py could not be imported: ModuleNotFoundError: No module named 'not_a_package_of_anyone'")
     assert [str(p) for p in error.problems] == ["model.py:2: import not_a_package_of_anyone"]
     assert isinstance(error.__cause__, ModuleNotFoundError)
     assert not any(getattr(m, "__file__", None) == str(path) for m in sys.modules.values())
@@ -250,9 +246,7 @@ def test_ctrl_c_is_not_swallowed(write: Write) -> None:
 
 
 def test_a_class_that_wants_arguments(write: Write) -> None:
-    error = failure(
-        write("import torch\n", "class model(torch.nn.Module):\n    def __init__(self, width): ...\n", INPUTS)
-    )
+    error = failure(write("import torch\n", "class model(torch.nn.Module):\n    def __init__(self, width): ...\n", INPUTS))
     assert "missing 1 required positional argument: 'width'" in error.summary
     assert [str(p) for p in error.problems] == ["model.py:2: class model(torch.nn.Module):"]
 

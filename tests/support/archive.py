@@ -53,9 +53,7 @@ def tiny_graph() -> Graph:
     return Graph(["x", "scale"], [value, value], [node], [ValueRef("y")])
 
 
-def tiny_program(
-    graph: Descriptor, weights: list[Descriptor], state: Sequence[StateEntry] = (), name: str = "tiny"
-) -> Program:
+def tiny_program(graph: Descriptor, weights: list[Descriptor], state: Sequence[StateEntry] = (), name: str = "tiny") -> Program:
     """A program of one inference method and one parameter, ``scale``; ``state`` adds entries to it."""
     method = Method(
         serves=[Mode(training=False, grad=False)],
