@@ -61,7 +61,7 @@ def output_args(module: GraphModule) -> list[object]:
 
 def set_outputs(module: GraphModule, outputs: list[object]) -> None:
     """Make a graph return ``outputs``, and drop what is no longer needed."""
-    module.graph.output_node().args = (tuple(outputs),)
+    module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]
     module.graph.eliminate_dead_code(is_impure_node=_is_impure)
     module.graph.lint()
     module.recompile()
@@ -82,7 +82,7 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
     """
     assert parts.backward is not None
     by_name = {placeholder.name for _, placeholder in parts.saved}
-    saved_as = {value: placeholder for value, placeholder in parts.saved}
+    saved_as = dict(parts.saved)
     graph = parts.backward.graph
     for position, (value, placeholder) in enumerate(parts.saved):
         primal = views.root(value)

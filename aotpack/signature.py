@@ -78,17 +78,18 @@ class _Assembler:
 
     def run(self) -> Convention:
         self._refuse_what_is_not_carried()
+        self._raise_problems()
         tree, leaves = self._inputs()
         self._primals()
+        self._lift_constants(self.parts.forward)
+        self._bound = {str(s) for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in(leaf.shape)}
         mutations = self._mutations()
         results = self._results()
         visible = len(self.outputs)
-        self._lift_constants(self.parts.forward)
         saved = self._saved()
         tangents = self._tangents(mutations)
         gradients, backward = self._gradients()
-        if self.problems:
-            raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
+        self._raise_problems()
         partition.set_outputs(self.parts.forward, list(self.outputs))
         out_tree, _ = trees.describe(self.joint.out_spec, "result")
         method = {
@@ -104,6 +105,10 @@ class _Assembler:
             "non_differentiable": self._non_differentiable(mutations, results, visible),
         }
         return Convention(self.parts.forward, backward, method, saved, tangents, gradients, self.shape_env, self._saved_bytes())
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
 
     # -------------------------------------------------------------- inputs
 
@@ -127,7 +132,7 @@ class _Assembler:
         kwargs_tree, kwargs_paths = trees.describe(kwargs_spec, "kwargs")
         paths = args_paths + [_keyword_path(path) for path in kwargs_paths]
         fakes = {
-            getattr(d, "idx", None): node.meta["val"]
+            getattr(d, "idx", None): node.meta.get("val")
             for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)
             if isinstance(d, compat.desc.PlainAOTInput)
         }
@@ -180,8 +185,11 @@ class _Assembler:
             if not isinstance(value, torch.Tensor):
                 continue
             index = self._constant_primal(node, value)
-            node.replace_all_uses_with(self.primal_nodes[index])
+            replacement = self.primal_nodes[index]
+            node.replace_all_uses_with(replacement)
             module.graph.erase_node(node)
+            self.parts.forward_outputs = [replacement if out is node else out for out in self.parts.forward_outputs]
+            self.parts.saved = [(replacement if value is node else value, to) for value, to in self.parts.saved]
 
     def _constant_primal(self, node: Node, value: torch.Tensor) -> int:
         real = compat.real_tensor(value)
@@ -438,11 +446,11 @@ class _Assembler:
 
     def _base_index(self, of: Any) -> int:
         """Intermediate bases are numbered in the order in which results first need them."""
-        seen: list[int] = []
+        seen: list[int | None] = []
         for info in self.metadata.output_info:
-            if info.output_type in (_OUT.alias_of_intermediate, _OUT.alias_of_intermediate_save_as_output):
-                if info.base_idx not in seen:
-                    seen.append(info.base_idx)
+            needs_base = info.output_type in (_OUT.alias_of_intermediate, _OUT.alias_of_intermediate_save_as_output)
+            if needs_base and info.base_idx not in seen:
+                seen.append(info.base_idx)
         owner = self.metadata.output_info[of.base_of.idx]
         return int(owner.base_idx)
 

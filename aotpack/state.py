@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
+
+Kind = Literal["parameter", "buffer"]
 
 
 def dtype_name(dtype: torch.dtype) -> schema.DType:
@@ -73,9 +76,9 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     return entries
 
 
-def named_state(model: torch.nn.Module) -> list[tuple[str, str, torch.Tensor, bool]]:
+def named_state(model: torch.nn.Module) -> list[tuple[str, Kind, torch.Tensor, bool]]:
     """``(name, kind, tensor, persistent)`` of all parameters and buffers, duplicates included, in ``state_dict`` order."""
-    found: list[tuple[str, str, torch.Tensor, bool]] = []
+    found: list[tuple[str, Kind, torch.Tensor, bool]] = []
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         found += [(dot + n, "parameter", p, True) for n, p in module._parameters.items() if p is not None]
@@ -106,7 +109,7 @@ def _store(
         shared_name, element_size = storages[address]
         if element_size != value.element_size():
             raise UnsupportedError(f"{name} shares its storage with {shared_name} under another element size.")
-        return shared_name, value.storage_offset()
+        return shared_name, int(value.storage_offset())
     if value.is_contiguous():
         stored.tensors[name] = value.cpu()
     else:

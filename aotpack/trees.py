@@ -55,9 +55,9 @@ def _describe_all(children: list[Any], paths: list[str]) -> tuple[list[schema.Tr
 def _field_names(spec: Any, count: int) -> list[str] | None:
     """Field names of a named tuple, dataclass or model output, from its pytree registration's context."""
     for candidate in (getattr(spec.type, "_fields", None), spec.context, *_inner(spec.context)):
-        if isinstance(candidate, (list, tuple)) and len(candidate) == count:
-            if all(isinstance(name, str) and name.isidentifier() for name in candidate):
-                return list(candidate)
+        fits = isinstance(candidate, (list, tuple)) and len(candidate) == count
+        if fits and all(isinstance(name, str) and name.isidentifier() for name in candidate):
+            return list(candidate)
     return None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -52,7 +54,7 @@ class CpuTarget:
         for item in graphs:
             call = _prepare(item)
             options = {**toolchain, "march": str(self.march), "bits": str(self._bits())}
-            files = cache.get_or_make(item.graph, options, lambda call=call, item=item: self._compile(call, item.key))
+            files = cache.get_or_make(item.graph, options, partial(self._compile, call, item.key))
             code = store.add_compressed(files["code"], media_types.CODE_AOTI)
             layers.append(code)
             fallbacks = None
@@ -151,7 +153,8 @@ def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Nod
         tensor = other.meta["val"]
         if not isinstance(tensor, torch.Tensor):
             continue
-        for dim, size in enumerate(tensor.shape):
+        sizes: Any = tensor.shape
+        for dim, size in enumerate(sizes):
             if isinstance(size, torch.SymInt) and size.node.expr == wanted.node.expr:
                 _replace_by_size(graph, node, other, dim)
                 return True

@@ -42,7 +42,7 @@ def load(
         weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
         trust: what lets native code run besides having been built here: ``"all"``, or the bundle's digest
             (``sha256:…``), or several digests.
-        verify: ``"code"`` checks the digest of everything but the weights, which are mapped; ``"full"`` reads and checks them too.
+        verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
 
     Raises:
         BundleError: the file is not a valid bundle.

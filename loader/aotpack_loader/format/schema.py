@@ -230,13 +230,14 @@ class DictNode(Document, frozen=True, tag="dict", tag_field="type"):
 class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
     """A named tuple (``kind`` tuple), a mapping with attributes (model output) or a dataclass (``object``).
 
-    ``name`` is informative: a reader never imports it.
+    ``name`` is informative: a reader never imports it. ``none_fields`` are attributes that are always None.
     """
 
     name: str
     fields: list[str]
     items: list[Tree]
     kind: Literal["tuple", "mapping", "object"] = "object"
+    none_fields: list[str] = []
 
 
 Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode
@@ -290,6 +291,10 @@ class Symbol(Document, frozen=True):
     minimum: int
     maximum: int | None = None
     hint: int | None = None
+
+
+Scalar = None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
+"""A value that is the same at every call."""
 
 
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
@@ -374,12 +379,16 @@ class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):
 
 
 class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
-    """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``."""
+    """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``.
+
+    ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history.
+    """
 
     view: list[ViewStep]
     primal: Index | None = None
     output: Index | None = None
     requires_grad: bool = False
+    history: bool = True
 
 
 class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):
@@ -419,7 +428,7 @@ Saved = SavedPrimal | SavedOutput | SavedSize
 
 
 class Tangent(Document, frozen=True):
-    """The gradient with respect to forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``)."""
+    """The gradient of forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``)."""
 
     output: Index
     dtype: DType
@@ -432,12 +441,15 @@ class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
     ``gradients[i]`` is the backward output that holds the gradient of primal i, or null where there is none.
+    ``depends[j]`` lists the tangents that backward output j is computed from: where none of them was given there is no
+    gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
     """
 
     graph: Descriptor
     saved: list[Saved]
     tangents: list[Tangent]
     gradients: list[Index | None]
+    depends: list[list[Index]] = []
 
 
 class Mode(Document, frozen=True):
@@ -452,8 +464,10 @@ class Method(Document, frozen=True):
 
     The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the tree
     of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
-    ``parameters`` names the positional parameters of the original, so that a call may pass them by name. ``non_differentiable``
-    lists forward outputs that carry no gradient.
+    ``parameters`` names the positional parameters of the original, so that a call may pass them by name; ``defaults`` holds the
+    values of those the example left out, which a call may spell out. ``non_differentiable`` lists forward outputs that carry no
+    gradient. ``identical`` lists groups of leaves that must be the same tensor at every call. ``autocast`` is the element type of
+    the autocast that was on when the method was traced, and must be on when it is called; null: off.
     """
 
     serves: list[Mode]
@@ -472,6 +486,9 @@ class Method(Document, frozen=True):
     captured_with: str = ""
     notes: list[str] = []
     parameters: list[str] = []
+    defaults: dict[str, Scalar] = {}
+    identical: list[list[Index]] = []
+    autocast: DType | None = None
 
 
 class Program(Document, frozen=True):

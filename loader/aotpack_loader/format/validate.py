@@ -7,7 +7,7 @@ is opened, lets everything above trust its indices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import CorruptBundleError, Problem
 from . import expressions, schema
@@ -107,7 +107,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
             yield from _backward_problems(method, method.backward, at)
 
 
-def _signature_problems(method: schema.Method, entries: dict[str, str], at: str) -> Iterator[Problem]:
+def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: str) -> Iterator[Problem]:
     if _leaves(method.inputs) != len(method.leaves):
         yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
     if _leaves(method.outputs) != len(method.results):

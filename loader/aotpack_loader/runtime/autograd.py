@@ -38,7 +38,7 @@ class Differentiable:
             for primal, gradient in zip(primals, self.gradients, strict=True)
         ]
         call = _Call(self, environment)
-        attached = _Step.apply(call, *arguments)
+        attached = _Step.apply(call, *arguments)  # type: ignore[no-untyped-call]
         outputs, call.outputs = call.outputs, []
         for position, value in zip(self.visible, attached, strict=True):
             outputs[position] = value
@@ -76,23 +76,24 @@ class _TangentLayout:
         self.memory_format: torch.memory_format = getattr(torch, tangent.memory_format)
 
     def __call__(self, gradient: torch.Tensor | None, environment: Environment, device: torch.device) -> torch.Tensor:
+        stride = None if self.stride is None else tuple([expressions.evaluate(step, environment) for step in self.stride])
         if gradient is None:
             shape = [expressions.evaluate(size, environment) for size in self.shape]
-            if self.stride is not None:
-                return torch.empty_strided(shape, self.stride, dtype=self.dtype, device=device).zero_()
+            if stride is not None:
+                return torch.empty_strided(shape, stride, dtype=self.dtype, device=device).zero_()
             return torch.zeros(shape, dtype=self.dtype, device=device).contiguous(memory_format=self.memory_format)
-        if self.stride is None:
+        if stride is None:
             return gradient.contiguous(memory_format=self.memory_format)
-        if gradient.stride() == self.stride:
+        if gradient.stride() == stride:
             return gradient
-        return torch.empty_strided(gradient.shape, self.stride, dtype=self.dtype, device=device).copy_(gradient)
+        return torch.empty_strided(gradient.shape, stride, dtype=self.dtype, device=device).copy_(gradient)
 
 
 class _Step(torch.autograd.Function):
     """The one autograd node of a call. Gradients come back for the primals, in order."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:
         method = call.method
         outputs = method.forward(list(primals))
         _save(ctx, call, primals, outputs)
@@ -163,7 +164,7 @@ class _SecondDerivative(torch.autograd.Function):
     """Stands where a second derivative would start, and refuses it when one is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> tuple[Any, ...]:
         return gradients
 
     @staticmethod
@@ -179,4 +180,4 @@ def _refuse_second_derivative(results: list[Any]) -> list[Any]:
     if not results:
         return results
     anchor = torch.empty(0, requires_grad=True)
-    return list(_SecondDerivative.apply(anchor, *results))
+    return list(_SecondDerivative.apply(anchor, *results))  # type: ignore[no-untyped-call]

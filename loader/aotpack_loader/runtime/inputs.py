@@ -145,7 +145,10 @@ class _TensorCheck:
             problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
             return value
         if value.requires_grad and not self.leaf.requires_grad and torch.is_grad_enabled():
-            message = "requires a gradient, and the bundle was built without one for it; pass it detached, or build with an example that requires a gradient"
+            message = (
+                "requires a gradient, and the bundle was built without one for it; "
+                "pass it detached, or build with an example that requires a gradient"
+            )
             problems.append(Problem(self.leaf.path, message))
         return self._laid_out(value, environment)
 
