@@ -1,0 +1,121 @@
+"""What tests share: a cache and a state directory of their own, bundles built once, and processes that start from nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotpack
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FreshProcess = Callable[..., Any]
+"""``fresh_process(code, *arguments)``: run ``code`` in a process of its own and return the JSON it printed."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from or written to the user's own cache and state.
+
+    ``AOTPACK_TEST_CACHE`` names a cache that outlives the session: compiled graphs are then taken from it.
+    """
+    kept = os.environ.get("AOTPACK_TEST_CACHE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AOTPACK_CACHE", kept or str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+class Tiny(torch.nn.Module):
+    """The smallest model with something of everything a call has: a keyword, a nested result, a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.linear(x) * scale
+        return {"loss": y.square().mean(), "y": y}
+
+
+def tiny_inputs() -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(5, 4, generator=generator),), {"scale": torch.randn(5, 1, generator=generator)}
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> torch.nn.Module:
+    """The model of ``tiny_bundle``; tests copy it before they change it."""
+    torch.manual_seed(0)
+    return Tiny()
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_model: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A portable bundle of one linear layer."""
+    out = tmp_path_factory.mktemp("tiny") / "tiny.aotpack"
+    args, kwargs = tiny_inputs()
+    aotpack.build(tiny_model, args, kwargs, out=out, targets=("portable",))
+    return out
+
+
+def load_example(name: str) -> Any:
+    """The model.py of an example, as a module."""
+    path = ROOT / "examples" / name / "model.py"
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def digits_model() -> torch.nn.Module:
+    """The model of ``digits_bundle``; tests copy it before they change it."""
+    torch.manual_seed(0)
+    model: torch.nn.Module = load_example("digits").model()
+    return model
+
+
+@pytest.fixture(scope="session")
+def digits_bundle(digits_model: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/digits with a dynamic batch, for this processor and portable."""
+    out = tmp_path_factory.mktemp("digits") / "digits.aotpack"
+    example = load_example("digits")
+    aotpack.build(
+        digits_model, example.example_inputs(), out=out, targets=("cpu", "portable"), dynamic_shapes=example.dynamic_shapes()
+    )
+    return out
+
+
+@pytest.fixture(scope="session")
+def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> FreshProcess:
+    """Runs code where neither the repository's examples nor its tests can be imported, in an empty directory."""
+
+    def run(code: str, *arguments: object, **environment: str) -> Any:
+        command = [sys.executable, "-I", "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path_factory.mktemp("empty"),
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+        return json.loads(done.stdout)
+
+    return run
