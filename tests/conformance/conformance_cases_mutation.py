@@ -143,6 +143,12 @@ def through_view(x: Tensor) -> Tensor:
     return x.sin()
 
 
+def view_written_and_returned(x: Tensor) -> Tensor:
+    y = x.view(x.shape)
+    y.mul_(x.mean())
+    return y
+
+
 def through_slice(x: Tensor) -> Tensor:
     x[:, 1:3] = 0
     return x.cos()
@@ -333,6 +339,15 @@ CASES: list[Case] = [
     case("input mutation: storage resize_(0)", resize_storage, t(4)),
     case("input mutation: through a view", through_view, t(3, 4)),
     case("input mutation: through a view, non-leaf", through_view, n(3, 4)),
+    case("input mutation: through a view that is returned", view_written_and_returned, t(3, 4)),
+    case(
+        "input mutation: through a view that is returned, non-leaf",
+        view_written_and_returned,
+        n(3, 4),
+        calls=(TRAIN,),
+        methods=("train",),
+    ),
+    case("input mutation: through a view that is returned, non-leaf, without gradients", view_written_and_returned, n(3, 4)),
     case("input mutation: through a slice", through_slice, t(3, 4)),
     case("input mutation: through a slice, non-leaf", through_slice, n(3, 4)),
     case("input mutation: through a chain of views, non-leaf", through_chain, n(3, 4)),

@@ -187,10 +187,8 @@ def trees(x: Any) -> Any:
 
 
 def tree_inputs(gen: torch.Generator) -> Any:
-    return (
-        ([{"a": torch.randn(2, generator=gen).requires_grad_()}, torch.randn(2, generator=gen), (torch.randn(2), None)],),
-        {},
-    )
+    a, b, c = (torch.randn(2, generator=gen) for _ in range(3))
+    return ([{"a": a.requires_grad_()}, b, (c, None)],), {}
 
 
 DYNAMIC = {"x": {0: BATCH}}
