@@ -19,6 +19,7 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.config as inductor_config
+import torch._inductor.lowering
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
@@ -38,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -100,17 +102,77 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     """
     torch._dynamo.reset()
     ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else _OLD_IGNORED
-    with torch._dynamo.config.patch(
-        {
-            "specialize_int": True,
-            "assume_static_by_default": True,
-            "automatic_dynamic_shapes": False,
-            "capture_scalar_outputs": True,
-            ignored: getattr(torch._dynamo.config, ignored) | _message_functions(),
-        }
+    with (
+        torch._dynamo.config.patch(
+            {
+                "specialize_int": True,
+                "assume_static_by_default": True,
+                "automatic_dynamic_shapes": False,
+                "capture_scalar_outputs": True,
+                ignored: getattr(torch._dynamo.config, ignored) | _message_functions(),
+            }
+        ),
+        warnings.catch_warnings(record=True) as caught,
     ):
+        warnings.simplefilter("always")
         captured: torch.fx.GraphModule = dynamo_graph_capture_for_export(model)(*args, **kwargs)
+    _refuse_side_effects([str(warning.message) for warning in caught], captured.graph)
     return captured
+
+
+def _refuse_side_effects(messages: Sequence[str], graph: torch.fx.Graph) -> None:
+    """Dynamo's export front end drops what a model does to its own attributes; state must not get lost that way.
+
+    Raises:
+        SideEffectError: a tensor was assigned to a buffer or parameter, or ``.data`` or storage was replaced.
+    """
+    effects = " ".join(message for message in messages if "side effects" in message)
+    if "._buffers" in effects or "._parameters" in effects:
+        raise SideEffectError(ASSIGNS_STATE)
+    if any(getattr(node.target, "__name__", "") == "_lower_version_count_by_1" for node in graph.nodes):
+        raise SideEffectError("assigns to .data of a tensor, which a bundle cannot repeat; use copy_() under no_grad")
+
+
+class SideEffectError(Exception):
+    """The model changes something that the graphs of a bundle do not hold."""
+
+
+ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
+
+
+@contextlib.contextmanager
+def refused_side_effects() -> Iterator[None]:
+    """While tracing without Dynamo: refuse what would be lost silently.
+
+    Raises:
+        SideEffectError: a module's buffer or parameter is assigned, or a tensor's ``requires_grad`` or ``data`` is changed.
+    """
+    original = torch.nn.Module.__setattr__
+
+    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
+        known = module.__dict__.get("_buffers", {}), module.__dict__.get("_parameters", {})
+        if any(isinstance(held.get(name), torch.Tensor) for held in known):
+            raise SideEffectError(ASSIGNS_STATE)
+        original(module, name, value)
+
+    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign]
+    try:
+        with _RefusedFunctions():
+            yield
+    finally:
+        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+class _RefusedFunctions(TorchFunctionMode):
+    """Refuses operations that act on autograd or storage behind the graph's back."""
+
+    _refused = frozenset({torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._refused:
+            name = getattr(func, "__name__", str(func))
+            raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
+        return func(*args, **(kwargs or {}))
 
 
 _OLD_IGNORED = "ignore_logger_methods"
@@ -143,7 +205,7 @@ def fake_mode_with_shapes() -> FakeTensorMode:
 
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
     """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols."""
-    context = StatelessSymbolicContext(
+    context: Any = StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
         constraint_sizes=[_constraint(dims[i]) if i in dims else None for i in range(tensor.dim())],
     )
@@ -202,7 +264,7 @@ def export_joint(
     with contextlib.ExitStack() as stack:
         joint = aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
-        descriptors = capture.updated_flat_args_descs
+        descriptors: Any = capture.updated_flat_args_descs
         if state.needs_autograd:
             descriptors = descriptors[0]
         return Joint(
@@ -237,7 +299,6 @@ def partition(
 def inductor_decompositions() -> Decompositions:
     """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save."""
     return dict(select_decomp_table())
-
 
 
 def x86_vector_bits(level: str) -> int:
@@ -309,6 +370,8 @@ def real_tensor(value: torch.Tensor) -> torch.Tensor | None:
     """The real tensor behind a constant of a traced graph, or None where only its shape is known."""
     if isinstance(value, torch._subclasses.FakeTensor):
         return value.constant
+    if torch._is_functional_tensor(value) or isinstance(value, torch._subclasses.functional_tensor.FunctionalTensor):
+        return None
     return value
 
 
@@ -327,10 +390,15 @@ def hint(env: ShapeEnv, symbol: Any) -> int | None:
 
 def hint_numel(tensor: torch.Tensor) -> int:
     """Number of elements at the example's sizes."""
-    size = tensor.numel()
+    return hint_of(tensor.numel())
+
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """A size at the example's sizes; 0 where the example does not tell."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 0
     return size
+
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:

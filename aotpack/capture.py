@@ -8,6 +8,7 @@ models that Dynamo rejects, and look through checkpoints.
 from __future__ import annotations
 
 import contextlib
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem
 
 from . import _torch_compat as compat
 from .dynamic_shapes import DynamicShapes
+from .graph import source_line
 
 FRONT_ENDS = ("dynamo", "export", "trace")
 
@@ -68,6 +70,7 @@ def capture(
         with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions():
             try:
                 joint = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
+                _check_constants(joint)
             except AotpackError:
                 raise
             except Exception as error:  # a front end may raise anything; the reason is kept and shown
@@ -80,6 +83,14 @@ def capture(
         rejected,
         hint="Each line above is one front end's reason; the first is the one to mend.",
     ) from cause
+
+
+def _check_constants(joint: compat.Joint) -> None:
+    """Tensors a graph closes over must be real ones: a front end that lost their values has not traced the model."""
+    for node in joint.graph_module.graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(str(node.target))(joint.graph_module)
+        if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
+            raise compat.SideEffectError(f"{source_line(node) or node.target}: the value of a tensor was lost while tracing")
 
 
 def explain(error: Exception) -> str:
@@ -131,9 +142,10 @@ def _with_export(
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
 ) -> compat.Joint:
-    exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
+    with compat.refused_side_effects():
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
-    with mode:
+    with mode, compat.refused_side_effects():
         return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
 
 
@@ -156,7 +168,7 @@ def _with_trace(
         return fakes[id(leaf)]
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
-    with mode:
+    with mode, compat.refused_side_effects():
         return compat.export_joint(model, fake_args, fake_kwargs, table)
 
 

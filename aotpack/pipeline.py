@@ -27,8 +27,9 @@ from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
+from .examples import identical_groups, separated
 from .selftest import record
-from .state import StoredTensors, describe_state
+from .state import StoredTensors, describe_state, dtype_name
 from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
 
@@ -118,6 +119,7 @@ class _BuiltMethod:
     plan: MethodPlan
     convention: signature.Convention
     front_end: str
+    identical: list[list[int]]
 
 
 class _Build:
@@ -196,7 +198,7 @@ def build(
     with BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
         built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
-        program_methods, graphs = _add_graphs(built, module, model, store)
+        program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
         entries: list[TargetEntry] = []
         for target in chosen:
             with run.stage("compile", target.name):
@@ -268,6 +270,33 @@ def _trace_method(
     stored: StoredTensors,
     options: _Options,
 ) -> _BuiltMethod:
+    groups = identical_groups(args, kwargs)
+    if groups:
+        apart = separated(args, kwargs)
+        built = _trace_once(run, plan, module, *apart, shapes, stored, options)
+        if not _writes(built.convention, {leaf for group in groups for leaf in group}):
+            return built
+    return _trace_once(run, plan, module, args, kwargs, shapes, stored, options, groups)
+
+
+def _writes(convention: signature.Convention, leaves: set[int]) -> bool:
+    """Whether a method writes to one of the arguments with these leaf numbers."""
+    primals = [convention.method["primals"][mutation.primal] for mutation in convention.method["mutations"]]
+    return any(isinstance(primal, schema.InputPrimal) and primal.leaf in leaves for primal in primals)
+
+
+def _trace_once(
+    run: _Build,
+    plan: MethodPlan,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    stored: StoredTensors,
+    options: _Options,
+    identical: Sequence[Sequence[int]] = (),
+) -> _BuiltMethod:
+    """Capture, partition and assemble one method; ``identical`` leaves are traced as one tensor."""
     with run.stage("capture", plan.name):
         captured = capture.capture(
             module, args, kwargs, shapes, training=plan.training, grad=plan.grad, decompositions=options.decompositions
@@ -280,11 +309,16 @@ def _trace_method(
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)
-    return _BuiltMethod(plan, convention, captured.front_end)
+    return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in identical])
 
 
 def _add_graphs(
-    built: Sequence[_BuiltMethod], module: torch.nn.Module, model: Any, store: BlobStore
+    built: Sequence[_BuiltMethod],
+    module: torch.nn.Module,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    store: BlobStore,
 ) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
     methods: dict[str, schema.Method] = {}
     graphs: list[GraphToCompile] = []
@@ -295,7 +329,8 @@ def _add_graphs(
         graphs.append(GraphToCompile(key, converted, descriptor, fx))
         return descriptor
 
-    parameters = _positional_parameters(model)
+    parameters, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
+    autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
     served = _served([item.plan for item in built], has_modes=model is module)
     for item in built:
         name, convention = item.plan.name, item.convention
@@ -307,6 +342,7 @@ def _add_graphs(
                 saved=convention.saved,
                 tangents=convention.tangents,
                 gradients=convention.gradients,
+                depends=convention.depends,
             )
         methods[name] = schema.Method(
             serves=served[name],
@@ -314,6 +350,9 @@ def _add_graphs(
             backward=backward,
             captured_with=item.front_end,
             parameters=parameters,
+            defaults=defaults,
+            identical=item.identical,
+            autocast=autocast,
             **convention.method,
         )
     return methods, graphs
@@ -345,6 +384,20 @@ def _positional_parameters(model: Any) -> list[str]:
     function = model.forward if isinstance(model, torch.nn.Module) else model
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+
+
+def _defaults(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, schema.Scalar]:
+    """Literal defaults of the parameters the example leaves out: the graphs were specialised to them."""
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    positional = set(_positional_parameters(model)[: len(args)])
+    found: dict[str, schema.Scalar] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in positional or name in kwargs or parameter.default is parameter.empty:
+            continue
+        literal = graph.literal_argument(parameter.default)
+        if literal is not graph.NOT_A_LITERAL:
+            found[name] = literal
+    return found
 
 
 def _extra_operators(graphs: Sequence[GraphToCompile]) -> list[str]:

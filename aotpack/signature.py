@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
-from aotpack_loader.format import schema
+from aotpack_loader.format import expressions, schema
 
 from . import _torch_compat as compat
 from . import partition, trees, views
@@ -37,6 +37,7 @@ class Convention:
     saved: list[schema.Saved]
     tangents: list[schema.Tangent]
     gradients: list[int | None]
+    depends: list[list[int]]
     shape_env: compat.ShapeEnv | None
     saved_bytes: int
 
@@ -72,6 +73,7 @@ class _Assembler:
         self.metadata = joint.metadata
         self.shape_env = joint.shape_env
         self.primal_nodes: list[Node] = parts.forward.graph.find_nodes(op="placeholder")
+        self._raw_primal_nodes = list(self.primal_nodes)
         self.primals: list[schema.Primal] = []
         self.outputs: list[Node] = []
         self.problems: list[Problem] = []
@@ -82,7 +84,7 @@ class _Assembler:
         tree, leaves = self._inputs()
         self._primals()
         self._lift_constants(self.parts.forward)
-        self._bound = {str(s) for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in(leaf.shape)}
+        self._bound = {s for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in(leaf.shape)}
         mutations = self._mutations()
         results = self._results()
         visible = len(self.outputs)
@@ -104,7 +106,8 @@ class _Assembler:
             "mutations": mutations,
             "non_differentiable": self._non_differentiable(mutations, results, visible),
         }
-        return Convention(self.parts.forward, backward, method, saved, tangents, gradients, self.shape_env, self._saved_bytes())
+        depends = self._depends()
+        return Convention(self.parts.forward, backward, method, saved, tangents, gradients, depends, self.shape_env, self._saved_bytes())
 
     def _raise_problems(self) -> None:
         if self.problems:
@@ -227,24 +230,40 @@ class _Assembler:
 
     def _mutations(self) -> list[schema.Mutation]:
         found = []
+        flat = pytree.tree_leaves((self.args, self.kwargs))
         for position, index in enumerate(self.metadata.mutated_inp_runtime_indices):
             info = self.metadata.input_info[index]
             node = self.parts.forward_outputs[position]
-            if not isinstance(node, Node) or node is self.primal_nodes[index]:
+            if not isinstance(node, Node) or node is self._raw_primal_nodes[index]:
                 continue
             kind = _mutation_kind(info)
             if kind == "storage":
                 self.problems.append(Problem(self._primal_path(index), "the model replaces its storage (set_)"))
+            elif _storage_bytes(node) > _storage_bytes(self._raw_primal_nodes[index]):
+                self.problems.append(Problem(self._primal_path(index), "the model grows its storage (resize_)"))
+            hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
+            if info.mutates_data and not hidden and self._is_leaf_with_gradient(index, flat):
+                self.problems.append(
+                    Problem(self._primal_path(index), "a leaf that requires a gradient is written to, which eager refuses too")
+                )
             found.append(
                 schema.Mutation(
                     primal=self._primal_index(index),
                     output=self._output(node, fresh=True),
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
-                    hidden_from_autograd=info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode,
+                    hidden_from_autograd=hidden,
                 )
             )
         return found
+
+    def _is_leaf_with_gradient(self, index: int, flat: list[Any]) -> bool:
+        """Whether AOTAutograd's input ``index`` required a gradient, as a leaf, before the call."""
+        descriptor = self.joint.primal_descriptors[index]
+        if isinstance(descriptor, compat.desc.ParamAOTInput):
+            return bool(self.metadata.input_info[index].requires_grad)
+        value = flat[descriptor.idx] if isinstance(descriptor, compat.desc.PlainAOTInput) else None
+        return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
     def _primal_index(self, index: int) -> int:
         """Position among the kept primals of AOTAutograd's input ``index``."""
@@ -275,10 +294,15 @@ class _Assembler:
             return self._literal_result(node)
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
-            return schema.SizeResult(size_expression(value, self.shape_env))
+            size = size_expression(value, self.shape_env)
+            known = isinstance(size, int) or self._symbols_in([size]) <= self._bound
+            return schema.SizeResult(size) if known else schema.FreshResult(self._output(node, fresh=True))
         if info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view):
             if node in self.primal_nodes:
-                return schema.AliasResult([], primal=self.primal_nodes.index(node), requires_grad=info.requires_grad)
+                if self.parts.backward is None:
+                    return schema.InputResult(self.primal_nodes.index(node))
+                node = self._copied(node)
+                self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
             return schema.FreshResult(placed[i], requires_grad=info.requires_grad)
         if info.output_type == _OUT.is_input:
@@ -305,7 +329,18 @@ class _Assembler:
             steps = steps or views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
-        return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad)
+        return schema.AliasResult(
+            steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info)
+        )
+
+    def _copied(self, node: Node) -> Node:
+        """A copy of ``node``, made where its value is first known."""
+        graph = self.parts.forward.graph
+        anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
+        with graph.inserting_after(anchor):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        return copy
 
     def _updated_value(self, index: int) -> Node | None:
         mutated = self.metadata.mutated_inp_runtime_indices
@@ -330,7 +365,9 @@ class _Assembler:
         steps = views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
-        return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad)
+        return schema.AliasResult(
+            steps, output=position, requires_grad=info.requires_grad, history=_has_history(info)
+        )
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result], visible: int) -> list[int]:
         """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""
@@ -349,12 +386,13 @@ class _Assembler:
         if self.parts.backward is None:
             return []
         self._save_backward_constants()
+        self._save_copies_of_what_is_overwritten()
         donated = self._donated()
         found: list[schema.Saved] = []
         for value, _ in self.parts.saved:
             kind = value.meta["val"]
             if not isinstance(kind, torch.Tensor):
-                found.append(schema.SavedSize(size_expression(kind, self.shape_env)))
+                found.append(self._saved_size(value))
             elif value in self.primal_nodes:
                 found.append(schema.SavedPrimal(self.primal_nodes.index(value)))
             else:
@@ -362,6 +400,21 @@ class _Assembler:
                 check = not value.meta.get("saved_tensor_with_no_vc_check", False)
                 found.append(schema.SavedOutput(output, check_version=check, donated=value in donated))
         return found
+
+    def _saved_size(self, value: Node) -> schema.Saved:
+        size = size_expression(value.meta["val"], self.shape_env)
+        if isinstance(size, int) or self._symbols_in([size]) <= self._bound:
+            return schema.SavedSize(size)
+        return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
+
+    def _save_copies_of_what_is_overwritten(self) -> None:
+        """A saved value in the memory of a primal that the epilogue writes to is saved as a copy."""
+        written = {self._raw_primal_nodes[index] for index in self.metadata.mutated_inp_runtime_indices}
+        for i, (value, to) in enumerate(self.parts.saved):
+            if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
+                copy = self._copied(value)
+                copy.meta["saved_tensor_with_no_vc_check"] = True
+                self.parts.saved[i] = (copy, to)
 
     def _save_backward_constants(self) -> None:
         """A constant the backward uses is saved as the primal it has become."""
@@ -473,6 +526,18 @@ class _Assembler:
         partition.set_outputs(backward, list(kept))
         return gradients, backward
 
+    def _depends(self) -> list[list[int]]:
+        """Tangents each backward output is computed from; empty where each depends on all."""
+        backward = self.parts.backward
+        if backward is None or len(self.parts.tangents) < 2:
+            return []
+        reach: dict[Node, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.parts.tangents)}
+        for node in backward.graph.nodes:
+            if node not in reach:
+                reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+        found = [sorted(reach[value]) for value in partition.output_args(backward) if isinstance(value, Node)]
+        return [] if all(len(tangents) == len(self.parts.tangents) for tangents in found) else found
+
     def _saved_bytes(self) -> int:
         """Bytes of activations the forward keeps, primals not counted, at the example's sizes."""
         total = 0
@@ -498,6 +563,10 @@ class _Assembler:
             symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), compat.hint(env, symbol)))
         return symbols
 
+    def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
+        """Names of the symbols in sizes."""
+        return {name for size in sizes if isinstance(size, str) for name in expressions.symbols(size)}
+
     def _constraints(self) -> list[str]:
         if self.shape_env is None:
             return []
@@ -513,6 +582,16 @@ def _keyword_path(path: str) -> str:
 def _tensor_of(node: Any) -> torch.Tensor | None:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _storage_bytes(node: Node) -> int:
+    tensor = _tensor_of(node)
+    return 0 if tensor is None else compat.hint_of(tensor.untyped_storage().nbytes())
+
+
+def _has_history(info: Any) -> bool:
+    """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
+    return bool(info.requires_grad_for_backward) or not info.requires_grad
 
 
 def _mutation_kind(info: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -35,16 +36,22 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
             )
         items, paths = _describe_all(children, [f"{path}[{key!r}]" for key in keys])
         return schema.DictNode(keys, items, ordered=kind is OrderedDict), paths
-    fields = _field_names(spec, len(children))
+    fields, nones = _field_names(spec, len(children))
     if fields is None:
         raise UnsupportedError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, a container whose fields have no names.",
             hint="Return tuples, lists, dictionaries, named tuples or dataclasses.",
         )
     items, paths = _describe_all(children, [f"{path}.{field}" for field in fields])
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    sort = "tuple" if issubclass(kind, tuple) else "mapping" if issubclass(kind, Mapping) else "object"
-    return schema.RecordNode(name, fields, items, sort), paths  # type: ignore[arg-type]
+    shown = spec.context if isinstance(spec.context, type) else kind
+    name = f"{shown.__module__}.{shown.__qualname__}"
+    sort = "tuple" if _is_tuple(spec) else "mapping" if isinstance(kind, type) and issubclass(kind, Mapping) else "object"
+    return schema.RecordNode(name, fields, items, sort, nones), paths  # type: ignore[arg-type]
+
+
+def _is_tuple(spec: Any) -> bool:
+    """Named tuples stand in a pytree under their own class or, as context, under ``collections.namedtuple``."""
+    return any(isinstance(kind, type) and issubclass(kind, tuple) for kind in (spec.type, spec.context))
 
 
 def _describe_all(children: list[Any], paths: list[str]) -> tuple[list[schema.Tree], list[str]]:
@@ -52,14 +59,17 @@ def _describe_all(children: list[Any], paths: list[str]) -> tuple[list[schema.Tr
     return [tree for tree, _ in described], [leaf for _, leaves in described for leaf in leaves]
 
 
-def _field_names(spec: Any, count: int) -> list[str] | None:
-    """Field names of a named tuple, dataclass or model output, from its pytree registration's context."""
-    for candidate in (getattr(spec.type, "_fields", None), spec.context, *_inner(spec.context)):
+def _field_names(spec: Any, count: int) -> tuple[list[str] | None, list[str]]:
+    """Field names of a named tuple, dataclass or model output, and of its fields that are always None."""
+    context = spec.context
+    nones: list[str] = []
+    if dataclasses.is_dataclass(spec.type) and isinstance(context, (list, tuple)) and len(context) == 2:
+        nones = [str(name) for name in context[1]]  # torch's registration: fields with a value, fields that are None
+    candidates = [getattr(context, "_fields", None), getattr(context, "__match_args__", None)]
+    candidates += [getattr(spec.type, "_fields", None), getattr(spec.type, "__match_args__", None), context]
+    candidates += list(context) if isinstance(context, (list, tuple)) else []
+    for candidate in candidates:
         fits = isinstance(candidate, (list, tuple)) and len(candidate) == count
         if fits and all(isinstance(name, str) and name.isidentifier() for name in candidate):
-            return list(candidate)
-    return None
-
-
-def _inner(context: Any) -> list[Any]:
-    return list(context) if isinstance(context, (list, tuple)) else []
+            return list(candidate), nones
+    return None, nones

@@ -95,6 +95,8 @@ class LoadedProgram(nn.Module):
         )
         raise ModeError(f"This bundle has no method for {mode}. It has:", served, hint=hint)
 
+    # Written into the dictionaries directly: register_parameter refuses names that are attributes of nn.Module (``half``),
+    # which a ParameterList or ParameterDict of the original may well hold.
     def _register(self, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]) -> None:
         made: dict[str, torch.Tensor] = {}
         for entry in entries:
@@ -103,9 +105,11 @@ class LoadedProgram(nn.Module):
             if entry.kind == "parameter":
                 if not isinstance(value, nn.Parameter):
                     value = nn.Parameter(value, requires_grad=entry.requires_grad)
-                owner.register_parameter(name, value)
+                owner._parameters[name] = value
             else:
-                owner.register_buffer(name, value, persistent=entry.persistent)
+                owner._buffers[name] = value
+                if not entry.persistent:
+                    owner._non_persistent_buffers_set.add(name)
             made[entry.name] = value
 
     def _owner(self, path: str) -> tuple[nn.Module, str]:

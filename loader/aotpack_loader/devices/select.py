@@ -118,7 +118,10 @@ def _fallback(rejected: dict[str, str], backend: str | None) -> str:
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    place = torch.device("cpu" if device is None else device)
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise TargetError(f"device={device!r} is no device.", hint="Bundles run on the CPU for now.") from error
     if place.type != "cpu":
         raise TargetError(f"This loader runs bundles on the CPU; device={place} was asked for.")
     return place

@@ -122,6 +122,10 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
             yield Problem(where, f"C7: {primal.name!r} is no parameter")
         elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
             yield Problem(where, f"C7: {primal.name!r} is no buffer")
+    for i, group in enumerate(method.identical):
+        yield from _in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
+        if len(group) < 2:
+            yield Problem(f"{at}.identical[{i}]", "C7: a group has at least two leaves")
     outputs, primals = method.num_outputs, len(method.primals)
     for i, mutation in enumerate(method.mutations):
         yield from _in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
@@ -149,6 +153,11 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
     for result in method.results:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
             visible.add(result.output)
+    count = 1 + max((position for position in backward.gradients if position is not None), default=-1)
+    if backward.depends and len(backward.depends) != count:
+        yield Problem(f"{at}.backward.depends", "C10: there is one entry for each output of the backward graph")
+    for i, tangents in enumerate(backward.depends):
+        yield from _in_range(f"{at}.backward.depends[{i}]", "C10", [(tangent, len(backward.tangents)) for tangent in tangents])
     for i, saved in enumerate(backward.saved):
         if isinstance(saved, schema.SavedPrimal):
             yield from _in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.primal, primals)])

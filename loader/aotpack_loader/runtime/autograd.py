@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,17 @@ Environment = Mapping[str, int]
 class Differentiable:
     """A method's forward and backward, with what passes between them."""
 
-    def __init__(self, method: schema.Method, forward: Executable, backward: Executable) -> None:
-        assert method.backward is not None
-        convention = method.backward
+    def __init__(self, method: schema.Method, convention: schema.Backward, forward: Executable, backward: Executable) -> None:
         self.forward, self.backward = forward, backward
         self.visible = _visible_outputs(method)
-        self.non_differentiable = frozenset(method.non_differentiable)
         self.saved = convention.saved
         self.gradients = convention.gradients
         positions = {output: i for i, output in enumerate(self.visible)}
-        self.tangents = [(positions[tangent.output], _TangentLayout(tangent)) for tangent in convention.tangents]
+        self.tangents = [_Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
+        self.depends = [frozenset(tangents) for tangents in convention.depends]
+        plain = frozenset(method.non_differentiable)
+        self.plain = [i for i, output in enumerate(self.visible) if output in plain]
+        self._sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward; the outputs that carry a gradient are attached to autograd."""
@@ -44,6 +45,26 @@ class Differentiable:
             outputs[position] = value
         return outputs
 
+    def without_gradient(self, primals: Sequence[torch.Tensor]) -> list[int]:
+        """Positions among the visible outputs that carry no gradient in a call with these primals.
+
+        Beyond those that never do: results of primals none of which requires a gradient this time.
+        """
+        idle = [
+            tangent.position
+            for tangent, sources in zip(self.tangents, self._sources, strict=True)
+            if not any(primals[i].requires_grad for i in sources)
+        ]
+        return self.plain + idle
+
+    def _primals_behind(self, tangent: int) -> list[int]:
+        """Primals whose gradient depends on ``tangent``: those the tangent's output was computed from."""
+        return [
+            i
+            for i, gradient in enumerate(self.gradients)
+            if gradient is not None and (not self.depends or tangent in self.depends[gradient])
+        ]
+
 
 def _visible_outputs(method: schema.Method) -> list[int]:
     """Forward outputs that autograd or the caller sees, in order: values written back, fresh results, bases of aliases."""
@@ -57,28 +78,35 @@ def _visible_outputs(method: schema.Method) -> list[int]:
 class _Call:
     """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
 
-    __slots__ = ("environment", "method", "outputs", "unchecked")
+    __slots__ = ("environment", "method", "outputs", "shapes", "unchecked")
 
     def __init__(self, method: Differentiable, environment: Environment) -> None:
         self.method = method
         self.environment = environment
         self.outputs: list[Any] = []
-        self.unchecked: list[torch.Tensor] | None = None
+        self.shapes: list[torch.Size] = []
+        self.unchecked: list[Any] | None = None
 
 
-class _TangentLayout:
+class _Tangent:
     """Brings an incoming gradient to the layout the backward graph was compiled for; makes zeros for a missing one."""
 
-    def __init__(self, tangent: schema.Tangent) -> None:
+    def __init__(self, position: int, tangent: schema.Tangent) -> None:
+        self.position = position
         self.dtype: torch.dtype = getattr(torch, tangent.dtype)
-        self.shape = tangent.shape
-        self.stride = None if tangent.stride is None else tuple(tangent.stride)
         self.memory_format: torch.memory_format = getattr(torch, tangent.memory_format)
+        stride = tangent.stride
+        static = stride is not None and all(isinstance(step, int) for step in stride)
+        self.static = tuple(stride) if stride is not None and static else None
+        self.symbolic = stride if not static else None
 
-    def __call__(self, gradient: torch.Tensor | None, environment: Environment, device: torch.device) -> torch.Tensor:
-        stride = None if self.stride is None else tuple([expressions.evaluate(step, environment) for step in self.stride])
+    def __call__(
+        self, gradient: torch.Tensor | None, shape: torch.Size, environment: Environment, device: torch.device
+    ) -> torch.Tensor:
+        stride: Any = self.static
+        if self.symbolic is not None:
+            stride = tuple([expressions.evaluate(step, environment) for step in self.symbolic])
         if gradient is None:
-            shape = [expressions.evaluate(size, environment) for size in self.shape]
             if stride is not None:
                 return torch.empty_strided(shape, stride, dtype=self.dtype, device=device).zero_()
             return torch.zeros(shape, dtype=self.dtype, device=device).contiguous(memory_format=self.memory_format)
@@ -97,10 +125,9 @@ class _Step(torch.autograd.Function):
         method = call.method
         outputs = method.forward(list(primals))
         _save(ctx, call, primals, outputs)
-        returned = tuple([outputs[position] for position in method.visible])
-        ctx.mark_non_differentiable(
-            *[value for position, value in zip(method.visible, returned, strict=True) if position in method.non_differentiable]
-        )
+        returned = tuple([_own(outputs[position]) for position in method.visible])
+        call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
+        ctx.mark_non_differentiable(*[returned[i] for i in method.without_gradient(primals)])
         ctx.set_materialize_grads(False)
         # Metadata-only updates need their sizes and strides; everything else the caller gets comes back through autograd.
         call.outputs = [value if position not in method.visible else None for position, value in enumerate(outputs)]
@@ -110,19 +137,39 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         method = call.method
-        if all(gradient is None for gradient in gradients):
+        given = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
+        if not given:
             return (None,) * (1 + len(method.gradients))
         arguments = _unpack(ctx, call)
         device = next(g.device for g in gradients if g is not None)
-        for position, layout in method.tangents:
-            arguments.append(layout(gradients[position], call.environment, device))
+        for tangent, shape in zip(method.tangents, call.shapes, strict=True):
+            arguments.append(tangent(gradients[tangent.position], shape, call.environment, device))
+        results = _run(method.backward, arguments, device)
         if torch.is_grad_enabled():
-            with torch.no_grad():
-                results = method.backward(arguments)
             results = _refuse_second_derivative(results)
-        else:
-            results = method.backward(arguments)
+        # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
+        for i, tangents in enumerate(method.depends):
+            if not tangents & given:
+                results[i] = None
         return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _own(value: Any) -> Any:
+    """An output as a tensor of its own: autograd refuses in-place changes of a function's result that is a view."""
+    if isinstance(value, torch.Tensor) and value._is_view():
+        return torch.ops.aten._unsafe_view(value, value.shape)
+    return value
+
+
+def _run(backward: Executable, arguments: list[Any], device: torch.device) -> list[Any]:
+    """The backward graph holds its own casts and is no subject of autograd."""
+    if torch.is_autocast_enabled(device.type):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return backward(arguments)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return backward(arguments)
+    return backward(arguments)
 
 
 def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
@@ -133,7 +180,7 @@ def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: lis
             checked.append(primals[item.primal])
         elif isinstance(item, schema.SavedOutput):
             value = outputs[item.output]
-            if not isinstance(value, torch.Tensor) or not item.check_version:
+            if not item.check_version:
                 unchecked.append(value)
             else:
                 checked.append(value.detach() if value._is_view() else value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, Problem
+from ..errors import InputError, ModeError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .epilogue import Epilogue
@@ -41,9 +41,13 @@ class MethodCall:
         device: torch.device,
     ) -> None:
         self.name = name
+        self._device = device
+        self._autocast: torch.dtype | None = None if method.autocast is None else getattr(torch, method.autocast)
         self._inputs = Inputs(method, device)
         self._forward = forward
-        self._differentiable = None if backward is None else Differentiable(method, forward, backward)
+        self._differentiable = None
+        if backward is not None and method.backward is not None:
+            self._differentiable = Differentiable(method, method.backward, forward, backward)
         self._epilogue = Epilogue(method)
         self._primals = [_source(primal, constants) for primal in method.primals]
         self._state = state
@@ -55,6 +59,10 @@ class MethodCall:
         written = {mutation.primal for mutation in method.mutations}
         inputs = [i for i, primal in enumerate(method.primals) if isinstance(primal, schema.InputPrimal)]
         self._paths = {i: method.leaves[method.primals[i].leaf].path for i in inputs}  # type: ignore[union-attr]
+        leaf_of = {primal.leaf: i for i, primal in enumerate(method.primals) if isinstance(primal, schema.InputPrimal)}
+        self._identical = {
+            (leaf_of[a], leaf_of[b]) for group in method.identical for a in group for b in group if a in leaf_of and b in leaf_of
+        }
         self._writes_inputs = [i for i in inputs if i in written] if len(inputs) > 1 else []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,18 +71,38 @@ class MethodCall:
         Raises:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
-        given, environment = self._inputs(args, kwargs)
+        self._check_autocast()
+        given, laid_out, environment = self._inputs(args, kwargs)
         state = self._state()
         self._check_state(state)
         primals = [read(state, given) for read in self._primals]
         for written in self._writes_inputs:
             self._refuse_overlap(written, primals)
-        if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
-            outputs = self._differentiable(primals, environment)
+        arguments = [read(state, laid_out) for read in self._primals]
+        if self._autocast is None:
+            outputs = self._run(arguments, environment)
         else:
-            with torch.no_grad():
-                outputs = self._forward(list(primals))
+            with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
+                outputs = self._run(arguments, environment)
         return self._epilogue(primals, outputs, environment)
+
+    def _run(self, primals: list[torch.Tensor], environment: Mapping[str, int]) -> list[Any]:
+        if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
+            return self._differentiable(primals, environment)
+        with torch.no_grad():
+            return self._forward(primals)
+
+    def _check_autocast(self) -> None:
+        """Eager under autocast computes something else than the graphs, unless they were traced under the same."""
+        kind = self._device.type
+        current = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if current is not self._autocast:
+            built = "without autocast" if self._autocast is None else f"under autocast to {self._autocast}"
+            now = "off" if current is None else f"on, to {current}"
+            raise ModeError(
+                f"This bundle was built {built}, and autocast is {now} at this call.",
+                hint="Call it in the state it was built in, or build it in the state it is called in.",
+            )
 
     def _check_state(self, state: Mapping[str, torch.Tensor]) -> None:
         problems = [
@@ -89,14 +117,24 @@ class MethodCall:
 
     def _refuse_overlap(self, written: int, primals: list[torch.Tensor]) -> None:
         """The graphs were built for arguments that do not share memory with one they write to."""
-        storage = primals[written].untyped_storage().data_ptr()
+        start, stop = _memory(primals[written])
         for other, path in self._paths.items():
-            if other != written and storage and primals[other].untyped_storage().data_ptr() == storage:
+            low, high = _memory(primals[other])
+            if other != written and (written, other) not in self._identical and low < stop and start < high:
                 raise InputError(
                     "Two arguments share memory, and the model writes to one of them.",
-                    [Problem(self._paths[written], f"written to; shares its storage with {path}")],
+                    [Problem(self._paths[written], f"written to; shares its memory with {path}")],
                     hint="Pass a clone of one, or build with example inputs that share memory in the same way.",
                 )
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte a tensor may touch, as addresses; empty for a tensor without elements."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return start, start + span * tensor.element_size()
 
 
 def _gradients(method: schema.Method) -> list[int | None]:
@@ -133,6 +171,6 @@ class _Expected:
             return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"
         if value.stride() != self.stride and value.numel() > 1:
             return f"expected strides {list(self.stride)}, got {list(value.stride())}"
-        if self.frozen and value.requires_grad:
+        if self.frozen and value.requires_grad and torch.is_grad_enabled():
             return "was frozen when the bundle was built and now requires a gradient, for which there is no code"
         return ""

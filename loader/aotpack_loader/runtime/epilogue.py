@@ -60,7 +60,7 @@ def _builder(result: schema.Result) -> _Build:
 
 
 def _alias_builder(result: schema.AliasResult) -> _Build:
-    replay = replayer(result.view, result.requires_grad)
+    replay = replayer(result.view, requires_grad=result.requires_grad, history=result.history)
     if result.primal is not None:
         primal = result.primal
         return lambda primals, outputs, environment: replay(primals[primal], environment)

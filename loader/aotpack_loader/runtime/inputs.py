@@ -31,15 +31,19 @@ class Inputs:
         self._count = len(args_tree.items)
         self._keywords = frozenset(str(key) for key in kwargs_tree.keys)
         self._parameters = method.parameters
+        self._defaults = {name: literal(value) for name, value in method.defaults.items()}
+        self._identical = method.identical
+        self._paths = [leaf.path for leaf in method.leaves]
         bound: set[str] = set()
         self._checks = [_leaf_check(leaf, device, bound, method.symbols) for leaf in method.leaves]
+        self._binding = [(i, c) for i, c in enumerate(self._checks) if isinstance(c, _TensorCheck) and c.binds]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
         unbound = {symbol.name for symbol in method.symbols} - bound
         if unbound:
             raise CorruptBundleError(f"No argument determines the sizes {', '.join(sorted(unbound))}.")
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Environment]:
-        """Return the leaves (tensors laid out as the graphs expect, constants as they are) and the symbols.
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
+        """Return the caller's leaves, the same with tensors laid out as the graphs expect, and the symbols.
 
         Raises:
             InputError: lists every argument that does not fit.
@@ -51,7 +55,11 @@ class Inputs:
         self._flatten_args(args, leaves, problems)
         self._flatten_kwargs(kwargs, leaves, problems)
         environment: Environment = {}
+        for check, leaf in self._binders(leaves):
+            check.bind(leaf, environment)
         checked = [check(leaf, environment, problems) for check, leaf in zip(self._checks, leaves, strict=True)]
+        for group in self._identical:
+            problems += _not_identical([(self._paths[i], leaves[i]) for i in group])
         if problems:
             raise _error(problems)
         for text, holds in self._constraints:
@@ -59,7 +67,10 @@ class Inputs:
                 problems.append(Problem("sizes", f"must satisfy {text}; here {_show(text, environment)}"))
         if problems:
             raise _error(problems)
-        return checked, environment
+        return leaves, checked, environment
+
+    def _binders(self, leaves: list[Any]) -> list[tuple[_TensorCheck, Any]]:
+        return [(check, leaves[i]) for i, check in self._binding]
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move arguments between position and keyword until they stand as they did at build."""
@@ -73,7 +84,27 @@ class Inputs:
             if name not in self._keywords or name in given:
                 break
             given[name] = positional.pop()
+        while len(positional) > self._count and len(positional) <= len(names):
+            if not self._is_default(names[len(positional) - 1], positional[-1]):
+                break
+            positional.pop()
+        for name in given.keys() - self._keywords:
+            if self._is_default(name, given[name]):
+                del given[name]
         return tuple(positional), given
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        """Whether a call spells out the default that the example left out."""
+        return name in self._defaults and _same(self._defaults[name], value)
+
+
+def _not_identical(group: list[tuple[str, Any]]) -> list[Problem]:
+    (first, value), *others = group
+    return [
+        Problem(path, f"must be the same tensor as {first}, as it was when the bundle was built")
+        for path, other in others
+        if other is not value
+    ]
 
 
 def _top(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
@@ -102,11 +133,15 @@ def _leaf_check(leaf: schema.InputLeaf, device: torch.device, bound: set[str], s
     return _TensorCheck(leaf, device, bound, symbols)
 
 
+def _same(expected: Any, value: Any) -> bool:
+    return type(value) is type(expected) and bool(value == expected or (value != value and expected != expected))
+
+
 def _constant_check(leaf: schema.ConstantLeaf) -> _Check:
     path, expected = leaf.path, literal(leaf.value)
 
     def check(value: Any, environment: Environment, problems: list[Problem]) -> Any:
-        if value is not MISSING and (type(value) is not type(expected) or value != expected):
+        if value is not MISSING and not _same(expected, value):
             message = f"the graphs were built for {expected!r}, got {_describe(value)}"
             problems.append(Problem(path, message))
         return value
@@ -152,6 +187,12 @@ class _TensorCheck:
             problems.append(Problem(self.leaf.path, message))
         return self._laid_out(value, environment)
 
+    def bind(self, value: Any, environment: Environment) -> None:
+        """Read the symbols that this argument determines; whether it fits is checked afterwards."""
+        if isinstance(value, torch.Tensor) and value.dim() == len(self.leaf.shape):
+            for dim, symbol in self.binds:
+                environment[symbol.name] = value.shape[dim]
+
     def _sizes_fit(self, value: torch.Tensor, environment: Environment) -> bool:
         if value.dim() != len(self.leaf.shape):
             return False
@@ -159,7 +200,6 @@ class _TensorCheck:
             size = value.shape[dim]
             if size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
                 return False
-            environment[symbol.name] = size
         return all(
             actual == (size if isinstance(size, int) else _try(size, environment))
             for actual, size in zip(value.shape, self.leaf.shape, strict=True)

@@ -114,5 +114,7 @@ def _record_unflattener(tree: schema.RecordNode, parts: list[Callable[[Iterator[
     name, fields = tree.name, tree.fields
     if tree.kind == "mapping":
         return lambda leaves: MappingRecord(zip(fields, [part(leaves) for part in parts], strict=True))
-    make = TupleRecord.make if tree.kind == "tuple" else ObjectRecord
-    return lambda leaves: make(name, fields, [part(leaves) for part in parts])
+    if tree.kind == "tuple":
+        return lambda leaves: TupleRecord.make(name, fields, [part(leaves) for part in parts])
+    fields, nones = [*fields, *tree.none_fields], [None] * len(tree.none_fields)
+    return lambda leaves: ObjectRecord(name, fields, [*[part(leaves) for part in parts], *nones])

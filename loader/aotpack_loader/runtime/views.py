@@ -14,17 +14,25 @@ from ..format import expressions, schema
 Environment = Mapping[str, int]
 
 
-def replayer(steps: list[schema.ViewStep], requires_grad: bool) -> Callable[[torch.Tensor, Environment], torch.Tensor]:
+def replayer(steps: list[schema.ViewStep], *, requires_grad: bool, history: bool) -> Callable[[torch.Tensor, Environment], torch.Tensor]:
     """Compile view steps into a function of the base and the symbols.
 
     ``requires_grad`` is the alias's own in the original: an alias may be detached from a base that requires a gradient.
+    ``history`` false replays with gradients off, as the original took the view.
     """
     compiled = [_step(step) for step in steps]
 
-    def replay(base: torch.Tensor, environment: Environment) -> torch.Tensor:
+    def run(base: torch.Tensor, environment: Environment) -> torch.Tensor:
         value = base
         for step in compiled:
             value = step(value, environment)
+        return value
+
+    def replay(base: torch.Tensor, environment: Environment) -> torch.Tensor:
+        if not history:
+            with torch.no_grad():
+                return run(base, environment).requires_grad_(requires_grad)
+        value = run(base, environment)
         if base.requires_grad and not requires_grad:
             return value.detach()
         if value is base:
