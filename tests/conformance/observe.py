@@ -22,9 +22,9 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         yield path, f"{kind}{list(value.keys())}", None
         for key in value.keys():  # noqa: SIM118 - a model output's iteration is over keys, but its items() is not needed
             yield from walk(value[key], f"{path}[{key!r}]")
-    elif isinstance(value, (tuple, TupleRecord)) and hasattr(value, "_fields"):
-        yield path, f"named tuple{list(value._fields)}", None
-        for name in value._fields:
+    elif names := _tuple_fields(value):
+        yield path, f"named tuple{list(names)}", None
+        for name in names:
             yield from walk(getattr(value, name), f"{path}.{name}")
     elif isinstance(value, (tuple, list)):
         yield path, f"{type(value).__name__}[{len(value)}]", None
@@ -37,6 +37,14 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             yield from walk(getattr(value, name), f"{path}.{name}")
     else:
         yield path, "leaf", value
+
+
+def _tuple_fields(value: Any) -> tuple[str, ...]:
+    """Field names of a named tuple, its stand-in, or one of ``torch.return_types``."""
+    if not isinstance(value, (tuple, TupleRecord)):
+        return ()
+    is_return_type = type(value).__module__ == "torch.return_types"
+    return tuple(type(value).__match_args__ if is_return_type else getattr(value, "_fields", ()))  # type: ignore[attr-defined]
 
 
 def tensors_in(value: Any, path: str) -> Tensors:
