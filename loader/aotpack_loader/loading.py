@@ -101,7 +101,6 @@ def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> No
             method,
             forward,
             backward,
-            module.current_state,
             constants,
             entries,
             chosen.device.device,

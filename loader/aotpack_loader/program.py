@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
-from .errors import ModeError, Problem, StateError
+from .errors import AotpackError, ModeError, Problem, StateError
 from .format import schema
 from .runtime.call import MethodCall
 
@@ -32,6 +33,9 @@ class LoadInfo:
     def methods(self) -> tuple[str, ...]:
         """Names of the program's methods."""
         return tuple(self.program.methods)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 class Container(nn.Module):
@@ -68,7 +72,7 @@ class LoadedProgram(nn.Module):
         call = self._calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._call_without_gradients()
-        return call(args, kwargs)
+        return call(args, kwargs, self.current_state())
 
     def current_state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name, as they are now."""
@@ -148,6 +152,19 @@ class LoadedProgram(nn.Module):
         if problems:
             raise StateError("The state dict does not fit this bundle.", problems)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module with parameters and buffers of its own; code is shared."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise AotpackError(
+            "A loaded bundle cannot be pickled.",
+            hint="Save its state_dict() instead, load the bundle where it is needed, and fill it with load_state_dict().",
+        )
 
     def extra_repr(self) -> str:
         return f"{self.aotpack.path}, backend={self.aotpack.backend}"

@@ -13,18 +13,15 @@ from .autograd import Differentiable, Executable
 from .epilogue import Epilogue
 from .inputs import Inputs
 
-StateReader = Callable[[], Mapping[str, torch.Tensor]]
-
 
 class MethodCall:
-    """Calls one method.
+    """Calls one method. Holds nothing of the module it is called for, so copies of a module share it.
 
     Args:
         name: the method's name, for messages.
         method: its description.
         forward: the forward graph on the device.
         backward: the backward graph, where the method has one.
-        state: reads the module's current parameters and buffers by name.
         constants: tensors the graphs close over, by stored name.
         device: where the executables run.
     """
@@ -35,7 +32,6 @@ class MethodCall:
         method: schema.Method,
         forward: Executable,
         backward: Executable | None,
-        state: StateReader,
         constants: Mapping[str, torch.Tensor],
         entries: Mapping[str, schema.StateEntry],
         device: torch.device,
@@ -50,7 +46,6 @@ class MethodCall:
             self._differentiable = Differentiable(method, method.backward, forward, backward)
         self._epilogue = Epilogue(method)
         self._primals = [_source(primal, constants) for primal in method.primals]
-        self._state = state
         self._expected = {
             primal.name: _Expected(entries[primal.name], gradient, device)
             for primal, gradient in zip(method.primals, _gradients(method), strict=True)
@@ -65,15 +60,17 @@ class MethodCall:
         }
         self._writes_inputs = [i for i in inputs if i in written] if len(inputs) > 1 else []
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the method on the caller's arguments.
+    def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
+        return self
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
+        """Run the method on the caller's arguments; ``state`` has the module's current parameters and buffers by name.
 
         Raises:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
         self._check_autocast()
         given, laid_out, environment = self._inputs(args, kwargs)
-        state = self._state()
         self._check_state(state)
         primals = [read(state, given) for read in self._primals]
         for written in self._writes_inputs:

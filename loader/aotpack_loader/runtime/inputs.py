@@ -201,7 +201,7 @@ class _TensorCheck:
             if size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
                 return False
         return all(
-            actual == (size if isinstance(size, int) else _try(size, environment))
+            actual == size if isinstance(size, int) else _try(size, environment) in (actual, None)
             for actual, size in zip(value.shape, self.leaf.shape, strict=True)
         )
 
@@ -212,10 +212,12 @@ class _TensorCheck:
         strides = value.stride()
         if strides == self.stride:
             return value
-        wanted = tuple(s if isinstance(s, int) else expressions.evaluate(s, environment) for s in self.stride)
-        if all(a == b or n <= 1 for a, b, n in zip(strides, wanted, value.shape, strict=True)) or not value.numel():
+        wanted = [s if isinstance(s, int) else _try(s, environment) for s in self.stride]
+        known = [s for s in wanted if s is not None]
+        fits = all(a == b or n <= 1 for a, b, n in zip(strides, wanted, value.shape, strict=True))
+        if fits or len(known) < len(wanted) or not value.numel():
             return value
-        fresh = torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+        fresh = torch.empty_strided(value.shape, known, dtype=value.dtype, device=value.device)
         return fresh.copy_(value)
 
     def expected(self) -> str:
@@ -225,10 +227,11 @@ class _TensorCheck:
 
 
 def _try(size: str, environment: Environment) -> int | None:
+    """The size, or None where an argument that is wrong itself, and is reported, should have determined it."""
     try:
         return expressions.evaluate(size, environment)
     except CorruptBundleError:
-        return None  # a symbol that an earlier, already reported argument should have determined
+        return None
 
 
 def _show_size(size: schema.Dim, limits: Mapping[str, schema.Symbol]) -> str:
