@@ -141,32 +141,60 @@ ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it wi
 
 
 @contextlib.contextmanager
-def refused_side_effects() -> Iterator[None]:
-    """While tracing without Dynamo: refuse what would be lost silently.
+def kept_state_changes() -> Iterator[None]:
+    """While tracing without Dynamo: a buffer that is assigned anew is written into, so that the change is seen.
 
     Raises:
-        SideEffectError: a module's buffer or parameter is assigned, or a tensor's ``requires_grad`` or ``data`` is changed.
+        SideEffectError: what is assigned has another type or shape, carries gradients, or takes a parameter's place.
     """
     original = torch.nn.Module.__setattr__
 
     def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
-        known = module.__dict__.get("_buffers", {}), module.__dict__.get("_parameters", {})
-        if any(isinstance(held.get(name), torch.Tensor) for held in known):
+        buffer = module.__dict__.get("_buffers", {}).get(name)
+        parameter = module.__dict__.get("_parameters", {}).get(name)
+        if (buffer is None and parameter is None) or value is buffer or value is parameter:
+            return original(module, name, value)
+        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
             raise SideEffectError(ASSIGNS_STATE)
-        original(module, name, value)
+        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise SideEffectError(ASSIGNS_STATE)
+        buffer.copy_(value)
+        return None
 
     torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign]
     try:
-        with _RefusedFunctions():
-            yield
+        yield
     finally:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+
+    Raises:
+        SideEffectError: ``requires_grad`` or ``data`` of a tensor is changed.
+        Exception: whatever the model raises.
+    """
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        copy.requires_grad_(tensor.requires_grad)
+        return copy if tensor.is_leaf else copy.clone()
+
+    with mode:
+        twins: dict[int, torch.Tensor] = {}
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: twins.setdefault(id(t), twin(t)), (args, kwargs))
+        state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        with _RefusedFunctions():
+            torch.func.functional_call(model, state, args, kwargs)
 
 
 class _RefusedFunctions(TorchFunctionMode):
     """Refuses operations that act on autograd or storage behind the graph's back."""
 
-    _refused = frozenset({torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
+    _refused = frozenset(
+        {torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._refused:
@@ -398,7 +426,6 @@ def hint_of(size: int | torch.SymInt) -> int:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 0
     return size
-
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:

@@ -112,14 +112,16 @@ def user_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
+    # Attributes are put back as they were: a trace must not leave its fake tensors in the user's model.
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
     if model.training != training:
         model.train(training)
     try:
         yield
     finally:
-        for module, flag in before:
-            module.training = flag
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
 
 
 def _with_dynamo(
@@ -142,10 +144,11 @@ def _with_export(
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
 ) -> compat.Joint:
-    with compat.refused_side_effects():
+    with compat.kept_state_changes():
+        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
-    with mode, compat.refused_side_effects():
+    with mode:
         return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
 
 
@@ -168,8 +171,10 @@ def _with_trace(
         return fakes[id(leaf)]
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
-    with mode, compat.refused_side_effects():
-        return compat.export_joint(model, fake_args, fake_kwargs, table)
+    with compat.kept_state_changes():
+        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+        with mode:
+            return compat.export_joint(model, fake_args, fake_kwargs, table)
 
 
 _FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}

@@ -107,7 +107,9 @@ class _Assembler:
             "non_differentiable": self._non_differentiable(mutations, results, visible),
         }
         depends = self._depends()
-        return Convention(self.parts.forward, backward, method, saved, tangents, gradients, depends, self.shape_env, self._saved_bytes())
+        return Convention(
+            self.parts.forward, backward, method, saved, tangents, gradients, depends, self.shape_env, self._saved_bytes()
+        )
 
     def _raise_problems(self) -> None:
         if self.problems:
@@ -230,7 +232,6 @@ class _Assembler:
 
     def _mutations(self) -> list[schema.Mutation]:
         found = []
-        flat = pytree.tree_leaves((self.args, self.kwargs))
         for position, index in enumerate(self.metadata.mutated_inp_runtime_indices):
             info = self.metadata.input_info[index]
             node = self.parts.forward_outputs[position]
@@ -242,10 +243,6 @@ class _Assembler:
             elif _storage_bytes(node) > _storage_bytes(self._raw_primal_nodes[index]):
                 self.problems.append(Problem(self._primal_path(index), "the model grows its storage (resize_)"))
             hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
-            if info.mutates_data and not hidden and self._is_leaf_with_gradient(index, flat):
-                self.problems.append(
-                    Problem(self._primal_path(index), "a leaf that requires a gradient is written to, which eager refuses too")
-                )
             found.append(
                 schema.Mutation(
                     primal=self._primal_index(index),
@@ -256,14 +253,6 @@ class _Assembler:
                 )
             )
         return found
-
-    def _is_leaf_with_gradient(self, index: int, flat: list[Any]) -> bool:
-        """Whether AOTAutograd's input ``index`` required a gradient, as a leaf, before the call."""
-        descriptor = self.joint.primal_descriptors[index]
-        if isinstance(descriptor, compat.desc.ParamAOTInput):
-            return bool(self.metadata.input_info[index].requires_grad)
-        value = flat[descriptor.idx] if isinstance(descriptor, compat.desc.PlainAOTInput) else None
-        return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
     def _primal_index(self, index: int) -> int:
         """Position among the kept primals of AOTAutograd's input ``index``."""
@@ -304,7 +293,8 @@ class _Assembler:
                 node = self._copied(node)
                 self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
-            return schema.FreshResult(placed[i], requires_grad=info.requires_grad)
+            unviewed = info.output_type == _OUT.unsafe_view_alias
+            return schema.FreshResult(placed[i], requires_grad=info.requires_grad, unviewed=unviewed)
         if info.output_type == _OUT.is_input:
             return schema.InputResult(self._primal_index(info.base_idx))
         if info.output_type == _OUT.alias_of_input:
@@ -329,9 +319,7 @@ class _Assembler:
             steps = steps or views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
-        return schema.AliasResult(
-            steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info)
-        )
+        return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _copied(self, node: Node) -> Node:
         """A copy of ``node``, made where its value is first known."""
@@ -365,9 +353,7 @@ class _Assembler:
         steps = views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
-        return schema.AliasResult(
-            steps, output=position, requires_grad=info.requires_grad, history=_has_history(info)
-        )
+        return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result], visible: int) -> list[int]:
         """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""

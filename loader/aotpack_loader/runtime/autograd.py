@@ -28,6 +28,7 @@ class Differentiable:
         self.depends = [frozenset(tangents) for tangents in convention.depends]
         plain = frozenset(method.non_differentiable)
         self.plain = [i for i, output in enumerate(self.visible) if output in plain]
+        self.unviewed = [r.output for r in method.results if isinstance(r, schema.FreshResult) and r.unviewed]
         self._sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
@@ -125,7 +126,9 @@ class _Step(torch.autograd.Function):
         method = call.method
         outputs = method.forward(list(primals))
         _save(ctx, call, primals, outputs)
-        returned = tuple([_own(outputs[position]) for position in method.visible])
+        for position in method.unviewed:
+            outputs[position] = _own(outputs[position])
+        returned = tuple([outputs[position] for position in method.visible])
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
         ctx.mark_non_differentiable(*[returned[i] for i in method.without_gradient(primals)])
         ctx.set_materialize_grads(False)

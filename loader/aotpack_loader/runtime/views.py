@@ -14,7 +14,9 @@ from ..format import expressions, schema
 Environment = Mapping[str, int]
 
 
-def replayer(steps: list[schema.ViewStep], *, requires_grad: bool, history: bool) -> Callable[[torch.Tensor, Environment], torch.Tensor]:
+def replayer(
+    steps: list[schema.ViewStep], *, requires_grad: bool, history: bool
+) -> Callable[[torch.Tensor, Environment], torch.Tensor]:
     """Compile view steps into a function of the base and the symbols.
 
     ``requires_grad`` is the alias's own in the original: an alias may be detached from a base that requires a gradient.
