@@ -49,6 +49,8 @@ FLOOR = 1e-3
 LEARNING_RATE = 0.05
 STEPS = 2
 TIMEOUT = 1200
+THREADS = 1
+"""On a busy machine OpenMP's barriers cost a hundred times such a small step."""
 
 SOURCES = ("transformers", "timm", "diffusers", "zoo_models")
 """What the second process cannot import."""
@@ -210,6 +212,7 @@ def process(name: str, folder: Path) -> dict[str, Any]:
 def worker(name: str, folder: Path) -> None:
     """The body of a process: its answer, or its error, goes to a file."""
     entry = Entry(**json.loads((folder / "entry.json").read_text()))
+    torch.set_num_threads(THREADS)
     try:
         answer = {"build": build_worker, "check": check_worker}[name](entry, folder)
     except Exception as error:
@@ -407,7 +410,7 @@ def summary(lines: Mapping[Entry, dict[str, Any]]) -> dict[str, Any]:
     order = [Entry(i.name, target, dynamic) for i in ARCHITECTURES.values() for target, dynamic in variants(i.dynamic)]
     packages = ("torch", "transformers", "aotpack")
     return {
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": THREADS},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "date": now(),
         "tolerances": TOLERANCE,
