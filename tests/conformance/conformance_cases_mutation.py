@@ -312,7 +312,7 @@ CASES: list[Case] = [
     case("input mutation: returned twice", returns_mutated_twice, n(3, 4)),
     case("input mutation: metadata only, t_()", metadata, t(3, 4)),
     case("input mutation: metadata only, t_(), non-leaf", metadata, n(3, 4)),
-    case("input mutation: metadata only, t_(), leaf that requires grad", metadata, g(3, 4)),
+    case("input mutation: metadata only, t_(), leaf that requires grad (eager raises)", metadata, g(3, 4)),
     case("input mutation: metadata only, unsqueeze_", metadata_unsqueeze, t(3, 4)),
     case("input mutation: metadata only, transpose_, non-leaf", metadata_transpose, n(3, 4)),
     case("input mutation: metadata only, as_strided_", metadata_as_strided, t(8)),

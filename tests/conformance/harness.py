@@ -153,9 +153,11 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
         with torch.set_grad_enabled(call.grad):
             result = call.act(model, args, kwargs) if call.act else model(*args, **kwargs)
         outputs = tensors_in(result, "out")
+        before, state = state, _state(model)  # the model may have put another tensor in a buffer's place
+        replaced = {path for path, tensor in state.items() if tensor is not before[path]}
         seen.see_result(result)
         seen.see_tensors(outputs | given | state)
-        seen.written = {path for path, tensor in (given | state).items() if tensor._version != versions[path]}
+        seen.written = replaced | {path for path, x in (given | state).items() if x._version != versions[path]}
         if call.grad and not call.act:
             seen.phase = "backward"
             _backward(outputs, given, seen.written, case.grad_outputs)

@@ -17,6 +17,8 @@ _NO_FRONT_END = "No front end could trace"
 REFUSED: dict[str, str] = {
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",
+    "input mutation: data of a leaf that requires grad (eager raises)": "a leaf Variable that requires grad",
+    "input mutation: metadata only, t_(), leaf that requires grad (eager raises)": "a leaf Variable that requires grad",
     # torch's tracing: the infer graph is made from inputs that still require a gradient.
     "input mutation: through a view that is returned, non-leaf, without gradients": "view was created in no_grad mode",
     "input mutation: set_ to a new tensor": "set_ on a graph input",
@@ -24,10 +26,7 @@ REFUSED: dict[str, str] = {
     "identity: same tensor twice, one mutated": "the same tensor is passed in two places",
     "identity: same non-leaf twice, one mutated": "the same tensor is passed in two places",
     "identity: aliasing inputs, both mutated, differentiable": _NO_FRONT_END,
-    "input mutation: data of a leaf that requires grad (eager raises)": "a leaf that requires a gradient is written to",
     "input mutation: .data assigned": "assigns to .data",
-    "input mutation: resize_ larger": "grows its storage",
-    "buffer mutated: assigned anew": "assigns a new tensor to a buffer",
     "identity: aliasing inputs, one mutated, overlapping": "two arguments share memory",
     "identity: aliasing inputs, one mutated, base and view": "two arguments share memory",
     "identity: aliasing inputs, one mutated, differentiable views": "two arguments share memory",
@@ -68,7 +67,6 @@ _IDENTITY_DROPOUT = (
 )
 
 _MULTI = "a multi-output view replayed from its base has lost its `_base`, and takes in-place writes that eager refuses"
-_LEAF_WRITTEN = "signature.py: a write hidden from autograd is refused as one that eager refuses"
 
 XFAIL: dict[str, str] = {
     # Silently wrong.
@@ -77,6 +75,7 @@ XFAIL: dict[str, str] = {
     "identity: the model compares its duplicated inputs, distinct at call": ("`x is y` is decided at build, not checked at call"),
     "identity: the model compares its distinct inputs, same at call": ("`x is y` is decided at build, not checked at call"),
     "state: a Python number that changes from call to call": ("Dynamo's export drops the side effect with a warning only"),
+    "input mutation: resize_ larger": "refused in 1a94895, again built and an error at call since d769ad5",
     "input mutation: storage resize_(0)": "inductor.resize_storage_bytes_ is dropped from the graph",
     "outputs: alias of input, same view twice": "each result is replayed on its own; eager's is one object",
     "outputs: eval-mode dropout returns the input itself": _IDENTITY_DROPOUT,
@@ -85,18 +84,10 @@ XFAIL: dict[str, str] = {
     "outputs: a detached input and a view of it": ("each result is replayed on its own from the input: `_base is` is lost"),
     "BatchNorm: version counters of the statistics": "copy_ moves them, eager's kernel does not (as torch.compile)",
     # Wrong since 1a94895, right before.
-    "outputs: multi-output views, chunk of the input": _MULTI,
-    "outputs: multi-output views, chunk of a non-leaf": _MULTI,
-    "outputs: multi-output views, unbind": _MULTI,
-    "outputs: multi-output views, split, unequal": _MULTI,
-    "outputs: multi-output views, one element": _MULTI,
     "outputs: multi-output views of an intermediate": _MULTI,
     "outputs: multi-output views of an intermediate, unbind and base": _MULTI,
     "outputs: multi-output views of an intermediate, split and view": _MULTI,
     "outputs: multi-output views, in place afterwards (eager raises)": _MULTI,
-    "input mutation: detach().mul_() on a leaf requiring grad": _LEAF_WRITTEN,
-    "input mutation: detach().add_(), the leaf returned": _LEAF_WRITTEN,
-    "state: not persistent, integers, None": "`self.count += 1` writes in place and assigns the same tensor: refused as new",
     # An error where eager works, or another kind of error than ours.
     "outputs: complex/real views, view_as_real of the input": (
         "SEGFAULT at build: state.py add_constant reads a functional tensor"
