@@ -112,16 +112,18 @@ def user_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    # Attributes are put back as they were: a trace must not leave its fake tensors in the user's model.
-    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    # Attributes, parameters and buffers are put back as they were: a trace must not leave its fake tensors in the user's
+    # model (torch's own reparametrization does, where one submodule has two names).
+    held = [d for module in model.modules() for d in (module.__dict__, module._parameters, module._buffers)]
+    before = [(entries, dict(entries)) for entries in held]
     if model.training != training:
         model.train(training)
     try:
         yield
     finally:
-        for module, attributes in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
+        for entries, originals in before:
+            entries.clear()
+            entries.update(originals)
 
 
 def _with_dynamo(
