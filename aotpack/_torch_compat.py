@@ -77,6 +77,16 @@ class Joint:
     fake_mode: FakeTensorMode
 
 
+@contextlib.contextmanager
+def own_warnings() -> Iterator[None]:
+    """Keep torch's own deprecation warnings from the user's terminal, and the user's warning filters from the build."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
 # ------------------------------------------------------------------ front ends
 
 

@@ -67,7 +67,7 @@ def capture(
     rejected: list[Problem] = []
     cause: Exception | None = None
     for name in front_ends:
-        with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions():
+        with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions(), compat.own_warnings():
             try:
                 joint = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
                 _check_constants(joint)

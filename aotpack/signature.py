@@ -175,13 +175,22 @@ class _Assembler:
         for node, primal in zip(self.primal_nodes, self.primals, strict=True):
             if isinstance(node.meta.get("val"), torch.Tensor):
                 kept.append((node, primal))
-            elif node.users:
+            elif any(user.op != "output" for user in node.users):
                 self.problems.append(Problem(source_line(node) or node.name, "a number argument that stayed symbolic"))
             else:
+                self._return_constant(node, primal)
                 self.parts.forward.graph.erase_node(node)
         self._dropped = [i for i, node in enumerate(self.primal_nodes) if not isinstance(node.meta.get("val"), torch.Tensor)]
         self.primal_nodes = [node for node, _ in kept]
         self.primals = [primal for _, primal in kept]
+
+    def _return_constant(self, node: Node, primal: schema.Primal) -> None:
+        """A number argument that is returned is a constant result: calls must pass the same value."""
+        flat = pytree.tree_leaves((self.args, self.kwargs))
+        value = flat[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
+        self.parts.forward_outputs = [value if out is node else out for out in self.parts.forward_outputs]
+        output = self.parts.forward.graph.output_node()
+        output.args = (tuple(None if arg is node else arg for arg in output.args[0]),)  # type: ignore[union-attr]
 
     def _lift_constants(self, module: GraphModule) -> None:
         """Turn tensors a graph closes over into primals at the end."""

@@ -84,7 +84,8 @@ class CpuTarget:
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
             output = Path(folder) / "code.so"
             try:
-                compat.compile_with_aoti(call.module, call.examples, output, march=self.march, vector_bits=self._bits())
+                with compat.own_warnings():
+                    compat.compile_with_aoti(call.module, call.examples, output, march=self.march, vector_bits=self._bits())
             except Exception as error:
                 raise BuildError(
                     f"AOTInductor could not compile {key} for {self.name}.",

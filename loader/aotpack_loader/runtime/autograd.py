@@ -107,6 +107,8 @@ class _Tangent:
         stride: Any = self.static
         if self.symbolic is not None:
             stride = tuple([expressions.evaluate(step, environment) for step in self.symbolic])
+        if gradient is not None and (gradient.is_neg() or gradient.is_conj()):
+            gradient = gradient.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         if gradient is None:
             if stride is not None:
                 return torch.empty_strided(shape, stride, dtype=self.dtype, device=device).zero_()
@@ -195,7 +197,12 @@ def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: lis
 def _unpack(ctx: Any, call: _Call) -> list[Any]:
     """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
     checked = iter(ctx.saved_tensors)
-    unchecked = iter(call.unchecked or ())
+    if call.unchecked is None:
+        raise AutogradError(
+            "The backward of this call has already run, and what it needs has been freed.",
+            hint="Pass retain_graph=True to the first backward to run it twice.",
+        )
+    unchecked = iter(call.unchecked)
     arguments: list[Any] = []
     for item in call.method.saved:
         if isinstance(item, schema.SavedSize):
