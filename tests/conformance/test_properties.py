@@ -18,8 +18,6 @@ from aotpack_loader.errors import BuildError
 from .harness import INFER, TRAIN, Case, Given, MismatchError, g, inputs, n, run, seeded, t
 
 KNOWN = {
-    "modified by an inplace operation": "a mutated input is saved for the backward (see table.XFAIL)",
-    r"grad: eager None, bundle \[0\.0": "zeros stand in for a missing tangent (see table.XFAIL)",
     r"only in eager: out\[\d\]\._base is out": "aliases of an input are replayed from it one by one (see table.XFAIL)",
 }
 """Differences that the table already holds; a program that shows nothing else is no news."""
