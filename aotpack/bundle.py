@@ -144,7 +144,10 @@ class BlobStore:
     def _new_path(self) -> Path:
         if self._staging is None:
             staging = _sibling(self._parent, "staging")
-            staging.mkdir(mode=0o700)
+            try:
+                staging.mkdir(mode=0o700)
+            except OSError as error:
+                raise BuildError(f"Nothing can be written to {self._parent}: {error.strerror}.") from error
             self._staging = staging
         return self._staging / secrets.token_hex(8)
 

@@ -34,6 +34,7 @@ from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
 
 PARTITIONERS = ("min-cut", "default")
+LAYOUTS = ("file", "directory")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def build(
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
-    _check_options(args, partitioner, memory_budget, methods)
+    _check_options(args, partitioner, memory_budget, methods, layout)
     chosen = resolve_targets(targets)
     table = next((target.decompositions for target in chosen if target.decompositions is not None), None)
     options = _Options(partitioner, memory_budget, table)
@@ -242,7 +243,7 @@ def build(
     )
 
 
-def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str]) -> None:
+def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str], layout: str) -> None:
     problems = []
     if not isinstance(args, tuple):
         problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
@@ -254,8 +255,11 @@ def _check_options(args: Any, partitioner: str, memory_budget: float | None, met
         problems.append(Problem("memory_budget", "only the min-cut partitioner has one"))
     unknown = [method for method in methods if method not in METHODS]
     problems += [Problem("methods", f"{method!r} is none of {', '.join(METHODS)}") for method in unknown]
+    problems += [Problem("methods", f"{method!r} is there twice") for method in sorted(set(methods)) if methods.count(method) > 1]
     if not methods:
         problems.append(Problem("methods", "at least one is needed"))
+    if layout not in LAYOUTS:
+        problems.append(Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}"))
     if problems:
         raise BuildError("The build's options are not valid.", problems)
 
