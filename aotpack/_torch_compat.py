@@ -408,6 +408,8 @@ def real_tensor(value: torch.Tensor) -> torch.Tensor | None:
     """The real tensor behind a constant of a traced graph, or None where only its shape is known."""
     if isinstance(value, torch._subclasses.FakeTensor):
         return value.constant
+    if value.layout == torch.strided and value.numel() and not value.untyped_storage().data_ptr():
+        return None
     if torch._is_functional_tensor(value) or isinstance(value, torch._subclasses.functional_tensor.FunctionalTensor):
         return None
     return value

@@ -302,7 +302,8 @@ class _Assembler:
                 node = self._copied(node)
                 self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
-            unviewed = info.output_type == _OUT.unsafe_view_alias
+            # Autograd knows several views made at once as such, and refuses in-place changes of them as eager does.
+            unviewed = info.output_type == _OUT.unsafe_view_alias and node.target is not operator.getitem
             return schema.FreshResult(placed[i], requires_grad=info.requires_grad, unviewed=unviewed)
         if info.output_type == _OUT.is_input:
             return schema.InputResult(self._primal_index(info.base_idx))

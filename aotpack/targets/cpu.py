@@ -93,8 +93,7 @@ class CpuTarget:
                     hint="Build with --target portable to get a bundle that runs without native code.",
                 ) from error
             files = {"code": output.read_bytes()}
-            fallbacks = output.with_suffix(".json")
-            if fallbacks.exists():
+            for fallbacks in Path(folder).glob("*.wrapper.json"):
                 files["fallbacks"] = fallbacks.read_bytes()
             return files
 
