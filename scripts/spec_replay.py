@@ -1,0 +1,149 @@
+"""Replays the conformance vectors of spec/vectors: needs torch and aotpack_loader only, never the compiler.
+
+    python scripts/spec_replay.py FOLDER...     one line a vector; exit code 1 if one does not do what it says
+
+spec/vectors/README.md describes the files. ``scripts/spec_vectors.py`` writes them, ``tests/test_vectors.py`` replays all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import aotpack_loader
+from aotpack_loader import errors
+from aotpack_loader.devices.operators import literal
+from aotpack_loader.format import schema
+from aotpack_loader.runtime.tree import flattener, unflattener
+
+BUNDLE, EXPECT, TENSORS = "bundle.aotpack", "expect.json", "expect.safetensors"
+
+
+class MismatchError(AssertionError):
+    """A vector and this loader disagree."""
+
+
+def observe(
+    model: torch.nn.Module, method: schema.Method, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, grad: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """One step of ``model``, original or loaded: tensors by name, and results that are no tensors by their number."""
+    model.train(training)
+    with torch.set_grad_enabled(grad):
+        results = flatten(method.outputs, model(*args, **kwargs))
+    heads = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad and r.grad_fn is not None]
+    if heads:
+        torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
+    seen = {f"result.{i}": r.detach().clone() for i, r in enumerate(results) if isinstance(r, torch.Tensor)}
+    seen |= {f"gradient.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    seen |= {f"buffer.{name}": b.clone() for name, b in model.named_buffers()}
+    for i, leaf in enumerate(flatten(method.inputs, (args, kwargs))):
+        if isinstance(leaf, torch.Tensor):
+            seen[f"after.{i}"] = leaf.detach().clone()
+            if leaf.is_leaf and leaf.grad is not None:
+                seen[f"input_gradient.{i}"] = leaf.grad
+    return seen, {str(i): r for i, r in enumerate(results) if not isinstance(r, torch.Tensor)}
+
+
+def flatten(tree: schema.Tree, value: Any) -> list[Any]:
+    """Leaves of ``value`` in order."""
+    leaves: list[Any] = []
+    problems: list[errors.Problem] = []
+    flattener(tree, "value")(value, leaves, problems)
+    if problems:
+        raise MismatchError("\n".join(map(str, problems)))
+    return leaves
+
+
+def arguments(method: schema.Method, tensors: Mapping[str, torch.Tensor], prefix: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The recorded arguments of one call."""
+    leaves = [
+        tensors[f"{prefix}.input.{i}"].clone().requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, schema.TensorLeaf)
+        else literal(leaf.value)
+        for i, leaf in enumerate(method.leaves)
+    ]
+    args, kwargs = unflattener(method.inputs)(iter(leaves))
+    return args, kwargs
+
+
+def replay_valid(folder: Path) -> int:
+    """Load the bundle, make every recorded call on a fresh copy and compare; return the number of tensors compared."""
+    expect = json.loads((folder / EXPECT).read_text())
+    tensors = load_file(folder / TENSORS)
+    found = "sha256:" + hashlib.sha256((folder / BUNDLE).read_bytes()).hexdigest()
+    if found != expect["file"]:
+        raise MismatchError(f"{folder}/{BUNDLE} is {found}, expected {expect['file']}: vectors are never changed")
+    compared = 0
+    for call in expect["calls"]:
+        model = aotpack_loader.load(folder / BUNDLE, backend="portable", verify="full")
+        if model.aotpack.digest != expect["bundle"]:
+            raise MismatchError(f"the bundle digest is {model.aotpack.digest}, expected {expect['bundle']}")
+        method = model.aotpack.program.methods[call["method"]]
+        args, kwargs = arguments(method, tensors, call["prefix"])
+        seen, others = observe(model, method, args, kwargs, training=call["training"], grad=call["grad"])
+        prefix = call["prefix"] + "."
+        expected = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix) and ".input." not in n}
+        if others != call["others"]:
+            raise MismatchError(f"{call['prefix']}: results that are no tensors are {others}, expected {call['others']}")
+        problems = list(_differences(expected, seen, expect["tolerance"]))
+        if problems:
+            raise MismatchError(f"{folder.name}, {call['prefix']}: " + "; ".join(problems))
+        compared += len(expected)
+    return compared
+
+
+def _differences(
+    expected: Mapping[str, torch.Tensor], seen: Mapping[str, torch.Tensor], tolerance: Mapping[str, float]
+) -> Iterator[str]:
+    for name in sorted(expected.keys() | seen.keys()):
+        if name not in seen or name not in expected:
+            yield f"{name} is {'missing' if name in expected else 'unexpected'}"
+            continue
+        want, have = expected[name], seen[name]
+        if want.shape != have.shape or want.dtype != have.dtype:
+            yield f"{name} is {have.dtype}{list(have.shape)}, expected {want.dtype}{list(want.shape)}"
+        elif not torch.allclose(want, have, rtol=tolerance["relative"], atol=tolerance["absolute"]):
+            yield f"{name} is off by {float((want - have).abs().max()):.2e}"
+
+
+def replay_invalid(folder: Path) -> None:
+    """Load the bundle, with every digest checked, and compare the error with the one expected."""
+    expect = json.loads((folder / EXPECT).read_text())
+    try:
+        aotpack_loader.load(folder / BUNDLE, backend="portable", verify="full")
+    except errors.AotpackError as error:
+        if type(error).__name__ != expect["kind"] or expect["contains"] not in str(error):
+            raise MismatchError(f"{folder.name}: {type(error).__name__}: {error}; expected {expect}") from error
+        return
+    raise MismatchError(f"{folder.name}: was accepted, expected {expect['kind']} ({expect['constraint']})")
+
+
+def replay(folder: Path) -> str:
+    """Replay the vector in ``folder``; what was done, in a few words."""
+    if folder.parent.name == "invalid":
+        replay_invalid(folder)
+        return "refused as expected"
+    return f"{replay_valid(folder)} tensors agree"
+
+
+def main(folders: list[str]) -> int:
+    """The command line."""
+    failed = 0
+    for folder in map(Path, folders):
+        try:
+            print(f"{folder.name}: {replay(folder)}")
+        except MismatchError as error:
+            failed += 1
+            print(f"{folder.name}: FAILED: {error}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""The spec is true: its examples decode, its schemas are those of the loader, its hex dump is that of a real bundle."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from aotpack_loader.archive import compression
+from aotpack_loader.archive.bundle import Bundle, raw_size
+from aotpack_loader.devices.operators import BUILTINS
+from aotpack_loader.format import media_types, schema
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = ROOT / "spec"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import spec as generator  # noqa: E402
+
+PAGES = sorted(SPEC.rglob("*.md"))
+BUNDLES = sorted((SPEC / "vectors/v1/valid").glob("*/bundle.aotpack"))
+_EXAMPLE = re.compile(r"(<!-- example: (?P<type>\w+)(?: of (?P<vector>\w+))? -->\n)?```json\n(?P<json>.*?)```", re.DOTALL)
+
+
+def examples() -> Iterator[Any]:
+    for page in PAGES:
+        for found in _EXAMPLE.finditer(page.read_text()):
+            line = page.read_text()[: found.start()].count("\n") + 1
+            yield pytest.param(page, found, id=f"{page.relative_to(SPEC)}:{line}")
+
+
+def validator(name: str) -> Any:
+    document = json.loads((SPEC / "schema/v1.schema.json").read_text())
+    return jsonschema.Draft202012Validator({**document, "$ref": f"#/$defs/{name}", "anyOf": [True]})
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize(("page", "found"), list(examples()))
+def test_example(page: Path, found: re.Match[str]) -> None:
+    """Every JSON block names its type, decodes as it, and is canonical: no unknown field, no default written out."""
+    assert found["type"], f"a JSON block of {page} is not marked with <!-- example: TypeName -->"
+    written = json.loads(found["json"])
+    decoded = msgspec.json.decode(json.dumps(written), type=getattr(schema, found["type"]))
+    assert json.loads(msgspec.json.encode(decoded)) == written
+    if found["type"] in json.loads((SPEC / "schema/v1.schema.json").read_text())["$defs"]:
+        validator(found["type"]).validate(written)
+    if found["vector"]:
+        assert written in [document for _, document in documents(SPEC / f"vectors/v1/valid/{found['vector']}/bundle.aotpack")]
+
+
+def test_there_are_examples() -> None:
+    assert len(list(examples())) >= 15
+
+
+# ---------------------------------------------------------------- schemas
+
+
+def test_schema_is_in_step() -> None:
+    assert generator.check() == []
+
+
+def documents(path: Path) -> list[tuple[str, Any]]:
+    """Every JSON document of a bundle with the name of its type."""
+    kinds = {
+        media_types.OCI_INDEX: "ImageIndex",
+        media_types.OCI_MANIFEST: "Manifest",
+        media_types.PROGRAM: "Program",
+        media_types.TARGET: "Target",
+        media_types.GRAPH: "Graph",
+    }
+    with Bundle.open(path) as bundle:
+        found = []
+        for descriptor in bundle.descriptors():
+            if descriptor.media_type not in kinds:
+                continue
+            data = bytes(bundle.read(descriptor))
+            if descriptor.media_type == media_types.GRAPH:
+                data = compression.decompress(data, raw_size(descriptor))
+            found.append((kinds[descriptor.media_type], json.loads(data)))
+        return found
+
+
+@pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.parent.name)
+def test_real_documents_hold_the_json_schema(path: Path) -> None:
+    found = documents(path)
+    assert {name for name, _ in found} == {"ImageIndex", "Manifest", "Program", "Target", "Graph"}
+    for name, document in found:
+        validator(name).validate(document)
+
+
+def test_json_schema_refuses_what_the_loader_refuses() -> None:
+    (program,) = [document for name, document in documents(BUNDLES[0]) if name == "Program"]
+    for change in (
+        lambda d: d.pop("format"),
+        lambda d: d["state"].append({}),
+        lambda d: d["methods"]["train"].update(results=[{"type": "nothing"}]),
+        lambda d: d["weights"][0].update(digest="sha256:00"),
+    ):
+        broken = copy.deepcopy(program)
+        change(broken)
+        assert not validator("Program").is_valid(broken)
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(json.dumps(broken), type=schema.Program)
+    validator("Program").validate(program | {"a_field_of_a_later_version": 1})
+
+
+# ---------------------------------------------------------------- the lock
+
+
+def changed(edit: Any, version: str = "1.0") -> list[str]:
+    """What the lock says about the schema after ``edit``."""
+    old = generator.lock(generator.json_schema())
+    old["format"] = "1.0"
+    new = copy.deepcopy(old)
+    edit(new["types"])
+    return generator.unaccounted(old, new | {"format": version, "checksum": "other"})
+
+
+def test_lock_asks_for_a_minor_version_for_a_new_optional_field() -> None:
+    def edit(types: Any) -> None:
+        types["Program"]["fields"]["licence"] = {"kind": "optional", "checksum": "0"}
+
+    assert changed(edit) == [
+        "Program.licence is a new optional field. This requires a new minor version; the version is still 1.0."
+    ]
+    assert changed(edit, "1.1") == []
+
+
+def test_lock_asks_for_a_feature_for_a_new_arm() -> None:
+    def edit(types: Any) -> None:
+        types["NewPrimal"] = {"tag": "new", "fields": {}}
+        types["Method"]["fields"]["primals"]["checksum"] = "0"
+
+    found = changed(edit)
+    assert len(found) == 2
+    assert all("a feature flag (Program.features) and a new minor version" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda types: types["Program"]["fields"].pop("weights"),
+        lambda types: types.pop("Symbol"),
+        lambda types: types["Program"]["fields"].update(licence={"kind": "required", "checksum": "0"}),
+        lambda types: types["Program"]["fields"]["weights"].update(kind="required"),
+        lambda types: types["LeafNode"].update(tag="leaves"),
+    ],
+)
+def test_lock_asks_for_a_major_version(edit: Any) -> None:
+    found = changed(edit, "1.1")
+    assert len(found) == 1
+    assert "requires a new major version" in found[0]
+    assert changed(edit, "2.0") == []
+
+
+# ---------------------------------------------------------------- prose against code
+
+
+def test_hex_dump_is_of_the_real_bundle() -> None:
+    data = (SPEC / "vectors/v1/valid/scale/bundle.aotpack").read_bytes()
+    lines = re.findall(r"^([0-9a-f]{8})  ((?:[0-9a-f]{2} ?){1,16})", (SPEC / "container.md").read_text(), re.MULTILINE)
+    assert len(lines) > 10
+    for offset, octets in lines:
+        wanted = bytes.fromhex(octets)
+        assert data[int(offset, 16) :][: len(wanted)] == wanted, offset
+
+
+def test_every_builtin_is_described() -> None:
+    described = set(re.findall(r"`builtin\.(\w+)", (SPEC / "graph.md").read_text()))
+    assert described == set(BUILTINS)
+
+
+def test_every_field_is_described() -> None:
+    """Each property of each document stands in the spec in backquotes, at least once."""
+    prose = "\n".join(path.read_text() for path in PAGES)
+    words = {word for code in re.findall(r"`([^`\n]+)`", prose) for word in re.findall(r"[\w.]+", code)}
+    lock = json.loads((SPEC / "schema/v1.lock.json").read_text())
+    missing = {f"{name}.{field}" for name, kind in lock["types"].items() for field in kind["fields"] if field not in words}
+    assert missing == set()
+
+
+def test_every_media_type_and_annotation_is_described() -> None:
+    prose = "\n".join(path.read_text() for path in PAGES)
+    values = [value for name, value in vars(media_types).items() if name.isupper() and isinstance(value, str)]
+    assert [value for value in values if value not in prose] == []
+
+
+def test_links_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
