@@ -46,6 +46,28 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 """Operations on sizes and tuples, by their name after ``builtin.``."""
 
+
+def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.ops.aten._to_copy.default(value, dtype=dtype)
+
+
+def _iota(
+    length: int, *, start: int, step: int, dtype: torch.dtype, device: torch.device, requires_grad: bool = False
+) -> torch.Tensor:
+    return torch.arange(start, start + length * step, step, dtype=dtype, device=device)
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(c, a, b)
+
+
+STAND_INS: dict[str, Callable[..., Any]] = {
+    "prims.convert_element_type.default": _convert,
+    "prims.iota.default": _iota,
+    "prims.fma.default": _fma,
+}
+"""What stands in for operators that torch implements in Python: the first call of one of those imports Dynamo."""
+
 MATH_NAMESPACES = frozenset({"aten", "prims"})
 _FORBIDDEN = frozenset({"from_file", "save", "load", "_print", "set_data", "data_ptr", "record_stream", "to_mkldnn"})
 
@@ -75,6 +97,15 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     if not isinstance(found, torch._ops.OpOverload):
         raise CorruptBundleError(f"A graph uses {name}, which is no operator.")
     return found
+
+
+def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
+    """What computes the operator called ``name`` here: the operator itself, or its stand-in.
+
+    Raises:
+        CorruptBundleError, UnsupportedVersionError: as :func:`resolve`.
+    """
+    return STAND_INS.get(name) or resolve(name, declared)
 
 
 def literal(arg: Any, device: torch.device | None = None) -> Any:

@@ -59,7 +59,7 @@ class PortableExecutable:
         return ends
 
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
-        function = operators.resolve(node.op, declared)
+        function = operators.implementation(node.op, declared)
         args = self._list_builder(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
         return function, args, kwargs, self._slots[node.name], tuple(last_use[node.name])
