@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ class Joint:
     needs_autograd: bool
     shape_env: ShapeEnv | None
     primal_descriptors: list[desc.AOTInput]
+    side_effects: tuple[str, ...]
     deduplicated: bool
     synthetic_bases: bool
     fake_mode: FakeTensorMode
@@ -126,12 +128,15 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = dynamo_graph_capture_for_export(model)(*args, **kwargs)
-    _refuse_side_effects([str(warning.message) for warning in caught], captured.graph)
+    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught], captured.graph)
     return captured
 
 
-def _refuse_side_effects(messages: Sequence[str], graph: torch.fx.Graph) -> None:
-    """Dynamo's export front end drops what a model does to its own attributes; state must not get lost that way.
+SIDE_EFFECTS = "aotpack_side_effects"
+
+
+def _side_effects(messages: Sequence[str], graph: torch.fx.Graph) -> tuple[str, ...]:
+    """What the model changes besides tensors. Dynamo's export front end drops that: state must not get lost so.
 
     Raises:
         SideEffectError: a tensor was assigned to a buffer or parameter, or ``.data`` or storage was replaced.
@@ -141,6 +146,7 @@ def _refuse_side_effects(messages: Sequence[str], graph: torch.fx.Graph) -> None
         raise SideEffectError(ASSIGNS_STATE)
     if any(getattr(node.target, "__name__", "") == "_lower_version_count_by_1" for node in graph.nodes):
         raise SideEffectError("assigns to .data of a tensor, which a bundle cannot repeat; use copy_() under no_grad")
+    return tuple(dict.fromkeys(re.findall(r"\bL\[[^\s,\"]+", effects)))
 
 
 class SideEffectError(Exception):
@@ -312,6 +318,7 @@ def export_joint(
             needs_autograd=state.needs_autograd,
             shape_env=state.fake_mode.shape_env,
             primal_descriptors=list(descriptors),
+            side_effects=getattr(module, "meta", {}).get(SIDE_EFFECTS, ()),
             deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=state.fake_mode,

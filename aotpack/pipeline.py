@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.errors import BuildError, CorruptBundleError, Problem, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema
+from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
@@ -222,6 +223,7 @@ def build(
             self_test=tested,
             training=module.training,
         )
+        _check_program(program)
         shared = [item.descriptor for item in graphs] + weights + ([tested] if tested else [])
         entries = [entry._replace(layers=_distinct([*shared, *entry.layers])) for entry in entries]
         with run.stage("write"):
@@ -241,6 +243,18 @@ def build(
         saved_bytes={m.plan.name: m.convention.saved_bytes for m in built if m.convention.backward is not None},
         cache_hits=compile_cache.hits,
     )
+
+
+def _check_program(program: schema.Program) -> None:
+    """What a loader would refuse is refused here, before anything is written."""
+    try:
+        validate_program(program, "program")
+    except CorruptBundleError as error:
+        raise UnsupportedError(
+            "The model needs something that the bundle format cannot express.",
+            error.problems,
+            hint="Unknown symbols are sizes that depend on data (nonzero, boolean masks) and reach the backward graph.",
+        ) from error
 
 
 def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str], layout: str) -> None:
@@ -310,6 +324,9 @@ def _trace_once(
         run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
     if captured.rejected and captured.front_end != "dynamo":
         run.warn(f"{plan.name!r}: activation checkpoints, if any, are looked through by this front end")
+    if captured.joint.side_effects:
+        changed = ", ".join(captured.joint.side_effects)
+        run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)

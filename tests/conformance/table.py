@@ -84,10 +84,7 @@ XFAIL: dict[str, str] = {
     "outputs: a detached input and a view of it": ("each result is replayed on its own from the input: `_base is` is lost"),
     "BatchNorm: version counters of the statistics": "copy_ moves them, eager's kernel does not (as torch.compile)",
     # Wrong since 1a94895, right before.
-    "outputs: multi-output views of an intermediate": _MULTI,
-    "outputs: multi-output views of an intermediate, unbind and base": _MULTI,
     "outputs: multi-output views of an intermediate, split and view": _MULTI,
-    "outputs: multi-output views, in place afterwards (eager raises)": _MULTI,
     # An error where eager works, or another kind of error than ours.
     "outputs: complex/real views, view_as_real of the input": (
         "SEGFAULT at build: state.py add_constant reads a functional tensor"
