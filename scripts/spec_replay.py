@@ -61,14 +61,18 @@ def flatten(tree: schema.Tree, value: Any) -> list[Any]:
     return leaves
 
 
-def arguments(method: schema.Method, tensors: Mapping[str, torch.Tensor], prefix: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The recorded arguments of one call."""
+def arguments(
+    method: schema.Method, tensors: Mapping[str, torch.Tensor], prefix: str, same: Mapping[str, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The recorded arguments of one call; ``same`` maps a leaf to an earlier one that is the same tensor."""
     leaves = [
         tensors[f"{prefix}.input.{i}"].clone().requires_grad_(leaf.requires_grad)
         if isinstance(leaf, schema.TensorLeaf)
         else literal(leaf.value)
         for i, leaf in enumerate(method.leaves)
     ]
+    for leaf, first in same.items():
+        leaves[int(leaf)] = leaves[first]
     args, kwargs = unflattener(method.inputs)(iter(leaves))
     return args, kwargs
 
@@ -86,7 +90,7 @@ def replay_valid(folder: Path) -> int:
         if model.aotpack.digest != expect["bundle"]:
             raise MismatchError(f"the bundle digest is {model.aotpack.digest}, expected {expect['bundle']}")
         method = model.aotpack.program.methods[call["method"]]
-        args, kwargs = arguments(method, tensors, call["prefix"])
+        args, kwargs = arguments(method, tensors, call["prefix"], call.get("same", {}))
         seen, others = observe(model, method, args, kwargs, training=call["training"], grad=call["grad"])
         prefix = call["prefix"] + "."
         expected = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix) and ".input." not in n}

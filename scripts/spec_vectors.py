@@ -166,6 +166,24 @@ class Attention(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
+class Sizes(nn.Module):
+    """Results, views and saved values that depend on a size that varies; one tensor passed twice; a constant tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor, again: torch.Tensor) -> tuple[Any, ...]:
+        count = x.shape[0]
+        scaled = x * self.weight * torch.tensor([1.0, -2.0, 0.5]) / count
+        return scaled.sum(0).expand(count, 3) + again, x.view(count * 3), scaled.exp().reshape(3 * count)[count:], 2 * count + 1
+
+
+def _sizes_inputs(count: int) -> Args:
+    x = torch.randn(count, 3, requires_grad=True)
+    return (x, x), {}
+
+
 def _nested_inputs() -> Args:
     parts = [torch.randn(3), torch.randn(2, 4, requires_grad=True)]
     batch = {"x": torch.randn(5, 3, requires_grad=True), "parts": parts, "count": 5}
@@ -198,6 +216,14 @@ VALID: dict[str, Case] = {
     ),
     "record_output": Case("a dataclass that holds a named tuple", [], Recorded, lambda: ((torch.randn(4, 3),), {})),
     "attention": Case("a block of GPT-2", [], Attention, lambda: ((torch.randn(2, 4, 8, requires_grad=True),), {})),
+    "sizes": Case(
+        "sizes in results, views and saved values; one tensor given twice; a constant tensor",
+        ["A2", "A8"],
+        Sizes,
+        lambda: _sizes_inputs(4),
+        dynamic_shapes={"x": {0: torch.export.Dim("count", min=2, max=9)}, "again": {0: torch.export.Dim("count", min=2, max=9)}},
+        more=lambda: _sizes_inputs(7),
+    ),
 }
 
 
@@ -224,12 +250,14 @@ def write_valid(name: str, case: Case, folder: Path) -> None:
     for prefix, (method_name, call_args, call_kwargs) in given.items():
         method, training = methods[method_name], method_name == "train"
         copied_args, copied_kwargs = _copied((call_args, call_kwargs))
-        for i, leaf in enumerate(flatten(method.inputs, (copied_args, copied_kwargs))):
-            if isinstance(leaf, torch.Tensor):
-                tensors[f"{prefix}.input.{i}"] = leaf.detach().clone()
+        leaves = flatten(method.inputs, (copied_args, copied_kwargs))
+        tensors |= {f"{prefix}.input.{i}": t.detach().clone() for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
+        first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if isinstance(leaf, torch.Tensor)}
+        same = {str(i): first[id(leaf)] for i, leaf in enumerate(leaves) if first.get(id(leaf), i) != i}
         seen, others = observe(copy.deepcopy(model), method, copied_args, copied_kwargs, training=training, grad=training)
-        tensors |= {f"{prefix}.{key}": value.contiguous() for key, value in seen.items()}
-        calls.append({"prefix": prefix, "method": method_name, "training": training, "grad": training, "others": others})
+        tensors |= {f"{prefix}.{key}": value.contiguous().clone() for key, value in seen.items()}
+        call = {"prefix": prefix, "method": method_name, "training": training, "grad": training, "others": others}
+        calls.append(call | {"same": same} if same else call)
     save_file(tensors, folder / TENSORS)
     expect = {
         "about": case.about,
@@ -244,8 +272,12 @@ def write_valid(name: str, case: Case, folder: Path) -> None:
 
 
 def _copied(given: Args) -> Args:
+    done: dict[int, torch.Tensor] = {}
+
     def copied(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if id(tensor) not in done:
+            done[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return done[id(tensor)]
 
     args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, copied, given)
     return args, kwargs
