@@ -1,6 +1,6 @@
 """Every private, release-dependent torch API the compiler touches, and nothing else.
 
-Tried on: torch 2.13.0. Each function says what it wraps, so that a new release means reading one file.
+Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps, so that a new release means reading one file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
-from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._dynamo import functional_export
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
@@ -44,7 +44,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-TRIED_ON = ("2.13.0",)
+TRIED_ON = ("2.13.0", "2.9.0")
 
 __all__ = [
     "TRIED_ON",
@@ -127,9 +127,15 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        captured: torch.fx.GraphModule = dynamo_graph_capture_for_export(model)(*args, **kwargs)
+        captured = _graph_capture(model)(*args, **kwargs)
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught], captured.graph)
     return captured
+
+
+def _graph_capture(model: torch.nn.Module) -> Callable[..., torch.fx.GraphModule]:
+    """Dynamo's export front end: public in all but name since 2.10, underscored in 2.9."""
+    capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
+    return capture(model) if capture is not None else functional_export._dynamo_graph_capture_for_export(model)
 
 
 SIDE_EFFECTS = "aotpack_side_effects"
@@ -308,6 +314,7 @@ def export_joint(
     with contextlib.ExitStack() as stack:
         joint = aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
+        mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
         descriptors: Any = capture.updated_flat_args_descs
         if state.needs_autograd:
             descriptors = descriptors[0]
@@ -316,12 +323,12 @@ def export_joint(
             metadata=state.fw_metadata,
             out_spec=joint.out_spec,
             needs_autograd=state.needs_autograd,
-            shape_env=state.fake_mode.shape_env,
+            shape_env=mode.shape_env,
             primal_descriptors=list(descriptors),
             side_effects=getattr(module, "meta", {}).get(SIDE_EFFECTS, ()),
             deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
-            fake_mode=state.fake_mode,
+            fake_mode=mode,
         )
 
 
@@ -344,6 +351,11 @@ def partition(
 def inductor_decompositions() -> Decompositions:
     """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save."""
     return dict(select_decomp_table())
+
+
+def can_name_instruction_set() -> bool:
+    """Whether Inductor lets us choose ``-march``: not in 2.9, where it is always the build machine's."""
+    return hasattr(inductor_config.cpp, "march")
 
 
 def x86_vector_bits(level: str) -> int:
@@ -454,3 +466,8 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
         if isinstance(value, torch._subclasses.FakeTensor):
             return value.fake_mode
     return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def participates_in_backward(info: Any) -> bool:
+    """Whether an output takes part in the backward; releases before 2.12 do not tell views made under ``no_grad`` apart."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -587,7 +587,7 @@ def _storage_bytes(node: Node) -> int:
 
 def _has_history(info: Any) -> bool:
     """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
-    return bool(info.requires_grad_for_backward) or not info.requires_grad
+    return compat.participates_in_backward(info) or not info.requires_grad
 
 
 def _mutation_kind(info: Any) -> Any:

@@ -31,6 +31,11 @@ class CpuTarget:
             self.level, self.march = "native", None
             self.needed = tuple(sorted(cpuinfo.features()))
             return
+        if not compat.can_name_instruction_set():
+            raise BuildError(
+                f"torch {torch.__version__} cannot compile for a named instruction set, so its code could fail on other machines.",
+                hint="Build with a newer torch, or with --target portable.",
+            )
         level = variant or cpuinfo.best_x86_level()
         if level not in cpuinfo.X86_LEVELS:
             known = ", ".join(f"cpu:{name}" for name in cpuinfo.X86_LEVELS)
