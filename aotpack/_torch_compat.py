@@ -1,6 +1,7 @@
 """Every private, release-dependent torch API the compiler touches, and nothing else.
 
-Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps, so that a new release means reading one file.
+Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps, so that a new release means
+reading one file.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def kept_state_changes() -> Iterator[None]:
         buffer.copy_(value)
         return None
 
-    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign]
+    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -349,8 +350,13 @@ def partition(
 
 
 def inductor_decompositions() -> Decompositions:
-    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save."""
-    return dict(select_decomp_table())
+    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save.
+
+    Those into operators that only exist once Inductor is imported are left out: a stored graph must run without it. Inductor
+    applies them when it compiles.
+    """
+    own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
+    return {op: rule for op, rule in select_decomp_table().items() if op.__name__.partition(".")[0] not in own}
 
 
 def can_name_instruction_set() -> bool:

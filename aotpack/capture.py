@@ -8,7 +8,9 @@ models that Dynamo rejects, and look through checkpoints.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +109,20 @@ def user_line(error: BaseException) -> str:
         library = "site-packages" in frame.filename or "/aotpack/" in frame.filename or frame.filename.startswith("<")
         if not library and "/lib/python" not in frame.filename:
             return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
-    return ""
+    return _line_in_message(str(error))
+
+
+def _line_in_message(text: str) -> str:
+    """Dynamo tells the user's line in its message, below "from user code:"."""
+    _, found, tail = text.partition("from user code:")
+    lines = tail.splitlines() if found else []
+    places = [
+        (match.group(1), match.group(2), code.strip())
+        for line, code in itertools.pairwise(lines)
+        if (match := re.match(r'\s*File "([^"]+)", line (\d+)', line)) and "site-packages" not in match.group(1)
+    ]
+    own = [place for place in places if "/aotpack/" not in place[0]]
+    return "{}:{}: {}".format(*own[-1]) if own else ""
 
 
 @contextlib.contextmanager

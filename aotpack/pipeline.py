@@ -330,7 +330,31 @@ def _trace_once(
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)
+    _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"])
     return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in identical])
+
+
+def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol]) -> None:
+    """A size asked to vary must vary, over all of the range that was asked for."""
+    ranges = {symbol.name: symbol for symbol in symbols}
+    problems: list[Problem] = []
+    for number, dims in shapes.dims.items():
+        leaf = leaves[number]
+        for dim, (low, high) in dims.items():
+            size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
+            where = f"{leaf.path}.shape[{dim}]"
+            if isinstance(size, int):
+                problems.append(Problem(where, f"asked to vary, but the model fixes it at {size}"))
+                continue
+            found = ranges.get(size)
+            if found is None:
+                continue
+            narrower = (low or 0) > 1 and found.minimum > (low or 0)
+            if narrower or (found.maximum is not None and (high is None or found.maximum < high)):
+                limit = "" if found.maximum is None else found.maximum
+                problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+    if problems:
+        raise BuildError("The model does not allow these sizes to vary as asked.", problems)
 
 
 def _add_graphs(

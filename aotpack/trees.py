@@ -70,6 +70,6 @@ def _field_names(spec: Any, count: int) -> tuple[list[str] | None, list[str]]:
     candidates += list(context) if isinstance(context, (list, tuple)) else []
     for candidate in candidates:
         fits = isinstance(candidate, (list, tuple)) and len(candidate) == count
-        if fits and all(isinstance(name, str) and name.isidentifier() for name in candidate):
+        if candidate is not None and fits and all(isinstance(name, str) and name.isidentifier() for name in candidate):
             return list(candidate), nones
     return None, nones

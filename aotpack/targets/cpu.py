@@ -33,7 +33,7 @@ class CpuTarget:
             return
         if not compat.can_name_instruction_set():
             raise BuildError(
-                f"torch {torch.__version__} cannot compile for a named instruction set, so its code could fail on other machines.",
+                f"torch {torch.__version__} cannot compile for a named instruction set.",
                 hint="Build with a newer torch, or with --target portable.",
             )
         level = variant or cpuinfo.best_x86_level()

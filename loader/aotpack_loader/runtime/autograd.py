@@ -40,6 +40,7 @@ class Differentiable:
             for primal, gradient in zip(primals, self.gradients, strict=True)
         ]
         call = _Call(self, environment)
+        call.anchors = [_Anchor.apply(primal) for primal in arguments if primal.grad_fn is not None]  # type: ignore[no-untyped-call]
         attached = _Step.apply(call, *arguments)  # type: ignore[no-untyped-call]
         outputs, call.outputs = call.outputs, []
         for position, value in zip(self.visible, attached, strict=True):
@@ -79,11 +80,12 @@ def _visible_outputs(method: schema.Method) -> list[int]:
 class _Call:
     """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
 
-    __slots__ = ("environment", "method", "outputs", "shapes", "unchecked")
+    __slots__ = ("anchors", "environment", "method", "outputs", "shapes", "unchecked")
 
     def __init__(self, method: Differentiable, environment: Environment) -> None:
         self.method = method
         self.environment = environment
+        self.anchors: list[torch.Tensor] = []
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
         self.unchecked: list[Any] | None = None
@@ -151,7 +153,7 @@ class _Step(torch.autograd.Function):
             arguments.append(tangent(gradients[tangent.position], shape, call.environment, device))
         results = _run(method.backward, arguments, device)
         if torch.is_grad_enabled():
-            results = _refuse_second_derivative(results)
+            results = _refuse_second_derivative(results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
         # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
         for i, tangents in enumerate(method.depends):
             if not tangents & given:
@@ -217,12 +219,33 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
     return arguments
 
 
+class _Anchor(torch.autograd.Function):
+    """A node without data on the history of a primal: ties gradients of gradients to it."""
+
+    @staticmethod
+    def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
+        return primal.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> None:
+        return None
+
+
+def _leaves(ctx: Any) -> list[torch.Tensor]:
+    """The leaf primals of a call."""
+    return [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
+
+
+def _differentiable(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+
+
 class _SecondDerivative(torch.autograd.Function):
     """Stands where a second derivative would start, and refuses it when one is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> tuple[Any, ...]:
-        return gradients
+    def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:
+        return values[:count]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -232,9 +255,11 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _refuse_second_derivative(results: list[Any]) -> list[Any]:
-    """Gradients under ``create_graph=True``: usable as they are, an error when differentiated again."""
+def _refuse_second_derivative(results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
+    """Gradients under ``create_graph=True``: usable as they are, an error when differentiated again.
+
+    ``anchors`` are what a second derivative could be asked for: leaves, earlier nodes, incoming gradients.
+    """
     if not results:
         return results
-    anchor = torch.empty(0, requires_grad=True)
-    return list(_SecondDerivative.apply(anchor, *results))  # type: ignore[no-untyped-call]
+    return list(_SecondDerivative.apply(len(results), *results, *anchors))  # type: ignore[no-untyped-call]
