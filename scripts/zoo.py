@@ -499,9 +499,11 @@ def error_cell(title: str, line: Mapping[str, Any] | None, reasons: list[str]) -
     if line is None:
         return ""
     if line["status"] == "passed":
-        return f"{line['errors']['gradients']:.0e}"
-    reasons.append(f"{title}, {line['target']}: {line['reason']}")
-    return f"failed ({len(reasons)})"
+        return f"{line['errors']['gradients']:.0e}" if line["errors"]["gradients"] else "0"
+    reason = f"{title}, {line['target']}: {line['reason']}"
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"failed ({reasons.index(reason) + 1})"
 
 
 def update_readme(results: Mapping[str, Any]) -> None:
