@@ -350,7 +350,7 @@ def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], sy
             if found is None:
                 continue
             narrower = (low or 0) > 1 and found.minimum > (low or 0)
-            if narrower or (found.maximum is not None and (high is None or found.maximum < high)):
+            if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum
                 problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
     if problems:

@@ -1,0 +1,111 @@
+"""AOTAutograd's metadata as plain data: what surrounds the graphs of one method.
+
+Takes a partitioned joint graph and gives the method's graphs in the bundle's calling convention together with
+everything the loader must do around them. What AOTAutograd knows and a bundle cannot express is refused here.
+The parts build on each other, in the order in which a call passes through them: inputs, outputs, backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from aotpack_loader.errors import Problem
+from aotpack_loader.format import schema
+
+from .. import _torch_compat as compat
+from .. import partition, trees
+from ..expressions import bound, render
+from ..state import StoredTensors
+from .backward import Backward
+
+
+@dataclass
+class Convention:
+    """A method without its graphs' descriptors, and the two graphs that follow it."""
+
+    forward: GraphModule
+    backward: GraphModule | None
+    method: Mapping[str, Any]
+    saved: list[schema.Saved]
+    tangents: list[schema.Tangent]
+    gradients: list[int | None]
+    depends: list[list[int]]
+    shape_env: compat.ShapeEnv | None
+    saved_bytes: int
+
+
+def assemble(
+    joint: compat.Joint,
+    parts: partition.Partitioned,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stored: StoredTensors,
+) -> Convention:
+    """Work out the calling convention of one method.
+
+    Raises:
+        UnsupportedError: names every construct a bundle cannot keep true.
+    """
+    return _Assembler(joint, parts, model, args, kwargs, stored).run()
+
+
+class _Assembler(Backward):
+    """All parts together."""
+
+    def run(self) -> Convention:
+        self._refuse_what_is_not_carried()
+        self._raise_problems()
+        tree, leaves = self._inputs()
+        self._primals()
+        self._lift_constants(self.parts.forward)
+        self._bound = {s for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in(leaf.shape)}
+        mutations = self._mutations()
+        results = self._results()
+        saved = self._saved()
+        tangents = self._tangents(mutations)
+        gradients, backward = self._gradients()
+        self._raise_problems()
+        partition.set_outputs(self.parts.forward, list(self.outputs))
+        out_tree, _ = trees.describe(self.joint.out_spec, "result")
+        method = {
+            "inputs": tree,
+            "leaves": leaves,
+            "outputs": out_tree,
+            "results": results,
+            "primals": self.primals,
+            "num_outputs": len(self.outputs),
+            "symbols": self._symbols(leaves),
+            "constraints": self._constraints(),
+            "mutations": mutations,
+            "non_differentiable": self._non_differentiable(mutations, results),
+        }
+        depends = self._depends()
+        return Convention(
+            self.parts.forward, backward, method, saved, tangents, gradients, depends, self.shape_env, self._saved_bytes()
+        )
+
+    def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:
+        if self.shape_env is None:
+            return []
+        names = {dim for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for dim in leaf.shape if isinstance(dim, str)}
+        env = self.shape_env
+        symbols = []
+        for symbol in sorted({s for name in names for s in compat.symbols_of(env, name)}, key=str):
+            if str(symbol) not in names:
+                self.problems.append(Problem(str(symbol), "a size that appears only inside an expression"))
+                continue
+            limits = env.var_to_range[symbol]
+            symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), compat.hint(env, symbol)))
+        return symbols
+
+    def _constraints(self) -> list[str]:
+        if self.shape_env is None:
+            return []
+        found = [self.shape_env.simplify(guard.expr) for guard in self.shape_env.guards]
+        return sorted({render(expr) for expr in found if not expr.is_Boolean or expr not in (True, False)} - {"True"})

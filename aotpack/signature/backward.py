@@ -1,0 +1,198 @@
+"""Saved tensors, tangents and gradients: what passes between the forward graph, autograd and the backward graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.errors import Problem
+from aotpack_loader.format import schema
+
+from .. import _torch_compat as compat
+from .. import partition, views
+from ..expressions import size_expression
+from ..graph import tensor_value
+from .context import tensor_of
+from .outputs import Outputs
+
+_OUT = compat.OutputType
+
+
+class Backward(Outputs):
+    """Works out the backward graph's calling convention."""
+
+    def _saved(self) -> list[schema.Saved]:
+        if self.parts.backward is None:
+            return []
+        self._save_backward_constants()
+        self._save_copies_of_what_is_overwritten()
+        donated = self._donated()
+        found: list[schema.Saved] = []
+        for value, _ in self.parts.saved:
+            kind = value.meta["val"]
+            if not isinstance(kind, torch.Tensor):
+                found.append(self._saved_size(value))
+            elif value in self.primal_nodes:
+                found.append(schema.SavedPrimal(self.primal_nodes.index(value)))
+            else:
+                output = self._output(value, fresh=False)
+                check = not value.meta.get("saved_tensor_with_no_vc_check", False)
+                found.append(schema.SavedOutput(output, check_version=check, donated=value in donated))
+        return found
+
+    def _saved_size(self, value: Node) -> schema.Saved:
+        size = size_expression(value.meta["val"], self.shape_env)
+        if isinstance(size, int) or self._symbols_in([size]) <= self._bound:
+            return schema.SavedSize(size)
+        return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
+
+    def _save_copies_of_what_is_overwritten(self) -> None:
+        """A saved value in the memory of a primal that the epilogue writes to is saved as a copy."""
+        written = {self._raw_primal_nodes[index] for index in self.metadata.mutated_inp_runtime_indices}
+        for i, (value, to) in enumerate(self.parts.saved):
+            if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
+                copy = self._copied(value)
+                copy.meta["saved_tensor_with_no_vc_check"] = True
+                self.parts.saved[i] = (copy, to)
+
+    def _save_backward_constants(self) -> None:
+        """A constant the backward uses is saved as the primal it has become."""
+        assert self.parts.backward is not None
+        graph = self.parts.backward.graph
+        for node in graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(str(node.target))(self.parts.backward)
+            if not isinstance(value, torch.Tensor):
+                continue
+            primal = self.primal_nodes[self._constant_primal(node, value)]
+            existing = dict(self.parts.saved).get(primal)
+            if existing is None:
+                with graph.inserting_before(next(iter(graph.nodes))):
+                    existing = graph.placeholder(primal.name)
+                existing.meta["val"] = primal.meta["val"]
+                self.parts.saved.append((primal, existing))
+            node.replace_all_uses_with(existing)
+            graph.erase_node(node)
+        partition.order_placeholders(self.parts)
+
+    def _donated(self) -> set[Node]:
+        """Saved tensors that share memory with nothing else: the backward may reuse them."""
+        others = [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
+        taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
+        saved = [value for value, _ in self.parts.saved]
+        return {
+            node
+            for node in saved
+            if (value := tensor_of(node)) is not None and compat.StorageWeakRef(value.untyped_storage()) not in taken
+        }
+
+    def _tangents(self, mutations: list[schema.Mutation]) -> list[schema.Tangent]:
+        descriptors = self.metadata.traced_tangents_descs
+        if self.parts.backward is None:
+            return []
+        found = []
+        for node, descriptor in zip(self.parts.tangents, descriptors, strict=True):
+            value = node.meta["val"]
+            output = self._tangent_output(descriptor, mutations)
+            kind = tensor_value(value, self.shape_env)
+            static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
+            found.append(
+                schema.Tangent(
+                    output=output,
+                    dtype=kind.dtype,
+                    shape=kind.shape,
+                    stride=kind.stride if static else None,
+                    memory_format=_memory_format(value),
+                )
+            )
+        return found
+
+    def _tangent_output(self, descriptor: Any, mutations: list[schema.Mutation]) -> int:
+        """Which forward output a tangent belongs to."""
+        of = descriptor.output
+        names = compat.desc
+        metadata = self.metadata
+        if isinstance(of, names.InputMutationAOTOutput):
+            index = self.joint.primal_descriptors.index(of.mutated_input)
+            return next(m.output for m in mutations if m.primal == self._primal_index(index))
+        first = metadata.num_mutated_inp_runtime_indices
+        if isinstance(of, names.PlainAOTOutput):
+            node = self.parts.forward_outputs[first + of.idx]
+            return self._position_of_result(of.idx, node)
+        if isinstance(of, names.IntermediateBaseAOTOutput):
+            bases = self.parts.forward_outputs[first + len(metadata.output_info) :]
+            index = self._base_index(of)
+            return self.outputs.index(bases[index])  # type: ignore[arg-type]
+        self.problems.append(Problem("graph", f"a tangent of kind {type(of).__name__}"))
+        return 0
+
+    def _position_of_result(self, index: int, node: Any) -> int:
+        """Outputs are placed in order, so the n-th use of a node has the n-th of its positions."""
+        first = self.metadata.num_mutated_inp_runtime_indices
+        earlier = sum(
+            other is node and info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
+            for other, info in zip(self.parts.forward_outputs[first : first + index], self.metadata.output_info, strict=False)
+        )
+        mutated = sum(output is node for output in self.parts.forward_outputs[:first])
+        positions = [i for i, output in enumerate(self.outputs) if output is node]
+        return positions[mutated + earlier]
+
+    def _base_index(self, of: Any) -> int:
+        """Intermediate bases are numbered in the order in which results first need them."""
+        seen: list[int | None] = []
+        for info in self.metadata.output_info:
+            needs_base = info.output_type in (_OUT.alias_of_intermediate, _OUT.alias_of_intermediate_save_as_output)
+            if needs_base and info.base_idx not in seen:
+                seen.append(info.base_idx)
+        owner = self.metadata.output_info[of.base_of.idx]
+        return int(owner.base_idx)
+
+    def _gradients(self) -> tuple[list[int | None], GraphModule | None]:
+        backward = self.parts.backward
+        if backward is None:
+            return [], None
+        kept: list[Node] = []
+        gradients: list[int | None] = []
+        values = partition.output_args(backward)[: len(self.joint.primal_descriptors)]
+        for i, value in enumerate(values):
+            if i in self._dropped:
+                continue
+            if isinstance(value, Node):
+                gradients.append(len(kept))
+                kept.append(value)
+            else:
+                gradients.append(None)
+        gradients += [None] * (len(self.primals) - len(gradients))
+        partition.set_outputs(backward, list(kept))
+        return gradients, backward
+
+    def _depends(self) -> list[list[int]]:
+        """Tangents each backward output is computed from; empty where each depends on all."""
+        backward = self.parts.backward
+        if backward is None or len(self.parts.tangents) < 2:
+            return []
+        reach: dict[Node, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.parts.tangents)}
+        for node in backward.graph.nodes:
+            if node not in reach:
+                reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+        found = [sorted(reach[value]) for value in partition.output_args(backward) if isinstance(value, Node)]
+        return [] if all(len(tangents) == len(self.parts.tangents) for tangents in found) else found
+
+    def _saved_bytes(self) -> int:
+        """Bytes of activations the forward keeps, primals not counted, at the example's sizes."""
+        total = 0
+        for value, _ in self.parts.saved:
+            tensor = tensor_of(value)
+            if tensor is not None and value not in self.primal_nodes:
+                total += compat.hint_numel(tensor) * tensor.element_size()
+        return total
+
+
+def _memory_format(value: torch.Tensor) -> Any:
+    if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous():
+        return "channels_last"
+    if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous():
+        return "channels_last_3d"
+    return "contiguous_format"

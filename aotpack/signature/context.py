@@ -1,0 +1,77 @@
+"""What the parts of a method's signature share: the traced graphs, what has been placed so far, what was found wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import expressions, schema
+
+from .. import _torch_compat as compat
+from .. import partition
+from ..state import StoredTensors
+
+
+class Context:
+    """State of one assembly. ``primals`` and ``primal_nodes`` run in parallel; ``outputs`` are the forward's, in order."""
+
+    def __init__(
+        self,
+        joint: compat.Joint,
+        parts: partition.Partitioned,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stored: StoredTensors,
+    ) -> None:
+        self.joint, self.parts, self.model, self.stored = joint, parts, model, stored
+        self.args, self.kwargs = args, kwargs
+        self.metadata = joint.metadata
+        self.shape_env = joint.shape_env
+        self.primal_nodes: list[Node] = parts.forward.graph.find_nodes(op="placeholder")
+        self._raw_primal_nodes = list(self.primal_nodes)
+        self.primals: list[schema.Primal] = []
+        self.outputs: list[Node] = []
+        self.problems: list[Problem] = []
+        self._dropped: list[int] = []
+        self._bound: set[str] = set()
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
+
+    def _output(self, node: Node, *, fresh: bool) -> int:
+        """Position of ``node`` among the graph's outputs; ``fresh``: a position of its own."""
+        if not fresh and node in self.outputs:
+            return self.outputs.index(node)
+        self.outputs.append(node)
+        return len(self.outputs) - 1
+
+    def _primal_index(self, index: int) -> int:
+        """Position among the kept primals of AOTAutograd's input ``index``."""
+        return index - sum(dropped < index for dropped in self._dropped)
+
+    def _primal_path(self, index: int) -> str:
+        descriptor = self.joint.primal_descriptors[index]
+        return str(getattr(descriptor, "target", None) or f"input {getattr(descriptor, 'idx', index)}")
+
+    def _copied(self, node: Node) -> Node:
+        """A copy of ``node``, made where its value is first known."""
+        graph = self.parts.forward.graph
+        anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
+        with graph.inserting_after(anchor):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        return copy
+
+    def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
+        """Names of the symbols in sizes."""
+        return {name for size in sizes if isinstance(size, str) for name in expressions.symbols(size)}
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,137 @@
+"""Arguments and primals: what goes into the forward graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.errors import Problem
+from aotpack_loader.format import schema
+
+from .. import _torch_compat as compat
+from .. import trees
+from ..graph import NOT_A_LITERAL, literal_argument, source_line, tensor_value
+from ..state import dtype_name
+from .context import Context
+
+
+class Inputs(Context):
+    """Describes the caller's arguments and where each input of the forward graph comes from."""
+
+    def _refuse_what_is_not_carried(self) -> None:
+        metadata = self.metadata
+        if self.joint.deduplicated:
+            self.problems.append(Problem("example inputs", "the same tensor is passed in two places"))
+        if self.joint.synthetic_bases:
+            self.problems.append(Problem("example inputs", "two arguments share memory and the model writes to it"))
+        if metadata.tokens or metadata.num_backward_tokens:
+            self.problems.append(Problem("graph", "an operator with side effects (effect tokens)"))
+        if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:
+            self.problems.append(Problem("graph", "functionalised random state"))
+        if metadata.grad_enabled_mutation is not None:
+            self.problems.append(Problem("model", "leaves gradient mode changed when it returns"))
+
+    def _inputs(self) -> tuple[schema.Tree, list[schema.InputLeaf]]:
+        flat, spec = pytree.tree_flatten((self.args, self.kwargs))
+        args_spec, kwargs_spec = compat.tree_children(spec)
+        args_tree, args_paths = trees.describe(args_spec, "args")
+        kwargs_tree, kwargs_paths = trees.describe(kwargs_spec, "kwargs")
+        paths = args_paths + kwargs_paths
+        fakes = {
+            getattr(d, "idx", None): node.meta.get("val")
+            for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)
+            if isinstance(d, compat.desc.PlainAOTInput)
+        }
+        leaves = [self._leaf(i, value, path, fakes) for i, (value, path) in enumerate(zip(flat, paths, strict=True))]
+        return schema.TupleNode([args_tree, kwargs_tree]), leaves
+
+    def _leaf(self, i: int, value: Any, path: str, fakes: Mapping[Any, Any]) -> schema.InputLeaf:
+        if not isinstance(value, torch.Tensor):
+            literal = literal_argument(value)
+            if literal is NOT_A_LITERAL:
+                self.problems.append(Problem(path, f"an argument of type {type(value).__name__}"))
+                literal = None
+            return schema.ConstantLeaf(path, literal)
+        kind = tensor_value(fakes.get(i, value), self.shape_env)
+        return schema.TensorLeaf(path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad)
+
+    def _primals(self) -> None:
+        params = dict(self.model.named_parameters(remove_duplicate=False))
+        for node, descriptor in zip(self.primal_nodes, self.joint.primal_descriptors, strict=True):
+            if isinstance(descriptor, compat.desc.ParamAOTInput):
+                self.primals.append(schema.ParameterPrimal(descriptor.target))
+                if descriptor.target not in params:
+                    self.problems.append(Problem(descriptor.target, "a parameter the model does not own"))
+            elif isinstance(descriptor, compat.desc.BufferAOTInput):
+                self.primals.append(schema.BufferPrimal(descriptor.target))
+            elif isinstance(descriptor, compat.desc.PlainAOTInput):
+                self.primals.append(schema.InputPrimal(descriptor.idx))
+            else:
+                self.problems.append(Problem(node.name, f"a graph input of kind {type(descriptor).__name__}"))
+        self._drop_constant_inputs()
+
+    def _drop_constant_inputs(self) -> None:
+        """Non-tensor arguments were specialised: they are no inputs of the graph."""
+        kept = []
+        for node, primal in zip(self.primal_nodes, self.primals, strict=True):
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                kept.append((node, primal))
+            elif any(user.op != "output" for user in node.users):
+                self.problems.append(Problem(source_line(node) or node.name, "a number argument that stayed symbolic"))
+            else:
+                self._return_constant(node, primal)
+                self.parts.forward.graph.erase_node(node)
+        self._dropped = [i for i, node in enumerate(self.primal_nodes) if not isinstance(node.meta.get("val"), torch.Tensor)]
+        self.primal_nodes = [node for node, _ in kept]
+        self.primals = [primal for _, primal in kept]
+
+    def _return_constant(self, node: Node, primal: schema.Primal) -> None:
+        """A number argument that is returned is a constant result: calls must pass the same value."""
+        flat = pytree.tree_leaves((self.args, self.kwargs))
+        value = flat[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
+        self.parts.forward_outputs = [value if out is node else out for out in self.parts.forward_outputs]
+        output = self.parts.forward.graph.output_node()
+        output.args = (tuple(None if arg is node else arg for arg in output.args[0]),)  # type: ignore[union-attr]
+
+    def _lift_constants(self, module: GraphModule) -> None:
+        """Turn tensors a graph closes over into primals at the end."""
+        for node in module.graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(str(node.target))(module)
+            if not isinstance(value, torch.Tensor):
+                continue
+            index = self._constant_primal(node, value)
+            replacement = self.primal_nodes[index]
+            node.replace_all_uses_with(replacement)
+            module.graph.erase_node(node)
+            self.parts.forward_outputs = [replacement if out is node else out for out in self.parts.forward_outputs]
+            self.parts.saved = [(replacement if value is node else value, to) for value, to in self.parts.saved]
+
+    def _constant_primal(self, node: Node, value: torch.Tensor) -> int:
+        real = compat.real_tensor(value)
+        if real is None:
+            self.problems.append(Problem(source_line(node) or node.name, "a tensor whose value is only known while tracing"))
+            real = torch.zeros(())
+        if value.requires_grad:
+            self.problems.append(
+                Problem(
+                    source_line(node) or node.name,
+                    "closes over a tensor that requires a gradient; make it a parameter or an argument",
+                )
+            )
+        primal = schema.ConstantPrimal(self.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
+        if primal in self.primals:
+            return self.primals.index(primal)
+        graph = self.parts.forward.graph
+        with graph.inserting_after(self.primal_nodes[-1] if self.primal_nodes else None):
+            placeholder = graph.placeholder(f"constant_{len(self.primals)}")
+        if not self.primal_nodes:
+            next(iter(graph.nodes)).prepend(placeholder)
+        placeholder.meta["val"] = node.meta.get("val", value)
+        self.primal_nodes.append(placeholder)
+        self.primals.append(primal)
+        return len(self.primals) - 1

@@ -1,0 +1,163 @@
+"""Mutations and results: what comes out of the forward graph, and what is rebuilt beside it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from aotpack_loader.errors import Problem
+from aotpack_loader.format import schema
+
+from .. import _torch_compat as compat
+from .. import views
+from ..expressions import size_expression
+from ..graph import NOT_A_LITERAL, literal_argument
+from .context import tensor_of
+from .inputs import Inputs
+
+_OUT = compat.OutputType
+
+
+class Outputs(Inputs):
+    """Places the forward's outputs: values to write back, fresh results, bases of aliases."""
+
+    def _mutations(self) -> list[schema.Mutation]:
+        found = []
+        for position, index in enumerate(self.metadata.mutated_inp_runtime_indices):
+            info = self.metadata.input_info[index]
+            node = self.parts.forward_outputs[position]
+            if not isinstance(node, Node) or node is self._raw_primal_nodes[index]:
+                continue
+            kind = _mutation_kind(info)
+            if kind == "storage":
+                self.problems.append(Problem(self._primal_path(index), "the model replaces its storage (set_)"))
+            elif _storage_bytes(node) > _storage_bytes(self._raw_primal_nodes[index]):
+                self.problems.append(Problem(self._primal_path(index), "the model grows its storage (resize_)"))
+            hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
+            found.append(
+                schema.Mutation(
+                    primal=self._primal_index(index),
+                    output=self._output(node, fresh=True),
+                    kind=kind,
+                    requires_grad=info.requires_grad and info.mutates_data,
+                    hidden_from_autograd=hidden,
+                )
+            )
+        return found
+
+    def _results(self) -> list[schema.Result]:
+        metadata = self.metadata
+        first = metadata.num_mutated_inp_runtime_indices
+        count = len(metadata.output_info)
+        nodes = self.parts.forward_outputs[first : first + count]
+        bases = self.parts.forward_outputs[first + count :]
+        placed: dict[int, int] = {}
+        results: list[schema.Result | None] = [None] * count
+        for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
+            results[i] = self._plain_result(info, node, placed, i)
+        base_positions = [self._output(base, fresh=True) for base in bases if isinstance(base, Node)]
+        for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
+            if results[i] is None and isinstance(node, Node):
+                results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
+        return [result for result in results if result is not None]
+
+    def _plain_result(self, info: Any, node: Any, placed: dict[int, int], i: int) -> schema.Result | None:
+        if not isinstance(node, Node):
+            return self._literal_result(node)
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            size = size_expression(value, self.shape_env)
+            known = isinstance(size, int) or self._symbols_in([size]) <= self._bound
+            return schema.SizeResult(size) if known else schema.FreshResult(self._output(node, fresh=True))
+        if info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view):
+            if node in self.primal_nodes:
+                if self.parts.backward is None:
+                    return schema.InputResult(self.primal_nodes.index(node))
+                node = self._copied(node)
+                self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
+            placed[i] = self._output(node, fresh=True)
+            # Autograd knows several views made at once as such, and refuses in-place changes of them as eager does.
+            unviewed = info.output_type == _OUT.unsafe_view_alias and node.target is not operator.getitem
+            return schema.FreshResult(placed[i], requires_grad=info.requires_grad, unviewed=unviewed)
+        if info.output_type == _OUT.is_input:
+            return schema.InputResult(self._primal_index(info.base_idx))
+        if info.output_type == _OUT.alias_of_input:
+            return self._alias_of_input(info, node)
+        return None
+
+    def _literal_result(self, value: Any) -> schema.Result:
+        if isinstance(value, torch.SymInt):
+            return schema.SizeResult(size_expression(value, self.shape_env))
+        literal = literal_argument(value)
+        if literal is NOT_A_LITERAL:
+            self.problems.append(Problem("result", f"returns a {type(value).__name__}"))
+            literal = None
+        return schema.ConstantResult(literal)
+
+    def _alias_of_input(self, info: Any, node: Node) -> schema.Result:
+        index = self._primal_index(info.base_idx)
+        source: Node = self.primal_nodes[index]
+        updated = self._updated_value(info.base_idx)
+        steps = None
+        for base in filter(None, (updated, source)):
+            steps = steps or views.steps_between(base, node, self.shape_env)
+        if steps is None:
+            steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
+
+    def _updated_value(self, index: int) -> Node | None:
+        mutated = self.metadata.mutated_inp_runtime_indices
+        if index not in mutated:
+            return None
+        value = self.parts.forward_outputs[mutated.index(index)]
+        return value if isinstance(value, Node) else None
+
+    def _alias_of_intermediate(
+        self,
+        info: Any,
+        node: Node,
+        nodes: list[Any],
+        bases: list[Any],
+        base_positions: list[int],
+        placed: dict[int, int],
+    ) -> schema.Result:
+        if info.output_type == _OUT.alias_of_intermediate_base_is_user_output:
+            base, position = nodes[info.base_idx], placed[info.base_idx]
+        else:
+            base, position = bases[info.base_idx], base_positions[info.base_idx]
+        steps = views.steps_between(base, node, self.shape_env)
+        if steps is None:
+            steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
+
+    def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
+        """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""
+        differentiable = {m.output for m in mutations if m.requires_grad}
+        plain = {m.output for m in mutations}
+        for result in results:
+            if isinstance(result, schema.FreshResult):
+                plain.add(result.output)
+                if result.requires_grad:
+                    differentiable.add(result.output)
+        return sorted(plain - differentiable)
+
+
+def _storage_bytes(node: Node) -> int:
+    tensor = tensor_of(node)
+    return 0 if tensor is None else compat.hint_of(tensor.untyped_storage().nbytes())
+
+
+def _has_history(info: Any) -> bool:
+    """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
+    return compat.participates_in_backward(info) or not info.requires_grad
+
+
+def _mutation_kind(info: Any) -> Any:
+    if info.mutates_storage_metadata:
+        return "storage"
+    if info.mutates_data and info.mutates_metadata:
+        return "data_and_metadata"
+    return "data" if info.mutates_data else "metadata"
