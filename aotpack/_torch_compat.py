@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -30,6 +31,7 @@ from torch._functorch._aot_autograd.schemas import MutationType, OutputType, Vie
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
+from torch._inductor import codecache, cpp_builder
 from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -387,9 +389,35 @@ def compile_with_aoti(
         options["cpp.march"] = march
     if vector_bits is not None:
         options["cpp.simdlen"] = vector_bits
-    with torch.no_grad():
+    with torch.no_grad(), _without_paths():
         torch._inductor.aot_compile(module, tuple(inputs), options=options)
-    subprocess.run(["strip", "--strip-unneeded", os.fspath(output)], check=True, capture_output=True)
+    # The build id is made of what has just been stripped: it knows where the sources lay.
+    strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(output)]
+    subprocess.run(strip, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def _without_paths() -> Iterator[None]:
+    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that it is the same bytes everywhere."""
+    flags, compiler = cpp_builder._get_optimization_cflags, codecache.AotCodeCompiler
+    include = Path(torch.__file__).parent / "include"
+
+    def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        compiling, linking = flags(*args, **kwargs)
+        return [*compiling, f"ffile-prefix-map={include}=torch/include"], linking
+
+    class Renamed(compiler):  # type: ignore[misc,valid-type]
+        @classmethod
+        def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{wrapper_code}'
+            kernel_code = f'#line 1 "kernel.cpp"\n{kernel_code}' if kernel_code else kernel_code
+            return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
+
+    with (
+        mock.patch.object(cpp_builder, "_get_optimization_cflags", mapped),
+        mock.patch.object(codecache, "AotCodeCompiler", Renamed),
+    ):
+        yield
 
 
 def vector_isas() -> list[VecISA]:

@@ -48,7 +48,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 
 
 def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.ops.aten._to_copy.default(value, dtype=dtype)
+    converted: torch.Tensor = torch.ops.aten._to_copy.default(value, dtype=dtype)
+    return converted
 
 
 def _iota(
