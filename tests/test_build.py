@@ -1,0 +1,497 @@
+"""Building: the same bytes every time, compiled code reused, front ends in order, options checked, nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import FreshProcess
+from torch import nn
+from torch.nn import functional as F
+
+import aotpack
+from aotpack import capture
+from aotpack.cli import main
+from aotpack.graph import from_fx, to_fx
+from aotpack.targets.cpu import CpuTarget
+from aotpack.targets.portable import PortableTarget
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.portable import PortableExecutable
+from aotpack_loader.errors import BuildError, CaptureError, ModeError
+from aotpack_loader.format import schema
+
+
+class Network(nn.Module):
+    """Enough for the partitioner to have a choice: activations that are cheap to compute again."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x)).sin() * 0.5
+        return self.norm(x).square().mean()
+
+
+EXAMPLE = (torch.zeros(32, 64),)
+
+
+@pytest.fixture
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network()
+
+
+def portable(
+    model: Any, args: tuple[Any, ...], out: Path, kwargs: dict[str, Any] | None = None, **options: Any
+) -> aotpack.BuildReport:
+    return aotpack.build(model, args, kwargs, out=out, targets=("portable",), **options)
+
+
+# ---------------------------------------------------------------- the same bytes
+
+BUILD = """
+import json, os, sys, warnings
+os.chdir(sys.argv[1])
+import torch, aotpack
+warnings.simplefilter('default')
+assert sys.flags.hash_randomization
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(1, 3, 3)
+        self.norm = torch.nn.BatchNorm2d(3)
+        self.head = torch.nn.Linear(3, 2)
+        self.same = self.head
+
+    def forward(self, images, options, *, labels):
+        x = torch.nn.functional.dropout(self.norm(self.convolution(images)), 0.25, self.training).relu()
+        logits = self.head(x.mean(dim=(2, 3))) * options["scale"] + options["shift"]
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "features": x, "more": [logits, {"a": x.sum()}]}
+
+torch.manual_seed(0)
+batch = torch.export.Dim("batch", min=2, max=64)
+images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
+options = {"shift": torch.zeros(2), "scale": torch.ones(1)}
+report = aotpack.build(
+    Model(), (images, options), {"labels": labels}, out=sys.argv[2], targets=sys.argv[3].split(), cache=False,
+    dynamic_shapes={"images": {0: batch}, "options": {"shift": None, "scale": None}, "labels": {0: batch}},
+)
+print(json.dumps(report.to_json()))
+"""
+
+
+def build_twice(fresh_process: FreshProcess, tmp_path: Path, targets: str) -> tuple[bytes, bytes]:
+    outs = []
+    for name in ("first", "second/deeper"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        # An isolated interpreter draws its hash seed anew each time.
+        report = fresh_process(BUILD, folder, folder / "m.aotpack", targets, TMPDIR=str(folder))
+        data = (folder / "m.aotpack").read_bytes()
+        assert report["size"] == len(data)
+        assert report["cache_hits"] == 0
+        assert str(folder).encode() not in data
+        assert [path.name for path in folder.iterdir() if path.name.startswith(("aotpack", "m."))] == ["m.aotpack"]
+        outs.append(data)
+    return outs[0], outs[1]
+
+
+def test_other_process_directory_and_hash_seed_give_the_same_bytes(fresh_process: FreshProcess, tmp_path: Path) -> None:
+    first, second = build_twice(fresh_process, tmp_path, "portable")
+    assert first == second
+
+
+@pytest.mark.slow
+def test_native_code_is_the_same_bytes_too(fresh_process: FreshProcess, tmp_path: Path) -> None:
+    first, second = build_twice(fresh_process, tmp_path, "cpu portable")
+    assert first == second
+
+
+# ---------------------------------------------------------------- the compile cache
+
+
+def test_unchanged_graphs_are_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
+    compiled: list[str] = []
+    really = CpuTarget._compile
+
+    def counted(self: CpuTarget, call: Any, key: str) -> dict[str, bytes]:
+        compiled.append(key)
+        return really(self, call, key)
+
+    monkeypatch.setattr(CpuTarget, "_compile", counted)
+
+    def build(constant: float, name: str) -> aotpack.BuildReport:
+        args = (torch.zeros(8),)
+        return aotpack.build(lambda x: x.sin() * constant, args, out=tmp_path / name, targets=("cpu",), methods=("infer",))
+
+    first = build(2.0, "first")
+    assert (first.cache_hits, compiled) == (0, ["infer.forward"])
+    again = build(2.0, "again")
+    assert (again.cache_hits, compiled) == (1, ["infer.forward"])
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
+    assert "1 of 1 compiled graphs came from the cache" in again.notes
+    changed = build(3.0, "changed")
+    assert (changed.cache_hits, compiled) == (0, ["infer.forward"] * 2)
+    x = torch.randn(8)
+    for name, constant in (("again", 2.0), ("changed", 3.0)):
+        with torch.no_grad():
+            torch.testing.assert_close(aotpack.load(tmp_path / name, backend="cpu")(x), x.sin() * constant)
+
+
+# ---------------------------------------------------------------- failures
+
+
+class Branching(nn.Module):
+    """Nobody can trace this: Python decides on a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() > 0:  # the line a user should see
+            return x * 2
+        return x - 1
+
+
+def test_all_front_ends_reasons_are_given_when_all_refuse(tmp_path: Path) -> None:
+    model = Branching()
+    with pytest.raises(CaptureError) as caught:
+        portable(model, (torch.zeros(3),), tmp_path / "m")
+    assert [problem.where for problem in caught.value.problems] == ["dynamo", "export", "trace"]
+    for problem in caught.value.problems:
+        assert "test_build.py" in problem.message, problem.message
+    assert "the line a user should see" in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, BuildError, ZeroDivisionError])
+@pytest.mark.parametrize("layout", ["file", "directory"])
+def test_a_build_that_ends_in_a_target_leaves_nothing(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], layout: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise kind("enough")
+
+    monkeypatch.setattr(PortableTarget, "compile", fail)
+    with pytest.raises(kind):
+        portable(network, EXAMPLE, tmp_path / "m", layout=layout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_build_keeps_the_bundle_that_was_there(network: Network, tmp_path: Path) -> None:
+    portable(network, EXAMPLE, tmp_path / "m", methods=("infer",))
+    before = (tmp_path / "m").read_bytes()
+    with pytest.raises(BuildError):
+        portable(Branching(), (torch.zeros(3),), tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("where", ["a file/m.aotpack", "missing/folder/m.aotpack", "/proc/m.aotpack"])
+def test_a_place_that_cannot_be_written_to(network: Network, tmp_path: Path, where: str) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(BuildError, match=r"m\.aotpack|missing|a file|/proc"):
+        portable(network, EXAMPLE, tmp_path / where)
+    assert [path.name for path in tmp_path.iterdir()] == ["a file"]
+
+
+def test_the_model_is_left_as_it_was(network: Network, tmp_path: Path) -> None:
+    network.train()
+    network.layers[0].eval()
+    state = copy.deepcopy(network.state_dict())
+    x = torch.zeros(32, 64)
+    portable(network, (x,), tmp_path / "m", self_test=True)
+    assert [module.training for module in network.modules()] == [True, True, False, True, True, True]
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert x.__dict__ == {}
+
+
+# ---------------------------------------------------------------- front ends
+
+
+def test_dynamo_comes_first(network: Network, tmp_path: Path) -> None:
+    report = portable(network, EXAMPLE, tmp_path / "m")
+    assert report.notes == tuple(f"captured {name!r} with the dynamo front end" for name in ("train", "infer"))
+    assert report.warnings == ()
+    methods = Bundle.open(tmp_path / "m").program.methods
+    assert {method.captured_with for method in methods.values()} == {"dynamo"}
+
+
+class Undiscoverable(nn.Module):
+    """Dynamo may not look into a function that is hidden from it; the others run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    @torch._dynamo.disable
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.hidden(x).sum()
+
+
+@pytest.mark.parametrize("expected", ["export", "trace"])
+def test_what_dynamo_refuses_the_next_front_end_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str) -> None:
+    if expected == "trace":
+
+        def refuse(*args: object) -> None:
+            raise ValueError("export has its own reasons")
+
+        monkeypatch.setitem(capture._FRONT_ENDS, "export", refuse)
+    torch.manual_seed(0)
+    model = Undiscoverable()
+    x = torch.randn(2, 3)
+    report = portable(model, (x,), tmp_path / "m")
+    assert f"captured 'train' with the {expected} front end" in report.notes
+    refused = [warning for warning in report.warnings if "refused 'train'" in warning]
+    assert refused[0].startswith("the dynamo front end refused 'train': ")
+    assert len(refused) == (1 if expected == "export" else 2)
+    assert expected == "export" or "export has its own reasons" in refused[1]
+    assert any("checkpoints" in warning for warning in report.warnings)
+    loaded = aotpack.load(tmp_path / "m")
+    for each in (model, loaded):
+        each(x).backward()
+    torch.testing.assert_close(loaded.get_parameter("linear.weight").grad, model.linear.weight.grad)
+
+
+# ---------------------------------------------------------------- partitioning
+
+
+def test_the_partitioner_decides_what_is_saved(network: Network, tmp_path: Path) -> None:
+    def saved(name: str, **options: Any) -> int:
+        return portable(network, EXAMPLE, tmp_path / name, **options).saved_bytes["train"]
+
+    min_cut = saved("min-cut")
+    assert saved("explicit", partitioner="min-cut") == min_cut
+    assert saved("all", memory_budget=1.0) == min_cut
+    default, little, nothing = (
+        saved("default", partitioner="default"),
+        saved("half", memory_budget=0.5),
+        saved("none", memory_budget=0.0),
+    )
+    assert default > min_cut > little >= nothing
+    x = torch.randn(32, 64)
+    network(x).backward()
+    for name in ("min-cut", "default", "half", "none"):
+        loaded = aotpack.load(tmp_path / name)
+        loaded(x).backward()
+        for key, parameter in network.named_parameters():
+            torch.testing.assert_close(loaded.get_parameter(key).grad, parameter.grad, msg=f"{name} {key}")
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_all_wrong_options_are_listed(network: Network, tmp_path: Path) -> None:
+    with pytest.raises(BuildError) as caught:
+        portable(network, [torch.zeros(1)], tmp_path / "m", partitioner="best", memory_budget=2, methods=("train", "test", "x"))  # type: ignore[arg-type]
+    assert [str(problem) for problem in caught.value.problems] == [
+        "args: expected a tuple of positional arguments, got list",
+        "partitioner: 'best' is none of min-cut, default",
+        "memory_budget: 2 is not between 0 and 1",
+        "methods: 'test' is none of train, infer, eval",
+        "methods: 'x' is none of train, infer, eval",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ()}, "at least one is needed"),
+        ({"partitioner": "default", "memory_budget": 0.5}, "only the min-cut partitioner has one"),
+        ({"memory_budget": float("nan")}, "nan is not between 0 and 1"),
+        ({"layout": "zip"}, "zip"),
+        ({"methods": ("train", "train")}, "train"),
+    ],
+)
+def test_a_wrong_option(network: Network, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        portable(network, EXAMPLE, tmp_path / "m", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (("gpu",), "There is no target 'gpu'"),
+        (("cpu:x86-64-v9",), "There is no target 'cpu:x86-64-v9'"),
+        (("portable:fast",), "has no variants"),
+        ((), "No target was asked for"),
+        ("portable", "targets"),
+    ],
+)
+def test_a_wrong_target(network: Network, tmp_path: Path, targets: Any, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        aotpack.build(network, EXAMPLE, out=tmp_path / "m", targets=targets)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="int"):
+        portable(3, EXAMPLE, tmp_path / "m")
+
+
+def test_example_inputs_that_do_not_fit_the_model(network: Network, tmp_path: Path) -> None:
+    with pytest.raises(BuildError):
+        portable(network, (torch.zeros(32, 63),), tmp_path / "m")
+    with pytest.raises(BuildError):
+        portable(network, (), tmp_path / "m")
+    with pytest.raises(BuildError):
+        portable(network, EXAMPLE, tmp_path / "m", {"nothing": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_wrong_dynamic_shapes_are_listed(tmp_path: Path) -> None:
+    def model(x: torch.Tensor, *, pair: dict[str, torch.Tensor]) -> torch.Tensor:
+        return x.sum() + pair["a"].sum()
+
+    batch = torch.export.Dim("batch")
+    shapes = {"x": {3: batch, 0: 7}, "pair": {"a": {-5: batch}}, "z": {0: batch}}
+    with pytest.raises(BuildError, match="dynamic_shapes does not fit") as caught:
+        portable(model, (torch.zeros(4, 2),), tmp_path / "m", {"pair": {"a": torch.zeros(4)}}, dynamic_shapes=shapes)
+    assert {str(problem) for problem in caught.value.problems} == {
+        "dynamic_shapes['z']: no example input has that name",
+        "args[0].shape[3]: the tensor has 2 dimensions",
+        "args[0].shape[0]: said to be 7, the example has 4",
+        "kwargs['pair']['a'].shape[-5]: the tensor has 1 dimensions",
+    }
+
+
+def test_a_size_the_model_fixes_cannot_be_dynamic(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with pytest.raises(BuildError, match=r"4|batch|s\d+"):
+        portable(lambda x: x + torch.ones(4), (torch.zeros(4),), tmp_path / "m", dynamic_shapes={"x": {0: batch}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_example_outside_its_own_range(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=8, max=64)
+    with pytest.raises(BuildError):
+        portable(lambda x: x.sum(), (torch.zeros(4),), tmp_path / "m", dynamic_shapes={"x": {0: batch}})
+
+
+# ---------------------------------------------------------------- methods
+
+
+def test_gradients_through_the_eval_mode_graph(network: Network, tmp_path: Path) -> None:
+    network.norm.running_mean.add_(0.5)
+    portable(network, EXAMPLE, tmp_path / "m", methods=("train", "infer", "eval"))
+    loaded = aotpack.load(tmp_path / "m")
+    x = torch.randn(32, 64)
+    for training in (False, True, False):
+        for model in (network, loaded):
+            model.train(training).zero_grad()
+            model(x).backward()
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(loaded.get_parameter(name).grad, parameter.grad, msg=f"{training} {name}")
+        torch.testing.assert_close(dict(loaded.named_buffers()), dict(network.named_buffers()))
+
+
+def test_only_the_methods_asked_for(network: Network, tmp_path: Path) -> None:
+    report = portable(network, EXAMPLE, tmp_path / "m", methods=("infer",))
+    assert report.saved_bytes == {}
+    loaded = aotpack.load(tmp_path / "m").train()
+    for grad in (True, False):
+        with pytest.raises(ModeError, match=r"train\(\)"), torch.set_grad_enabled(grad):
+            loaded(*EXAMPLE)
+
+
+def test_a_function_has_no_modes(tmp_path: Path) -> None:
+    portable(lambda x: x.sin(), (torch.zeros(3, requires_grad=True),), tmp_path / "m")
+    loaded = aotpack.load(tmp_path / "m")
+    for training in (True, False):
+        x = torch.randn(3, requires_grad=True)
+        loaded.train(training)(x).sum().backward()
+        torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+# ---------------------------------------------------------------- self-test
+
+
+def verify(path: Path, *options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["verify", str(path), "--json", *options])
+    document: dict[str, Any] = json.loads(result.stdout)
+    assert document["ok"] is (result.exit_code == 0)
+    return document
+
+
+def test_the_self_test_passes_and_notices_other_weights(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = (torch.randn(32, 64),)
+    portable(network, x, tmp_path / "m", self_test=True)
+    checks = {check["name"]: check["status"] for check in verify(tmp_path / "m")["checks"]}
+    assert checks == {"documents": "ok", "digests": "ok", "self-test portable": "ok"}
+    really = PortableExecutable.__call__
+
+    def wrong(self: PortableExecutable, inputs: list[Any]) -> list[Any]:
+        return [out * 1.01 if isinstance(out, torch.Tensor) and out.is_floating_point() else out for out in really(self, inputs)]
+
+    monkeypatch.setattr(PortableExecutable, "__call__", wrong)
+    assert verify(tmp_path / "m")["ok"] is False
+
+
+def test_a_model_that_draws_cannot_be_self_tested(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    with pytest.raises(BuildError, match="draws random numbers"):
+        portable(model, (torch.zeros(2, 4),), tmp_path / "m", self_test=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def mixed(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+    """Arguments of many kinds: lists of tensors, None, dtypes, memory formats, infinities, several results."""
+    a, b = torch.cat([x, y.t()], 1).split([3, 5], dim=1)
+    padded = F.pad(a, (1, 2), value=float("-inf")).clamp(max=2.5).nan_to_num(neginf=-1.0)
+    values, order = padded.sort(dim=1, descending=True)
+    picked = values[:, index, None].to(torch.float64).contiguous(memory_format=torch.contiguous_format)
+    return {"r": picked.sum() + b.std(), "s": torch.full_like(x, float("inf")), "t": order, "u": x.new_zeros(2, dtype=torch.bool)}
+
+
+def typed(node: torch.fx.Node) -> Any:
+    """A value of the type that the format recorded for a node."""
+    value = node.meta["aotpack"]
+    if isinstance(value, schema.TensorValue):
+        storage = torch.empty(10_000, dtype=getattr(torch, value.dtype), device="meta")
+        return storage.as_strided(value.shape, value.stride, value.offset)
+    return () if getattr(value, "kind", None) == "tuple" else None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (mixed, (torch.randn(4, 4), torch.randn(4, 4).requires_grad_(), torch.tensor([0, 2]))),
+        lambda: (Network(8), (torch.randn(6, 8),)),
+    ],
+)
+def test_graphs_go_to_fx_and_back_without_loss(tmp_path: Path, make: Callable[[], tuple[Any, tuple[torch.Tensor, ...]]]) -> None:
+    model, args = make()
+    portable(model, args, tmp_path / "m")
+    with Bundle.open(tmp_path / "m") as bundle:
+        for method in bundle.program.methods.values():
+            for descriptor in [method.forward, *([method.backward.graph] if method.backward else [])]:
+                graph = bundle.graph(descriptor)
+                module = to_fx(graph)
+                for node in module.graph.nodes:
+                    if node.op != "output":
+                        node.meta["val"] = typed(node)
+                assert from_fx(module, None) == graph
+                module.graph.lint()
+                inputs = [torch.zeros(value.shape, dtype=getattr(torch, value.dtype)) for value in graph.input_values]
+                expected = PortableExecutable(graph, torch.device("cpu"))(list(inputs))
+                torch.testing.assert_close(list(module(*inputs)), expected, equal_nan=True)

@@ -1,0 +1,231 @@
+"""The cpu target: native code computes what eager computes, frees what it has used, and follows the machine it runs on."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FreshProcess
+from torch import nn
+
+import aotpack
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices import cpuinfo
+
+# ---------------------------------------------------------------- training steps
+
+TRAIN = """
+import json, sys
+import torch, aotpack_loader
+bundle, backend, given = sys.argv[1:]
+model = aotpack_loader.load(bundle, backend=backend)
+batches = torch.load(given, weights_only=True)
+steps = []
+for images, labels in batches:
+    model.zero_grad()
+    out = model(images, labels)
+    out["loss"].backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    seen = {"loss": out["loss"].detach(), "logits": out["logits"].detach()}
+    seen |= {f"grad {name}": p.grad.clone() for name, p in model.named_parameters()}
+    seen |= {f"state {name}": value.clone() for name, value in model.state_dict().items()}
+    steps.append(seen)
+torch.save(steps, given + ".out")
+print(json.dumps(model.aotpack.backend))
+"""
+
+
+def eager_steps(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    steps = []
+    for images, labels in batches:
+        model.zero_grad()
+        out = model(images, labels)
+        out["loss"].backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        seen = {"loss": out["loss"].detach(), "logits": out["logits"].detach()}
+        seen |= {f"grad {name}": p.grad.clone() for name, p in model.named_parameters()}
+        steps.append(seen | {f"state {name}": value.clone() for name, value in model.state_dict().items()})
+    return steps
+
+
+@pytest.mark.parametrize("backend", ["cpu", "portable"])
+def test_digits_trains_like_eager_where_its_source_is_not(
+    digits_bundle: Path, digits_model: nn.Module, fresh_process: FreshProcess, tmp_path: Path, backend: str
+) -> None:
+    """Loss, results, every gradient, every parameter and buffer, for several steps with batches of several sizes."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.rand(size, 1, 8, 8, generator=generator), torch.randint(10, (size,), generator=generator))
+        for size in (64, 64, 7, 2)
+    ]
+    torch.save(batches, tmp_path / "batches.pt")
+    expected = eager_steps(copy.deepcopy(digits_model), batches)
+    used = fresh_process(TRAIN, digits_bundle, backend, tmp_path / "batches.pt")
+    assert used.partition(":")[0] == backend
+    found = torch.load(tmp_path / "batches.pt.out", weights_only=True)
+    for number, (ours, eagers) in enumerate(zip(found, expected, strict=True)):
+        assert ours.keys() == eagers.keys()
+        for name, value in eagers.items():
+            torch.testing.assert_close(
+                ours[name], value, rtol=2e-3, atol=2e-4, msg=lambda text, where=f"step {number} {name}": f"{where}: {text}"
+            )
+
+
+@pytest.mark.parametrize("batch", [2, 3, 64, 500])
+def test_inference_with_any_batch(digits_bundle: Path, digits_model: nn.Module, batch: int) -> None:
+    loaded, eager = aotpack.load(digits_bundle, backend="cpu").eval(), copy.deepcopy(digits_model).eval()
+    images, labels = torch.rand(batch, 1, 8, 8), torch.randint(10, (batch,))
+    with torch.no_grad():
+        torch.testing.assert_close(dict(loaded(images, labels)), eager(images, labels), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 1798])
+def test_a_batch_outside_the_range_never_reaches_native_code(digits_bundle: Path, batch: int) -> None:
+    loaded = aotpack.load(digits_bundle, backend="cpu")
+    with pytest.raises(aotpack.AotpackError, match=r"2\.\.1797"):
+        loaded(torch.rand(batch, 1, 8, 8), torch.randint(10, (batch,)))
+
+
+# ---------------------------------------------------------------- memory
+
+LAYERS, SIZE = 8, 16
+ROWS, COLUMNS = 16384, 256
+
+
+class Wide(nn.Module):
+    """Each layer saves an activation as large as its parameter: 16 MB. The product keeps layers from being fused into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(ROWS, COLUMNS) for _ in range(LAYERS)])
+        self.register_buffer("mix", torch.eye(COLUMNS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales:
+            x = (x * scale) @ self.mix
+        return x.sum()
+
+
+@pytest.fixture(scope="module")
+def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wide") / "wide.aotpack"
+    report = aotpack.build(Wide(), (torch.zeros(ROWS, COLUMNS),), out=out, targets=("cpu", "portable"), methods=("train",))
+    assert report.saved_bytes["train"] >= (LAYERS - 1) * SIZE * 2**20
+    return out
+
+
+PEAK = """
+import json, sys
+import torch, aotpack_loader
+
+def resident(kind):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(kind))
+
+def peak_of(backward):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = resident("VmRSS")
+    backward()
+    return before, resident("VmHWM") - before, resident("VmRSS") - before
+
+torch.set_num_threads(1)
+model = aotpack_loader.load(sys.argv[1], backend=sys.argv[2])
+x = torch.zeros(16384, 256)
+start = resident("VmRSS")
+loss = model(x)
+forward = resident("VmRSS") - start
+keep = loss.detach().clone()
+before, peak, after = peak_of(loss.backward)
+print(json.dumps({"forward": forward, "peak": peak, "after": after}))
+"""
+
+
+@pytest.mark.parametrize("backend", ["cpu", "portable"])
+def test_saved_activations_are_freed_as_the_backward_uses_them(
+    wide_bundle: Path, fresh_process: FreshProcess, backend: str
+) -> None:
+    """The gradients take the place of the activations: the peak stays far below both together."""
+    saved = (LAYERS - 1) * SIZE  # the first activation is the input, the last is not needed
+    seen = fresh_process(PEAK, wide_bundle, backend, MALLOC_MMAP_THRESHOLD_="1048576", MALLOC_TRIM_THRESHOLD_="1048576")
+    assert seen["forward"] > 0.8 * saved, seen
+    # All gradients (as large as all that was saved) are there at the end; nothing that was saved is.
+    assert seen["peak"] < 0.5 * saved, seen
+    assert seen["after"] < 0.5 * saved, seen
+
+
+# ---------------------------------------------------------------- threads
+
+THREADS = """
+import json, sys, time
+import torch, aotpack_loader
+
+def others():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Threads"))
+
+model = aotpack_loader.load(sys.argv[1], backend="cpu")
+x = torch.randn(16384, 256)
+seen = []
+for threads in (1, 3):
+    torch.set_num_threads(threads)
+    model.zero_grad()
+    loss = model(x)
+    seen.append({"threads": others(), "loss": loss.item()})
+print(json.dumps(seen))
+"""
+
+
+def test_the_number_of_threads_is_chosen_at_run_time(wide_bundle: Path, fresh_process: FreshProcess) -> None:
+    one, three = fresh_process(THREADS, wide_bundle)
+    assert three["threads"] == one["threads"] + 2
+    assert three["loss"] == pytest.approx(one["loss"], rel=1e-3)
+
+
+# ---------------------------------------------------------------- several instruction sets
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpuinfo.best_x86_level() is None, reason="needs an x86-64 processor")
+def test_the_widest_instruction_set_that_fits_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [level for level, needed in cpuinfo.X86_LEVELS.items() if cpuinfo.features().issuperset(needed)]
+    out = tmp_path / "m"
+    aotpack.build(
+        lambda x: x.sin() + 1,
+        (torch.zeros(64),),
+        out=out,
+        targets=[f"cpu:{level}" for level in reversed(levels)],
+        methods=("infer",),
+    )
+    with Bundle.open(out) as bundle:
+        assert set(bundle.targets) == {f"cpu:{level}" for level in levels}
+        assert {m.platform.variant for m in bundle.manifests.values() if m.platform} == {level[-2:] for level in levels}
+    x = torch.randn(64)
+    for level in levels:
+        monkeypatch.setattr(cpuinfo, "features", lambda level=level: frozenset(cpuinfo.X86_LEVELS[level]))
+        loaded = aotpack.load(out)
+        assert loaded.aotpack.backend == f"cpu:{level}"
+        wider = levels[: levels.index(level)]
+        assert all("this processor lacks" in loaded.aotpack.rejected[f"cpu:{other}"] for other in wider)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), x.sin() + 1)
+    monkeypatch.setattr(cpuinfo, "features", frozenset)
+    with pytest.raises(aotpack.AotpackError, match="No target of this bundle can run here") as caught:
+        aotpack.load(out)
+    assert len(caught.value.problems) == len(levels)
+
+
+def test_code_compiled_for_a_level_uses_no_wider_vectors(digits_bundle: Path) -> None:
+    """The options that decide the instruction set are in the bundle."""
+    target: Any = next(t for t in Bundle.open(digits_bundle).targets.values() if t.kind == "aoti")
+    assert target.name == f"cpu:{target.instruction_set}"
+    assert set(target.cpu_features) <= cpuinfo.features()
+    assert json.loads(json.dumps(target.toolchain)) == target.toolchain

@@ -1,0 +1,137 @@
+"""What must not happen in a process that only loads: no compiler imported, nothing evaluated, nothing unpickled."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, FreshProcess
+from torch.nn import functional as F
+
+import aotpack
+import aotpack_loader
+from aotpack.targets.cpu import CpuTarget
+
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
+
+STEP = """
+import builtins, json, sys
+import torch
+before = set(sys.modules)
+import aotpack_loader
+import pickle, marshal
+for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (marshal, "loads"), (torch, "load")):
+    def refuse(*args, what=name, **options):
+        sys.exit(f"{what} was called")
+    if module is not marshal:  # the import system's own
+        setattr(module, name, refuse)
+for path, backend in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = aotpack_loader.load(path, backend=backend)
+    images, labels = torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])
+    model(images, labels)["loss"].backward()
+    model.eval()
+    with torch.no_grad():
+        model(images, labels)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.mark.parametrize("backend", ["cpu", "portable"])
+def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_process: FreshProcess, backend: str) -> None:
+    added = fresh_process(STEP, digits_bundle, backend)
+    heavy = [name for name in added if name in FORBIDDEN or name.startswith(tuple(f"{prefix}." for prefix in FORBIDDEN))]
+    assert heavy == []
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    """What Inductor's decompositions make operators of Inductor's own from: softmax, pooling, ranges, casts."""
+    scores = (x @ x.transpose(1, 2)).softmax(-1) + F.log_softmax(x @ x.transpose(1, 2), -1)
+    positions = torch.arange(x.shape[1], device=x.device).to(x.dtype)
+    pooled = F.max_pool2d(x.unsqueeze(1), 2)
+    return (scores @ x * positions[:, None]).double().sum() + F.dropout(pooled, 0.5).sum() + F.layer_norm(x, x.shape[-1:]).var()
+
+
+def test_portable_graphs_beside_native_code_need_no_compiler(
+    tmp_path: Path, fresh_process: FreshProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle's graphs are traced for its native target, and still every torch can run them."""
+    monkeypatch.setattr(CpuTarget, "_compile", lambda self, call, key: {"code": b"not code"})
+    example = torch.zeros(2, 4, 4, requires_grad=True)
+    aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
+    code = """
+        import json, sys
+        import torch
+        before = set(sys.modules)
+        import aotpack_loader
+        x = torch.arange(32.0).reshape(2, 4, 4).div(16).sin().requires_grad_()
+        torch.manual_seed(0)
+        out = aotpack_loader.load(sys.argv[1], backend="portable")(x)
+        out.backward()
+        print(json.dumps([sorted(set(sys.modules) - before), out.item(), x.grad.tolist()]))
+    """
+    added, value, gradient = fresh_process(code, tmp_path / "m")
+    assert [name for name in added if name.startswith(FORBIDDEN[:-1])] == []
+    x = torch.arange(32.0).reshape(2, 4, 4).div(16).sin().requires_grad_()
+    torch.manual_seed(0)
+    expected = attend(x)
+    expected.backward()
+    assert value == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(torch.tensor(gradient), x.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("package", ["aotpack", "aotpack_loader"])
+def test_importing_imports_no_torch(fresh_process: FreshProcess, package: str) -> None:
+    added = fresh_process(f"import json, sys, {package}; dir({package}); print(json.dumps(sorted(sys.modules)))")
+    assert package in added
+    assert "torch" not in added
+    assert "numpy" not in added
+
+
+def test_reading_documents_imports_no_torch(tiny_bundle: Path, fresh_process: FreshProcess) -> None:
+    code = """
+        import json, sys
+        from aotpack_loader.archive.bundle import Bundle
+        with Bundle.open(sys.argv[1]) as bundle:
+            bundle.verify()
+            for method in bundle.program.methods.values():
+                bundle.graph(method.forward)
+        print(json.dumps(sorted(sys.modules)))
+    """
+    assert "torch" not in fresh_process(code, tiny_bundle)
+
+
+def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: FreshProcess) -> None:
+    code = """
+        import importlib.util, json
+        names = ("model", "examples", "tests", "conftest", "support")
+        print(json.dumps([name for name in names if importlib.util.find_spec(name)]))
+    """
+    assert fresh_process(code) == []
+
+
+SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))
+BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
+BANNED_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "ctypes", "runpy", "subprocess"}
+BANNED_ATTRIBUTES = {("torch", "load"), ("torch", "compile"), ("os", "system"), ("torch", "jit"), ("torch", "package")}
+
+
+def test_the_loaders_sources_are_all_there() -> None:
+    assert len(SOURCES) > 25
+    assert SOURCES[0].resolve().is_relative_to(ROOT / "loader")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_loader_evaluates_and_unpickles_nothing(path: Path) -> None:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
+            found.append(f"{node.lineno}: {node.func.id}()")
+        elif isinstance(node, ast.Import):
+            found += [f"{node.lineno}: import {a.name}" for a in node.names if a.name.partition(".")[0] in BANNED_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in BANNED_MODULES:
+            found.append(f"{node.lineno}: from {node.module}")
+        elif isinstance(node, ast.Attribute) and (getattr(node.value, "id", ""), node.attr) in BANNED_ATTRIBUTES:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    assert found == []
