@@ -34,8 +34,11 @@ Dim = int | str
 """A size, stride or offset, in elements: an integer, or an expression over symbols (spec/expressions.md)."""
 
 
-class Document(Struct, frozen=True, omit_defaults=True):
-    """Base of all documents: immutable; unknown optional fields are ignored; defaults are not written."""
+class Document(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Base of all documents: immutable; unknown optional fields are ignored; defaults are not written.
+
+    Documents hold no cycles, so the garbage collector need not look at them (``gc``).
+    """
 
 
 # ---------------------------------------------------------------- OCI documents (image-spec 1.1)
