@@ -19,11 +19,19 @@ Compiled = Callable[[Environment], int]
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 100
+MAX_DIGITS = 19
+"""Of a number: enough for 64 bits."""
+UNDEFINED = (KeyError, ZeroDivisionError, OverflowError, RecursionError)
+"""What an expression that has no value raises when it is evaluated."""
+_LIMIT = 2**128
 
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_]*)|(//|==|!=|<=|>=|[-+*%(),<>]))")
-_SUMS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub}
-_PRODUCTS: dict[str, Callable[[int, int], int]] = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
-_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+_TOKEN = re.compile(r"[ \t\n\r]*(?:([0-9]+)|([A-Za-z_][A-Za-z0-9_]*)|(//|==|!=|<=|>=|[-+*%(),<>]))")
+_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -31,6 +39,10 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_OR, _AND, _NOT, _RELATION, _SUM, _PRODUCT = range(6)
+_RANKS = {"or": _OR, "and": _AND, "+": _SUM, "-": _SUM, "*": _PRODUCT, "//": _PRODUCT, "%": _PRODUCT}
+_RANKS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), _RELATION)
+"""How tightly an operator binds."""
 _CALLS: dict[str, Callable[..., int]] = {"max": max, "min": min}
 _WORDS = frozenset({"and", "or", "not", *_CALLS})
 
@@ -42,20 +54,24 @@ def parse(text: str) -> Compiled:
     Raises:
         CorruptBundleError: not an expression of the grammar, or longer or deeper than any compiler writes.
     """
-    return _Parser(text).run()
+    parser = _Parser(text)
+    try:
+        return parser.run()
+    except RecursionError as error:  # little of the stack was left
+        raise parser.error("it is nested too deeply") from error
 
 
 def evaluate(size: int | str, environment: Environment) -> int:
     """The value of a size.
 
     Raises:
-        CorruptBundleError: a symbol the environment lacks, or a division by zero.
+        CorruptBundleError: a symbol the environment lacks, a division by zero, or a value beyond all sizes.
     """
     if isinstance(size, int):
         return size
     try:
         return parse(size)(environment)
-    except (KeyError, ZeroDivisionError) as error:
+    except UNDEFINED as error:
         raise CorruptBundleError(f"The expression {size!r} cannot be evaluated: {error!r}.") from error
 
 
@@ -65,7 +81,7 @@ def symbols(text: str) -> frozenset[str]:
 
 
 class _Parser:
-    """Recursive descent over a list of tokens; one method a level of precedence."""
+    """Precedence climbing over a list of tokens: a level of nesting costs few frames of the stack, a long sum none."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
@@ -77,16 +93,17 @@ class _Parser:
 
     def _split(self, text: str) -> list[str]:
         tokens, at = [], 0
-        stripped = text.rstrip()
+        stripped = text.rstrip(" \t\n\r")
         while at < len(stripped):
             match = _TOKEN.match(stripped, at)
             if match is None:
-                raise self._error(f"unexpected {stripped[at]!r} at character {at}")
+                raise self.error(f"unexpected {stripped[at]!r} at character {at}")
             tokens.append(match.group(match.lastindex or 0))
             at = match.end()
         return tokens
 
-    def _error(self, message: str) -> CorruptBundleError:
+    def error(self, message: str) -> CorruptBundleError:
+        """The refusal of the text."""
         shown = self.text if len(self.text) <= 200 else self.text[:200] + "…"
         return CorruptBundleError(f"The expression {shown!r} is not valid: {message}.")
 
@@ -100,95 +117,106 @@ class _Parser:
 
     def _expect(self, token: str) -> None:
         if self._take() != token:
-            raise self._error(f"expected {token!r}")
+            raise self.error(f"expected {token!r}")
 
     def run(self) -> Compiled:
-        result = self._disjunction()
+        result = self._expression(_OR)
         if self._peek():
-            raise self._error(f"unexpected {self._peek()!r}")
+            raise self.error(f"unexpected {self._peek()!r}")
         return result
 
-    def _disjunction(self) -> Compiled:
+    def _expression(self, least: int) -> Compiled:
+        """An expression of operators that bind at least as tightly as ``least``."""
+        if least <= _NOT and self._peek() == "not":
+            self._take()
+            left = _negated(self._expression(_RELATION))
+        else:
+            left = self._operand()
+        while (rank := _RANKS.get(self._peek(), -1)) >= least:
+            functions: list[Callable[[int, int], int]] = []
+            operands = [left]
+            while _RANKS.get(self._peek()) == rank:
+                if rank == _RELATION and functions:
+                    raise self.error(f"unexpected {self._peek()!r}")
+                functions.append(_FUNCTIONS.get(self._take(), operator.add))
+                operands.append(self._expression(rank + 1))
+            left = _JOINS[rank](functions, operands)
+        return left
+
+    def _operand(self) -> Compiled:
+        token, negative = self._take(), False
+        while token == "-":
+            token, negative = self._take(), not negative
+        if token == "(":
+            (result,) = self._nested(separator="")
+        elif token in _CALLS:
+            self._expect("(")
+            result = _call(_CALLS[token], self._nested(separator=","))
+        elif token.isdigit():
+            result = self._number(token)
+        elif token in _WORDS or not (token[:1].isalpha() or token[:1] == "_"):
+            raise self.error(f"expected a number, a symbol or '(' but found {token or 'the end'!r}")
+        else:
+            result = operator.itemgetter(token)
+        return (lambda env: -result(env)) if negative else result
+
+    def _nested(self, separator: str) -> list[Compiled]:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise self._error("it is nested too deeply")
-        result = self._conjunction()
-        while self._peek() == "or":
+            raise self.error("it is nested too deeply")
+        found = [self._expression(_OR)]
+        while separator and self._peek() == separator:
             self._take()
-            result = _either(result, self._conjunction())
-        self.depth -= 1
-        return result
-
-    def _conjunction(self) -> Compiled:
-        result = self._negation()
-        while self._peek() == "and":
-            self._take()
-            result = _both(result, self._negation())
-        return result
-
-    def _negation(self) -> Compiled:
-        if self._peek() != "not":
-            return self._relation()
-        self._take()
-        inner = self._relation()
-        return lambda env: int(not inner(env))
-
-    def _relation(self) -> Compiled:
-        left = self._binary(_SUMS, lambda: self._binary(_PRODUCTS, self._unary))
-        compare = _RELATIONS.get(self._peek())
-        if compare is None:
-            return left
-        self._take()
-        right = self._binary(_SUMS, lambda: self._binary(_PRODUCTS, self._unary))
-        return lambda env: int(compare(left(env), right(env)))
-
-    def _binary(self, operators: Mapping[str, Callable[[int, int], int]], operand: Callable[[], Compiled]) -> Compiled:
-        result = operand()
-        while self._peek() in operators:
-            function = operators[self._take()]
-            result = _apply(function, result, operand())
-        return result
-
-    def _unary(self) -> Compiled:
-        negative = False
-        while self._peek() == "-":
-            self._take()
-            negative = not negative
-        inner = self._atom()
-        return (lambda env: -inner(env)) if negative else inner
-
-    def _atom(self) -> Compiled:
-        token = self._take()
-        if token == "(":
-            inner = self._disjunction()
-            self._expect(")")
-            return inner
-        if token.isdigit():
-            value = int(token)
-            return lambda env: value
-        if token in _CALLS:
-            return self._call(_CALLS[token])
-        if token and (token[0].isalpha() or token[0] == "_") and token not in _WORDS:
-            return lambda env: env[token]
-        raise self._error(f"expected a number, a symbol or '(' but found {token or 'the end'!r}")
-
-    def _call(self, function: Callable[..., int]) -> Compiled:
-        self._expect("(")
-        arguments = [self._disjunction()]
-        while self._peek() == ",":
-            self._take()
-            arguments.append(self._disjunction())
+            found.append(self._expression(_OR))
         self._expect(")")
-        return lambda env: function([argument(env) for argument in arguments])
+        self.depth -= 1
+        return found
+
+    def _number(self, digits: str) -> Compiled:
+        if len(digits.lstrip("0")) > MAX_DIGITS:
+            raise self.error(f"a number of more than {MAX_DIGITS} digits")
+        value = int(digits.lstrip("0") or "0")
+        return lambda env: value
 
 
-def _apply(function: Callable[[int, int], int], left: Compiled, right: Compiled) -> Compiled:
-    return lambda env: function(left(env), right(env))
+def _fold(functions: list[Callable[[int, int], int]], operands: list[Compiled]) -> Compiled:
+    """Sums and products, from the left."""
+    left, right, *others = operands
+    function, *further = functions
+    if not others:
+        return lambda env: function(left(env), right(env))
+    rest = list(zip(further, others, strict=True))
+
+    def run(env: Environment) -> int:
+        value = function(left(env), right(env))
+        for apply, operand in rest:
+            value = apply(value, operand(env))
+            if not -_LIMIT < value < _LIMIT:
+                raise OverflowError("beyond all sizes")
+        return value
+
+    return run
 
 
-def _both(left: Compiled, right: Compiled) -> Compiled:
-    return lambda env: int(bool(left(env)) and bool(right(env)))
+def _compare(functions: list[Callable[[int, int], int]], operands: list[Compiled]) -> Compiled:
+    (compare,), (left, right) = functions, operands
+    return lambda env: int(compare(left(env), right(env)))
 
 
-def _either(left: Compiled, right: Compiled) -> Compiled:
-    return lambda env: int(bool(left(env)) or bool(right(env)))
+def _all(functions: object, operands: list[Compiled]) -> Compiled:
+    return lambda env: int(all(operand(env) for operand in operands))
+
+
+def _any(functions: object, operands: list[Compiled]) -> Compiled:
+    return lambda env: int(any(operand(env) for operand in operands))
+
+
+_JOINS = {_OR: _any, _AND: _all, _RELATION: _compare, _SUM: _fold, _PRODUCT: _fold}
+
+
+def _negated(inner: Compiled) -> Compiled:
+    return lambda env: int(not inner(env))
+
+
+def _call(function: Callable[..., int], operands: list[Compiled]) -> Compiled:
+    return lambda env: function([operand(env) for operand in operands])
