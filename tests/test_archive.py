@@ -166,8 +166,8 @@ def test_every_dtype(tmp_path: Path, layout: Any) -> None:
         data = bytearray(generator.choices(range(2 if dtype == "bool" else 256), k=6 * item))
         for name, tensor in (
             (dtype, torch.frombuffer(data, dtype=getattr(torch, dtype)).reshape(2, 3)),
-            (f"{dtype}.empty", torch.empty(3, 0, dtype=getattr(torch, dtype))),
-            (f"{dtype}.scalar", torch.frombuffer(data[:item], dtype=getattr(torch, dtype)).reshape(())),
+            (f"{dtype}_empty", torch.empty(3, 0, dtype=getattr(torch, dtype))),
+            (f"{dtype}_scalar", torch.frombuffer(data[:item], dtype=getattr(torch, dtype)).reshape(())),
         ):
             tensors.append((name, tensor))
             stride = list(tensor.stride())

@@ -36,6 +36,13 @@ from .layout import Layout, open_layout
 from .weights import WeightMap
 
 _CODE_PREFIX = "application/vnd.aotpack.code."
+_KINDS = {
+    "a graph": (media_types.GRAPH,),
+    "weights": (media_types.WEIGHTS,),
+    "a self-test": (media_types.SELF_TEST,),
+    "a list of fallbacks": (media_types.CODE_FALLBACKS,),
+    "aoti code": (media_types.CODE_AOTI,),
+}
 _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
 
 
@@ -67,7 +74,7 @@ class Bundle:
         self._layout = layout
         self._index = _bundle_index_descriptor(layout)
         index = decode(layout.read(self._index), ImageIndex, where="bundle index")
-        if index.artifact_type != media_types.BUNDLE:
+        if index.artifact_type != media_types.BUNDLE or index.media_type not in ("", media_types.OCI_INDEX):
             raise NotABundleError(f"{layout.path!r} is an OCI image layout, but not of an aotpack bundle.")
         manifests = [_manifest(layout, descriptor) for descriptor in index.manifests]
         self._config = _common_config(manifests)
@@ -132,8 +139,6 @@ class Bundle:
         """
         found = self._graphs.get(descriptor.digest)
         if found is None:
-            if descriptor.media_type != media_types.GRAPH:
-                raise CorruptBundleError(f"{descriptor.digest} is a {descriptor.media_type}, not a graph.")
             found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
             validate_graph(found, descriptor.digest)
             self._graphs[descriptor.digest] = found
@@ -167,9 +172,12 @@ class Bundle:
         """
         return self._layout.read(descriptor)
 
-    def weights(self) -> WeightMap:
-        """Return a new mapping of the program's weights: what is written to it, no other mapping sees."""
-        return WeightMap(self._layout, self._program.weights)
+    def weights(self, *, blank: bool = False) -> WeightMap:
+        """Return a new mapping of the program's weights: what is written to it, no other mapping sees.
+
+        With ``blank`` the tensors are alike but uninitialised: no stored element is read.
+        """
+        return WeightMap(self._layout, self._program.weights, blank=blank)
 
     def self_test(self) -> WeightMap | None:
         """Return the stored tensors of the program's self-test, if it has one."""
@@ -244,6 +252,8 @@ def _bundle_index_descriptor(layout: Layout) -> Descriptor:
         raise NotABundleError(
             f"{layout.path!r} is an OCI image layout of {len(top.manifests)} images; a bundle has exactly one index."
         )
+    if top.media_type not in ("", media_types.OCI_INDEX):
+        raise NotABundleError(f"index.json of {layout.path!r} is a {top.media_type}, not an OCI image index.")
     (descriptor,) = top.manifests
     # Tools that copy layouts (skopeo) drop artifactType here; the bundle index itself always states it.
     if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
@@ -306,28 +316,29 @@ def _target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> Targe
 
 
 def _check_references(program: Program, found: TargetManifest) -> None:
-    """Every blob that a program or target refers to is a layer of its manifest: a pull fetches these only."""
+    """Every blob that a program or target refers to is of its kind (D4), and a layer of its manifest: a pull fetches these only."""
     layers = {(layer.digest, layer.size, layer.media_type) for layer in found.manifest.layers}
-    problems = [
-        Problem(where, f"{descriptor.digest} is not a layer of target {found.target.name!r}")
-        for where, descriptor in _references(program, found.target)
-        if (descriptor.digest, descriptor.size, descriptor.media_type) not in layers
-    ]
+    problems = []
+    for where, descriptor, kind in _references(program, found.target):
+        if descriptor.media_type not in _KINDS.get(kind, (descriptor.media_type,)):
+            problems.append(Problem(where, f"{descriptor.digest} is a {descriptor.media_type}, not {kind}"))
+        elif (descriptor.digest, descriptor.size, descriptor.media_type) not in layers:
+            problems.append(Problem(where, f"{descriptor.digest} is not a layer of target {found.target.name!r}"))
     if problems:
-        raise CorruptBundleError("The bundle refers to blobs that its manifest does not list.", problems)
+        raise CorruptBundleError("The bundle refers to blobs of another kind, or that its manifest does not list.", problems)
 
 
-def _references(program: Program, target: Target) -> Iterator[tuple[str, Descriptor]]:
-    """Yield (path, descriptor) for every blob that running ``program`` on ``target`` may need."""
+def _references(program: Program, target: Target) -> Iterator[tuple[str, Descriptor, str]]:
+    """Yield (path, descriptor, kind) for every blob that running ``program`` on ``target`` may need."""
     for name, method in program.methods.items():
-        yield f"program.methods.{name}.forward", method.forward
+        yield f"program.methods.{name}.forward", method.forward, "a graph"
         if method.backward is not None:
-            yield f"program.methods.{name}.backward.graph", method.backward.graph
+            yield f"program.methods.{name}.backward.graph", method.backward.graph, "a graph"
     for position, weights in enumerate(program.weights):
-        yield f"program.weights[{position}]", weights
+        yield f"program.weights[{position}]", weights, "weights"
     if program.self_test is not None:
-        yield "program.self_test", program.self_test
+        yield "program.self_test", program.self_test, "a self-test"
     for name, executable in target.executables.items():
-        yield f"target.executables.{name}.code", executable.code
+        yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:
-            yield f"target.executables.{name}.fallbacks", executable.fallbacks
+            yield f"target.executables.{name}.fallbacks", executable.fallbacks, "a list of fallbacks"

@@ -15,6 +15,7 @@ import os
 import stat
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -126,27 +127,24 @@ def open_layout(path: str | os.PathLike[str]) -> Layout:
 class _TarLayout(Layout):
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
+        self._handle = handle
         size = os.fstat(handle).st_size
         _refuse_foreign(path, os.pread(handle, tar.BLOCK, 0))
         try:
-            # Read only: training writes to the private mappings of map() alone, so that verify() still sees the file.
-            self._data = memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
+            data = memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             raise BundleError(f"The bundle {path!r} cannot be mapped: {error}.") from error
-        self._entries = tar.scan(self._data)
-        marker = bytes(self._file("oci-layout", _MAX_MARKER_BYTES)) if "oci-layout" in self._entries else None
+        self._entries = tar.scan(data)
+        marker = self._file("oci-layout", _MAX_MARKER_BYTES) if "oci-layout" in self._entries else None
         _check_marker(path, marker)
-        self._handle = handle
         self._finalizer = weakref.finalize(self, os.close, handle)
 
     def read_index(self) -> bytes:
-        return bytes(self._file("index.json", MAX_INDEX_BYTES))
+        return self._file("index.json", MAX_INDEX_BYTES)
 
     def read(self, descriptor: Descriptor) -> memoryview:
         start, stop = self._bounds(descriptor)
-        view = self._data[start:stop]
-        digest.check(view, descriptor)
-        return view
+        return _checked(self._handle, start, stop, descriptor)
 
     def map(self, descriptor: Descriptor) -> memoryview:
         start, stop = self._bounds(descriptor)
@@ -154,7 +152,7 @@ class _TarLayout(Layout):
         return _map_private(self._handle, stop - base, base)[start - base :]
 
     def verify(self, descriptor: Descriptor) -> None:
-        self.read(descriptor)  # mapped, so hashing all of it holds no memory
+        _verify(self._handle, *self._bounds(descriptor), descriptor)
 
     def close(self) -> None:
         self._finalizer()
@@ -168,13 +166,13 @@ class _TarLayout(Layout):
         digest.check_size(bounds[1] - bounds[0], descriptor)
         return bounds
 
-    def _file(self, name: str, limit: int) -> memoryview:
+    def _file(self, name: str, limit: int) -> bytes:
         bounds = self._entries.get(name)
         if bounds is None:
             raise CorruptBundleError(f"The bundle {self.path!r} has no {name}.")
         if bounds[1] - bounds[0] > limit:
             raise CorruptBundleError(f"{name} of the bundle is larger than {limit} bytes.")
-        return self._data[bounds[0] : bounds[1]]
+        return _read(self._handle, *bounds)
 
 
 class _DirectoryLayout(Layout):
@@ -197,12 +195,9 @@ class _DirectoryLayout(Layout):
     def read(self, descriptor: Descriptor) -> memoryview:
         handle = self._open_blob(descriptor)
         try:
-            # A copy, not a mapping: what is parsed is what was hashed, even if the file changes meanwhile.
-            data = _read_all(handle, descriptor.size)
+            return _checked(handle, 0, descriptor.size, descriptor)
         finally:
             os.close(handle)
-        digest.check(data, descriptor)
-        return memoryview(data)
 
     def map(self, descriptor: Descriptor) -> memoryview:
         handle = self._open_blob(descriptor)
@@ -213,15 +208,10 @@ class _DirectoryLayout(Layout):
 
     def verify(self, descriptor: Descriptor) -> None:
         handle = self._open_blob(descriptor)
-        hasher = hashlib.sha256()
         try:
-            while chunk := os.read(handle, _CHUNK):
-                hasher.update(chunk)
+            _verify(handle, 0, descriptor.size, descriptor)
         finally:
             os.close(handle)
-        found = digest.PREFIX + hasher.hexdigest()
-        if found != descriptor.digest:
-            raise digest.bad_blob(descriptor, f"its content has digest {found}")
 
     def close(self) -> None:
         self._finalizer()
@@ -248,7 +238,7 @@ class _DirectoryLayout(Layout):
             size = os.fstat(handle).st_size
             if size > limit:
                 raise CorruptBundleError(f"{name} of the bundle is larger than {limit} bytes.")
-            return _read_all(handle, size)
+            return _read(handle, 0, size)
         finally:
             os.close(handle)
 
@@ -276,13 +266,32 @@ class _DirectoryLayout(Layout):
         return handle
 
 
-def _read_all(handle: int, size: int) -> bytes:
-    """Read ``size`` bytes, fewer if the file has shrunk since its size was taken."""
-    chunks = []
-    while size > 0 and (chunk := os.read(handle, size)):
-        chunks.append(chunk)
-        size -= len(chunk)
+def _chunks(handle: int, start: int, stop: int, length: int) -> Iterator[bytes]:
+    """The bytes ``[start, stop)`` of a file, fewer if it has shrunk since its size was taken. Other readers do not disturb."""
+    while start < stop and (chunk := os.pread(handle, min(length, stop - start), start)):
+        yield chunk
+        start += len(chunk)
+
+
+def _read(handle: int, start: int, stop: int) -> bytes:
+    chunks = list(_chunks(handle, start, stop, stop - start))
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _checked(handle: int, start: int, stop: int, descriptor: Descriptor) -> memoryview:
+    """A copy, not a mapping: what is parsed is what was hashed, even if the file changes meanwhile."""
+    data = _read(handle, start, stop)
+    digest.check(data, descriptor)
+    return memoryview(data)
+
+
+def _verify(handle: int, start: int, stop: int, descriptor: Descriptor) -> None:
+    hasher = hashlib.sha256()
+    for chunk in _chunks(handle, start, stop, _CHUNK):
+        hasher.update(chunk)
+    found = digest.PREFIX + hasher.hexdigest()
+    if found != descriptor.digest:
+        raise digest.bad_blob(descriptor, f"its content has digest {found}")
 
 
 def _map_private(handle: int, length: int, offset: int) -> memoryview:

@@ -90,11 +90,13 @@ class WeightMap:
     """The stored tensors of some weight blobs, by name. A blob is mapped when the first tensor is asked for.
 
     Views of one stored tensor share memory; two maps of one bundle do not. Tensors outlive the map and its layout.
+    With ``blank`` they are the same but for their elements, which are whatever memory holds.
     """
 
-    def __init__(self, layout: Layout, descriptors: Sequence[Descriptor]) -> None:
+    def __init__(self, layout: Layout, descriptors: Sequence[Descriptor], *, blank: bool = False) -> None:
         self._layout = layout
         self._descriptors = tuple(descriptors)
+        self._blank = blank
         self._stored: dict[str, tuple[StoredTensor, memoryview]] | None = None
         self._bases: dict[str, torch.Tensor] = {}
 
@@ -127,7 +129,8 @@ class WeightMap:
                 return torch.empty_strided(tuple(entry.shape), tuple(entry.stride), dtype=dtype)
             base = self._bases.get(entry.storage)
             if base is None:
-                base = self._bases[entry.storage] = torch.frombuffer(data, dtype=dtype)
+                base = torch.empty(length, dtype=dtype) if self._blank else torch.frombuffer(data, dtype=dtype)
+                self._bases[entry.storage] = base
             if base.dtype != dtype:
                 raise _bad(entry.storage, f"it is used both as {base.dtype} and as {dtype}")
             # .data: a tensor of its own, not a view that autograd would track to its base.
