@@ -78,7 +78,7 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
     expected = attend(x)
     expected.backward()
     assert value == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(torch.tensor(gradient), x.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(gradient), x.grad, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("package", ["aotpack", "aotpack_loader"])
