@@ -19,6 +19,12 @@ import sys
 import time
 from typing import Any
 
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "sympy", "triton", "aotpack")
+"""What a bundle must not import."""
+
+imported: list[float] = []
+"""When the loader had been imported."""
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -57,9 +63,10 @@ def user_model(spec: str) -> Any:
 
 def make(options: argparse.Namespace) -> Any:
     if options.kind == "bundle":
-        import aotpack_loader
+        from aotpack_loader import load
 
-        return aotpack_loader.load(options.bundle, backend=options.backend, trust=options.trust)
+        imported.append(time.perf_counter())
+        return load(options.bundle, backend=options.backend, trust=options.trust)
     model = user_model(options.model)
     if options.kind == "eager":
         return model
@@ -98,12 +105,12 @@ def main() -> None:
     args, kwargs = torch.load(options.inputs, weights_only=True)
     before = set(sys.modules)
 
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     model = make(options)
     ready = time.perf_counter()
     loss = loss_of(model(*args, **kwargs))
     loss.backward()
-    first_step = time.perf_counter()
+    first_step, first_step_cpu = time.perf_counter(), time.process_time()
 
     added = set(sys.modules) - before
     parameters = list(model.parameters())
@@ -124,9 +131,12 @@ def main() -> None:
         "t_from_import_to_first_step": first_step - begin,
         "t_make": ready - begin,
         "t_first_step": first_step - ready,
-        "t_step_median": statistics.median(times[options.warmup :]),
+        "t_import": imported[0] - begin if imported else None,
+        "cpu_from_import_to_first_step": first_step_cpu - begin_cpu,
+        "t_step_median": statistics.median(times[options.warmup :]) if options.iterations else None,
         "iterations": options.iterations,
         "modules_added": len(added),
+        "compiler_modules_added": sum(name.startswith(COMPILERS) and not name.startswith("aotpack_") for name in added),
         "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "loss": loss.item(),
     }

@@ -1,0 +1,39 @@
+"""What a result was measured on: every results file says it. Imports nothing heavy, so that any script can use it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "aotpack", "aotpack-loader")
+
+
+def provenance(threads: int | None = None) -> dict[str, Any]:
+    """Machine, versions, date and load; ``threads`` is what the figures were measured with."""
+    return {
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
+        | ({} if threads is None else {"threads": threads}),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"

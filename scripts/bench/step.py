@@ -1,0 +1,119 @@
+"""Step times of eager, ``torch.compile`` and bundles, side by side in one process; ``run.py`` starts this file.
+
+A step is forward, backward and dropping the gradients. Every contender has a model of its own with the same weights.
+Rounds alternate between the contenders, and every other round goes through them backwards, so that what else the
+machine does meets all of them alike. A round's figure is the median of its steps; a contender's, the median of its
+rounds; a ratio, the median of the rounds' ratios.
+
+    step.py --model model.py --inputs inputs.pt --bundle cpu=m.aotpack --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from contender import loss_of, user_model
+
+Step = Callable[[], None]
+REFERENCE = "compile"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--inputs", required=True)
+    parser.add_argument("--bundle", action="append", default=[], metavar="NAME=PATH", help="NAME is the target's")
+    parser.add_argument("--trust")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each contender in each round")
+    parser.add_argument("--dynamic", action="store_true", help="torch.compile takes the inputs' first dimension as dynamic")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    args, kwargs = torch.load(options.inputs, weights_only=True)
+    steps = {name: step_of(model, args, kwargs) for name, model in contenders(options, args, kwargs).items()}
+    found = alternate(steps, options.rounds, options.seconds)
+    print(json.dumps({"threads": torch.get_num_threads(), "rounds": options.rounds, **found}))
+
+
+def contenders(options: argparse.Namespace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.nn.Module]:
+    torch.manual_seed(0)
+    models = {"eager": user_model(options.model)}
+    state = models["eager"].state_dict()
+    if options.dynamic:
+        for tensor in [*args, *kwargs.values()]:
+            torch._dynamo.mark_dynamic(tensor, 0)
+    compiled = user_model(options.model)
+    models[REFERENCE] = torch.compile(compiled)
+    for word in options.bundle:
+        import aotpack_loader
+
+        name, _, path = word.partition("=")
+        models[name] = aotpack_loader.load(path, backend=name, trust=options.trust)
+    compiled.load_state_dict(state)
+    for name, model in models.items():
+        if name not in ("eager", REFERENCE):
+            model.load_state_dict(state)
+    return models
+
+
+def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        loss_of(model(*args, **kwargs)).backward()
+
+    return step
+
+
+def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, Any]:
+    counts = {}
+    for name, step in steps.items():
+        for _ in range(5):
+            step()
+        once = statistics.median(timed(step) for _ in range(7))
+        counts[name] = max(3, int(seconds / once))
+    medians: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name in list(steps) if number % 2 == 0 else reversed(steps):
+            step = steps[name]
+            step()  # what the contender before left in the caches
+            medians[name].append(statistics.median(timed(step) for _ in range(counts[name])))
+    ratios = {
+        name: [one / other for one, other in zip(values, medians[REFERENCE], strict=True)] for name, values in medians.items()
+    }
+    return {
+        "seconds": {name: statistics.median(values) for name, values in medians.items()},
+        "best_seconds": {name: min(values) for name, values in medians.items()},
+        "ratio_to_compile": {name: statistics.median(values) for name, values in ratios.items()},
+        "ratio_range": {name: [min(values), max(values)] for name, values in ratios.items()},
+        "steps_per_round": counts,
+    }
+
+
+def timed(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
