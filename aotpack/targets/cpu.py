@@ -171,7 +171,7 @@ def _to_carrier(graph: torch.fx.Graph, node: Node) -> torch.Tensor:
     size = node.meta["val"]
     mode = compat.fake_mode_of(graph)
     with mode:
-        carrier = torch.empty((size, 0))
+        carrier = torch.empty((size, 0), dtype=torch.float32, device="cpu")
     with graph.inserting_before(node):
         placeholder = graph.placeholder(f"{node.name}_carrier")
     placeholder.meta["val"] = carrier

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotpack_loader.errors import BuildError, Problem, UnsupportedError
+from aotpack_loader.devices import operators
+from aotpack_loader.errors import BuildError, BundleError, Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from ..bundle import BlobStore, TargetEntry
@@ -28,12 +29,20 @@ class PortableTarget:
         """None: eager's own operators are the fastest to interpret, and draw eager's random numbers."""
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
-        problems = [
-            Problem(item.key, f"calls {node.op}")
-            for item in graphs
-            for node in item.graph.nodes
-            if node.op.startswith("higher_order.")
-        ]
+        names = {node.op: item.key for item in reversed(graphs) for node in item.graph.nodes}
+        problems = [Problem(key, message) for name, key in names.items() if (message := _refusal(name))]
         if problems:
-            raise UnsupportedError("The portable target cannot run higher-order operators.", problems)
+            raise UnsupportedError("The portable target cannot run operators that this model uses.", problems)
         return TargetEntry(schema.Target(name=self.name, kind="portable", device="any"), None, [])
+
+
+def _refusal(name: str) -> str:
+    """Why a loader would not run the operator called ``name``, or nothing."""
+    space = name.partition(".")[0]
+    if space == "higher_order":
+        return f"calls {name}, a higher-order operator"
+    try:
+        operators.resolve(name, declared=(space,))
+    except BundleError as error:
+        return error.summary
+    return ""

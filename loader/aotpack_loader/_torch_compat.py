@@ -30,6 +30,11 @@ def is_plain_tensor(value: Any) -> bool:
     return kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer
 
 
+def is_dispatched(operator: torch._ops.OpOverload) -> bool:
+    """Whether torch's dispatcher has the operator, rather than TorchScript's interpreter alone."""
+    return torch._C._dispatch_has_kernel(operator.name())
+
+
 def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """Open an unpacked AOTInductor package; the runner takes ownership of the inputs it is given."""
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run

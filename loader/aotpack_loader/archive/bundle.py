@@ -316,7 +316,7 @@ def _target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> Targe
 
 
 def _check_references(program: Program, found: TargetManifest) -> None:
-    """Every blob that a program or target refers to is of its kind (D4), and a layer of its manifest: a pull fetches these only."""
+    """Every blob that is referred to is of its kind (D4), and a layer of the target's manifest: a pull fetches those only."""
     layers = {(layer.digest, layer.size, layer.media_type) for layer in found.manifest.layers}
     problems = []
     for where, descriptor, kind in _references(program, found.target):

@@ -5,19 +5,25 @@ Only :mod:`aotpack_loader.trust` decides whether they may run; nothing here is r
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from .._torch_compat import aoti_runner
+from ..archive import digest
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError, TargetError
+from ..errors import AotpackError, CorruptBundleError, TargetError
 from ..format import schema
+
+_MODEL: Final = Path("data", "aotinductor", "model")
+_METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 
 
 class AotiExecutable:
@@ -29,20 +35,27 @@ class AotiExecutable:
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
         self._inputs = None if plain else inputs
         self._outputs = None if outputs == list(range(len(outputs))) else outputs
+        self._count = max(outputs, default=-1) + 1
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Run the code on ``inputs`` (emptied) and return the graph's outputs."""
+        """Run the code on ``inputs`` (emptied) and return the graph's outputs.
+
+        Raises:
+            CorruptBundleError: the code returns fewer values than the target says.
+        """
         arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
         if arguments is not inputs:
             inputs.clear()
         results = self._run(arguments)
         arguments.clear()
+        if len(results) < self._count:
+            raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._count}.")
         return results if self._outputs is None else [results[position] for position in self._outputs]
 
 
 def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -> torch.Tensor:
     value = inputs[item.index]
-    return torch.empty((value, 0)) if isinstance(item, schema.SizeCarrier) else value
+    return torch.empty((value, 0), dtype=torch.float32, device="cpu") if isinstance(item, schema.SizeCarrier) else value
 
 
 class AotiDevice:
@@ -63,9 +76,9 @@ class AotiDevice:
         executable = self._target.executables.get(key)
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
-        package = _package(self._bundle.code(executable.code), self._fallbacks(executable))
+        library = self._bundle.code(executable.code)
         try:
-            return AotiExecutable(package, executable)
+            return AotiExecutable(_package(library, self._fallbacks(executable)), executable)
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",
@@ -80,23 +93,55 @@ class AotiDevice:
 def _package(library: Path, fallbacks: bytes | None) -> Path:
     """The directory form in which torch's runner takes a library, beside the library in the cache.
 
-    Made under another name and renamed, so that concurrent processes see all of it or nothing.
+    Made under another name and renamed, so that concurrent processes see all of it or nothing. One that is there already is
+    used only if it holds the very library that was checked just now, and these fallbacks.
     """
-    package = library.with_suffix(".package")
-    if package.is_dir():
-        return package
-    made = Path(tempfile.mkdtemp(dir=library.parent, prefix=".package-"))
-    model = made / "data" / "aotinductor" / "model"
-    model.mkdir(parents=True)
-    os.link(library, model / "code.wrapper.so")
-    metadata = json.dumps({"AOTI_DEVICE_KEY": "cpu"})
-    (model / "code.wrapper_metadata.json").write_text(metadata)
+    texts = {"code.wrapper_metadata.json": _METADATA}
     if fallbacks is not None:
-        (model / "code.wrapper.json").write_bytes(fallbacks)
+        texts["code.wrapper.json"] = fallbacks
+    key = digest.sha256(b"".join([library.stem.encode(), *texts.values()]))
+    package = library.with_name(f"{digest.hex_part(key)}.package")
     try:
-        made.rename(package)
-    except OSError:
-        shutil.rmtree(made)
-        if not package.is_dir():
-            raise
+        if not _is_package(package, library, texts):
+            made = _make_package(library, texts)
+            aside = made.with_suffix(".old")
+            try:
+                made.rename(package)
+            except OSError:
+                if not _is_package(package, library, texts):  # damaged; else another process was faster
+                    package.rename(aside)
+                    made.rename(package)
+            for leftover in (made, aside):
+                shutil.rmtree(leftover, ignore_errors=True)
+    except OSError as error:
+        raise AotpackError(
+            f"Compiled code cannot be laid out in {package}: {error.strerror}.",
+            hint="Set AOTPACK_CACHE to a directory with enough space.",
+        ) from error
     return package
+
+
+def _is_package(package: Path, library: Path, texts: Mapping[str, bytes]) -> bool:
+    try:
+        code = package / _MODEL / "code.wrapper.so"
+        if not code.samefile(library) and not filecmp.cmp(code, library, shallow=False):
+            return False
+        return all((package / _MODEL / name).read_bytes() == data for name, data in texts.items())
+    except FileNotFoundError:
+        return False
+
+
+def _make_package(library: Path, texts: Mapping[str, bytes]) -> Path:
+    made = Path(tempfile.mkdtemp(dir=library.parent, prefix=".package-"))
+    try:
+        (made / _MODEL).mkdir(parents=True)
+        for name, data in texts.items():
+            (made / _MODEL / name).write_bytes(data)
+        try:
+            os.link(library, made / _MODEL / "code.wrapper.so")
+        except OSError:  # a file system without links, or with a limit on them
+            shutil.copy(library, made / _MODEL / "code.wrapper.so")
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return made

@@ -21,6 +21,11 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
+def system() -> str:
+    """The machine's operating system in OCI's spelling: ``linux``, ``darwin``, ``windows``."""
+    return platform.system().lower()
+
+
 @cache
 def features() -> frozenset[str]:
     """Flags of the first processor; empty where the system does not tell."""

@@ -1,7 +1,8 @@
 """Names of operators and literals in a graph, to what this process has for them.
 
-Only mathematics is reachable: ATen's and prims' operators less the few that touch files, processes or raw memory, the format's
-own built-ins, and namespaces that the program declares and the caller has registered.
+Only mathematics is reachable: ATen's and prims' functional operators less those that trust their arguments blindly or touch
+more than them, the format's own built-ins, and namespaces of others that the program declares and the caller agreed to. This
+narrows what an unknown bundle can do; it is no sandbox (spec/security.md).
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from ..errors import CorruptBundleError, UnsupportedVersionError
+from .._torch_compat import is_dispatched
+from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from ..format import schema
 
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -44,7 +46,49 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "floor": math.floor,
     "trunc": math.trunc,
 }
-"""Operations on sizes and tuples, by their name after ``builtin.``."""
+"""Operations on sizes and tuples, by their name after ``builtin.``; :func:`implementation` bounds them."""
+
+_LIMIT: Final = 2**63
+_NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_MAX_EXPONENT: Final = 64
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` on numbers alone, with 64-bit integers in and out.
+
+    Python's own operators would format strings, repeat lists, and raise to powers that fill the memory.
+    """
+
+    def run(*operands: Any) -> Any:
+        for operand in operands:
+            if not isinstance(operand, _NUMBERS) or (isinstance(operand, int) and not -_LIMIT <= operand < _LIMIT):
+                raise _bad_builtin(name, operands, "an operand is no 64-bit number")
+        if function is operator.pow and operands[1] > _MAX_EXPONENT and isinstance(operands[0], int):
+            raise _bad_builtin(name, operands, f"the exponent is larger than {_MAX_EXPONENT}")
+        try:
+            result = function(*operands)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise _bad_builtin(name, operands, str(error)) from error
+        if isinstance(result, int) and not -_LIMIT <= result < _LIMIT:
+            raise _bad_builtin(name, operands, "the result is no 64-bit number")
+        return result
+
+    return run
+
+
+def _getitem(values: Any, position: Any) -> Any:
+    """Element ``position`` of an operator's several results."""
+    if not isinstance(values, (tuple, list)) or type(position) is not int or not 0 <= position < len(values):
+        raise _bad_builtin("getitem", (values, position), "there is no such element")
+    return values[position]
+
+
+def _bad_builtin(name: str, operands: tuple[Any, ...], message: str) -> CorruptBundleError:
+    kinds = ", ".join(type(operand).__name__ for operand in operands)
+    return CorruptBundleError(f"A graph cannot compute builtin.{name}({kinds}): {message}.")
+
+
+_BOUNDED: Final = {**{name: _bounded(name, function) for name, function in BUILTINS.items()}, "getitem": _getitem}
 
 
 def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -69,12 +113,53 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 """What stands in for operators that torch implements in Python: the first call of one of those imports Dynamo."""
 
-MATH_NAMESPACES = frozenset({"aten", "prims"})
-_FORBIDDEN = frozenset({"from_file", "save", "load", "_print", "set_data", "data_ptr", "record_stream", "to_mkldnn"})
+MATH_NAMESPACES: Final = frozenset({"aten", "prims"})
+TORCH_NAMESPACES: Final = frozenset({
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "_quantized", "_test", "c10d", "c10d_functional",
+    "cuda", "debug_mode_ops", "debugprims", "export", "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn",
+    "mkldnn_prepacked", "onednn", "onnx", "prim", "profiler", "quantization", "quantized", "rngprims",
+    "sparse", "static_runtime", "streams", "symm_mem", "tensorexpr", "user", "xnnpack",
+})  # fmt: skip
+"""What torch registers for itself besides mathematics. Much of it trusts its caller: refused, whatever a bundle declares."""
+
+_UNSAFE: Final = frozenset({
+    "_convert_indices_from_coo_to_csr", "_convert_indices_from_csr_to_coo", "_copy_from",
+    "_copy_from_and_resize", "_index_put_impl", "_pin_memory", "_print", "_reshape_alias", "_reshape_alias_copy",
+    "_resize_output", "_unpack_dual", "_version", "backward", "data_ptr", "dist_backward", "from_file", "load", "pin_memory",
+    "record_stream", "resize", "resize_as", "retain_grad", "save", "set", "set_data", "warn",
+})  # fmt: skip
+"""Functional by their schema, and yet they check no bounds, or reach past their arguments."""
+_UNSAFE_PARTS: Final = ("sparse", "nested", "jagged", "to_mkldnn", "fbgemm", "_plan_cache", "_test_", "_foobar")
+"""In the names of operators on other layouts than strided ones, of packed weights, of global state, and of torch's own tests."""
+
+
+def require_consent(declared: Collection[str], agreed: Collection[str], untrusted: str) -> None:
+    """Refuse namespaces beyond torch's own that the caller did not agree to.
+
+    Args:
+        declared: what the program requires. The claim of an unknown author, never a permission.
+        agreed: what the caller named.
+        untrusted: why the bundle as a whole is not trusted; empty if it is.
+
+    Raises:
+        CorruptBundleError: it requires what no bundle may use.
+        TrustError: the caller has not agreed; says how.
+    """
+    refused = sorted(TORCH_NAMESPACES.intersection(declared))
+    if refused:
+        raise CorruptBundleError(f"The bundle requires operators of {', '.join(refused)}, which bundles may not use.")
+    missing = sorted(set(declared) - MATH_NAMESPACES - set(agreed))
+    if missing and untrusted:
+        spelled = ", ".join(repr(name) for name in sorted({*missing, *agreed}))
+        raise TrustError(
+            "The graphs of this bundle call operators that torch itself does not have, and nothing says that they may.",
+            [Problem(name, f"not agreed to, and the bundle is not trusted: {untrusted}") for name in missing],
+            hint=f"If you know these packages, pass load(…, operators=({spelled},)), or trust the bundle: trust=….",
+        )
 
 
 def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
-    """The operator called ``name``; ``declared`` are the extra namespaces the program requires.
+    """The operator called ``name``; ``declared`` are the namespaces of others that it may be from.
 
     Raises:
         CorruptBundleError: a name a graph may not use.
@@ -86,8 +171,11 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
             raise CorruptBundleError(f"A graph uses {name}, which is no built-in of the format.")
         return BUILTINS[rest]
     packet, _, overload = rest.rpartition(".")
-    if (space not in MATH_NAMESPACES and space not in declared) or packet in _FORBIDDEN or not packet:
-        raise CorruptBundleError(f"A graph uses the operator {name}, which bundles may not use.")
+    refusal = CorruptBundleError(f"A graph uses the operator {name}, which bundles may not use.")
+    if space not in MATH_NAMESPACES and (space not in declared or space in TORCH_NAMESPACES):
+        raise refusal
+    if not packet or (space in MATH_NAMESPACES and (packet in _UNSAFE or any(part in packet for part in _UNSAFE_PARTS))):
+        raise refusal
     try:
         found = getattr(getattr(getattr(torch.ops, space), packet), overload)
     except AttributeError as error:
@@ -95,17 +183,20 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
             f"A graph uses the operator {name}, which torch {torch.__version__} does not have here.",
             hint="Import the package that registers it, or use the torch release the bundle asks for.",
         ) from error
-    if not isinstance(found, torch._ops.OpOverload):
-        raise CorruptBundleError(f"A graph uses {name}, which is no operator.")
+    # TorchScript's own operators (on strings, lists, dictionaries, files) can be found there too, past the dispatcher.
+    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable or not is_dispatched(found):
+        raise refusal
     return found
 
 
 def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
-    """What computes the operator called ``name`` here: the operator itself, or its stand-in.
+    """What computes the operator called ``name`` here: the operator itself, its stand-in, or a bounded built-in.
 
     Raises:
         CorruptBundleError, UnsupportedVersionError: as :func:`resolve`.
     """
+    if name.startswith("builtin."):
+        return _BOUNDED.get(name.removeprefix("builtin.")) or resolve(name)
     return STAND_INS.get(name) or resolve(name, declared)
 
 

@@ -11,8 +11,8 @@ from ..archive.bundle import Bundle
 from ..errors import Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
-from ..trust import check_trust
-from . import cpuinfo
+from ..trust import check_trust, decide_trust
+from . import cpuinfo, operators
 from .aoti import AotiDevice
 from .base import Device
 from .portable import PortableDevice
@@ -32,15 +32,21 @@ class Selection:
 
 
 def select(
-    bundle: Bundle, *, backend: str | None, device: str | torch.device | None, trust: str | Collection[str] | None
+    bundle: Bundle,
+    *,
+    backend: str | None,
+    device: str | torch.device | None,
+    trust: str | Collection[str] | None,
+    agreed: Collection[str] = (),
 ) -> Selection:
     """Choose and open a target.
 
-    Native targets are preferred, those with the widest instruction set first.
+    Native targets are preferred, those with the widest instruction set first. ``agreed`` are the namespaces of others that
+    portable graphs may call although the bundle is not trusted.
 
     Raises:
         TargetError: none fits, or not the one asked for; gives the reason of each.
-        TrustError: the one asked for is native and nothing says it may run.
+        TrustError: the one asked for is native, or calls operators of others, and nothing says it may.
     """
     place = _device(device)
     candidates = [t for t in _by_preference(bundle) if backend is None or _matches(t, backend)]
@@ -50,19 +56,15 @@ def select(
     rejected: dict[str, str] = {}
     trust_error: TrustError | None = None
     for target in candidates:
-        reason = unfit(target, bundle.program)
+        reason = unfit(target, bundle.program, bundle.manifests[target.name].platform)
         if reason:
             rejected[target.name] = reason
             continue
-        if target.kind == PORTABLE:
-            return Selection(
-                target,
-                PortableDevice(bundle, place),
-                _why(backend, "runs anywhere"),
-                rejected,
-                _fallback(rejected, backend),
-            )
         try:
+            if target.kind == PORTABLE:
+                _require_consent(bundle, agreed, trust)
+                found, why = PortableDevice(bundle, place), _why(backend, "runs anywhere")
+                return Selection(target, found, why, rejected, _fallback(rejected, backend))
             trusted = check_trust(bundle.digest, trust)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
@@ -78,8 +80,15 @@ def select(
     )
 
 
-def unfit(target: schema.Target, program: schema.Program) -> str:
-    """Why ``target`` cannot run on this machine, or nothing."""
+def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Collection[str] | None) -> None:
+    declared = bundle.program.requirements.operators
+    if declared:
+        decision = decide_trust(bundle.digest, trust)
+        operators.require_consent(declared, agreed, "" if decision.trusted else decision.reason)
+
+
+def unfit(target: schema.Target, program: schema.Program, platform: schema.Platform | None = None) -> str:
+    """Why ``target``, whose manifest is for ``platform``, cannot run on this machine, or nothing."""
     if not torch_satisfies(torch.__version__, program.requirements.torch):
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
     if target.kind == PORTABLE:
@@ -88,6 +97,8 @@ def unfit(target: schema.Target, program: schema.Program) -> str:
         return f"this loader does not know code of kind {target.kind!r}"
     if target.device != "cpu":
         return f"this loader has no device {target.device!r}"
+    if platform is not None and platform.os != cpuinfo.system():
+        return f"built for {platform.os}, this machine runs {cpuinfo.system()}"
     if target.architecture != cpuinfo.architecture():
         return f"built for {target.architecture}, this machine is {cpuinfo.architecture()}"
     missing = sorted(set(target.cpu_features) - cpuinfo.features())
