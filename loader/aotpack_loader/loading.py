@@ -17,7 +17,7 @@ from .devices.select import Selection, select
 from .errors import AotpackError
 from .format import schema
 from .format.validate import backward_arity
-from .program import LoadedProgram, LoadInfo
+from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
 
 
@@ -32,6 +32,7 @@ def load(
     backend: str | None = None,
     weights: bool = True,
     trust: str | Collection[str] | None = None,
+    operators: Collection[str] = (),
     verify: Literal["code", "full"] = "code",
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
@@ -44,17 +45,21 @@ def load(
         weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
         trust: what lets native code run besides having been built here: ``"all"``, or the bundle's digest
             (``sha256:…``), or several digests.
+        operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs of a bundle may call
+            although it is not trusted; the packages that register them must have been imported.
         verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
 
     Raises:
         BundleError: the file is not a valid bundle.
         TargetError: no target can run here, or not the one asked for.
-        TrustError: a native target was asked for and nothing says it may run.
+        TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
     """
     if verify not in ("code", "full"):
         raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
+    if isinstance(operators, str):
+        raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
     with _uncollected():
-        module, fallback = _load(bundle, device, backend, weights, trust, verify)
+        module, fallback = _load(bundle, device, backend, weights, trust, operators, verify)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
@@ -78,13 +83,14 @@ def _load(
     backend: str | None,
     weights: bool,
     trust: str | Collection[str] | None,
+    operators: Collection[str],
     verify: str,
 ) -> tuple[LoadedProgram, str]:
     """The module, and a warning about its backend, or nothing."""
     opened = Bundle.open(bundle)
     if verify == "full":
         opened.verify()
-    chosen = select(opened, backend=backend, device=device, trust=trust)
+    chosen = select(opened, backend=backend, device=device, trust=trust, agreed=operators)
     program = opened.program
     info = LoadInfo(
         path=os.fspath(bundle),
@@ -94,30 +100,23 @@ def _load(
         program=program,
         rejected=chosen.rejected,
     )
-    module = LoadedProgram(info, _state(opened, program, weights))
-    _add_methods(module, opened, chosen)
-    return module, chosen.fallback
+    return LoadedProgram(info, _state(opened, program, weights), _calls(opened, chosen)), chosen.fallback
 
 
 def _state(bundle: Bundle, program: schema.Program, weights: bool) -> dict[str, torch.Tensor]:
     """Tensors of all entries; without weights only what no state dict can fill is read."""
     stored = bundle.weights()
-    state = {}
-    for entry in program.state:
-        if entry.tied_to:
-            continue
-        if weights or not entry.persistent:
-            state[entry.name] = stored.tensor(entry)
-        else:
-            dtype: torch.dtype = getattr(torch, entry.dtype)
-            state[entry.name] = torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
-    return state
+    blank = stored if weights else bundle.weights(blank=True)
+    entries = [entry for entry in program.state if not entry.tied_to]
+    return {entry.name: (blank if entry.persistent else stored).tensor(entry) for entry in entries}
 
 
-def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> None:
+def _calls(bundle: Bundle, chosen: Selection) -> dict[Mode, MethodCall]:
+    """By the modes (train/eval, gradients on/off) that they serve."""
     program = bundle.program
     entries = {entry.name: entry for entry in program.state}
     constants = _constants(bundle, program)
+    calls: dict[Mode, MethodCall] = {}
     for name, method in program.methods.items():
         forward = chosen.device.executable(f"{name}.forward", method.forward, (len(method.primals), method.num_outputs))
         backward = None
@@ -133,7 +132,8 @@ def _add_methods(module: LoadedProgram, bundle: Bundle, chosen: Selection) -> No
             entries,
             chosen.device.device,
         )
-        module.add_call(method, call)
+        calls |= {(mode.training, mode.grad): call for mode in method.serves}
+    return calls
 
 
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:

@@ -14,6 +14,9 @@ from .errors import AotpackError, ModeError, Problem, StateError
 from .format import schema
 from .runtime.call import MethodCall
 
+Mode = tuple[bool, bool]
+"""Train (or eval) mode, gradients on (or off)."""
+
 
 @dataclass(frozen=True)
 class LoadInfo:
@@ -54,34 +57,26 @@ class LoadedProgram(nn.Module):
 
     aotpack: LoadInfo
 
-    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor]) -> None:
+    # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
+    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, MethodCall]) -> None:
         super().__init__()
         self.aotpack = info
-        self._calls: dict[tuple[bool, bool], MethodCall] = {}
-        self._register(info.program.state, state)
-        self._slots = {entry.name: self._slot(entry) for entry in info.program.state}
+        self._aotpack_calls = dict(calls)
+        _register(self, info.program.state, state)
+        self._aotpack_slots = {entry.name: _slot(self, entry) for entry in info.program.state}
         self.train(info.program.training)
-
-    def add_call(self, method: schema.Method, call: MethodCall) -> None:
-        """Let ``call`` serve the modes of ``method``."""
-        for mode in method.serves:
-            self._calls[mode.training, mode.grad] = call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
-        call = self._calls.get((self.training, torch.is_grad_enabled()))
+        call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
-            call = self._call_without_gradients()
-        return call(args, kwargs, self.current_state())
+            call = self._aotpack_call_without_gradients()
+        return call(args, kwargs, {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()})
 
-    def current_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name, as they are now."""
-        return {name: holder[key] for name, (holder, key) in self._slots.items()}
-
-    def _call_without_gradients(self) -> MethodCall:
+    def _aotpack_call_without_gradients(self) -> MethodCall:
         """Where gradients are on but nothing could get one, the method without gradients is the same thing."""
         grad = torch.is_grad_enabled()
-        other = self._calls.get((self.training, False))
+        other = self._aotpack_calls.get((self.training, False))
         if grad and other is not None and not any(p.requires_grad for p in self.parameters()):
             return other
         mode = f"{'train()' if self.training else 'eval()'} with gradients {'on' if grad else 'off'}"
@@ -90,7 +85,7 @@ class LoadedProgram(nn.Module):
                 f"{'train()' if training else 'eval()'}, gradients {'on' if enabled else 'off'}",
                 f"method {call.name!r}",
             )
-            for (training, enabled), call in sorted(self._calls.items(), reverse=True)
+            for (training, enabled), call in sorted(self._aotpack_calls.items(), reverse=True)
         ]
         hint = (
             "Call it under torch.no_grad(), switch to train(), or build the bundle with `--method eval`."
@@ -98,36 +93,6 @@ class LoadedProgram(nn.Module):
             else "Switch the mode, or build the bundle with a method for it."
         )
         raise ModeError(f"This bundle has no method for {mode}. It has:", served, hint=hint)
-
-    # Written into the dictionaries directly: register_parameter refuses names that are attributes of nn.Module (``half``),
-    # which a ParameterList or ParameterDict of the original may well hold.
-    def _register(self, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]) -> None:
-        made: dict[str, torch.Tensor] = {}
-        for entry in entries:
-            owner, name = self._owner(entry.name)
-            value = made[entry.tied_to] if entry.tied_to else state[entry.name]
-            if entry.kind == "parameter":
-                if not isinstance(value, nn.Parameter):
-                    value = nn.Parameter(value, requires_grad=entry.requires_grad)
-                owner._parameters[name] = value
-            else:
-                owner._buffers[name] = value
-                if not entry.persistent:
-                    owner._non_persistent_buffers_set.add(name)
-            made[entry.name] = value
-
-    def _owner(self, path: str) -> tuple[nn.Module, str]:
-        *parents, name = path.split(".")
-        module: nn.Module = self
-        for parent in parents:
-            if parent not in module._modules:
-                module.add_module(parent, Container())
-            module = module._modules[parent]  # type: ignore[assignment]
-        return module, name
-
-    def _slot(self, entry: schema.StateEntry) -> tuple[dict[str, Any], str]:
-        owner, name = self._owner(entry.name)
-        return (owner._parameters if entry.kind == "parameter" else owner._buffers), name
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Fill parameters and buffers from ``state_dict``; all or nothing.
@@ -168,3 +133,36 @@ class LoadedProgram(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.aotpack.path}, backend={self.aotpack.backend}"
+
+
+# Written into the dictionaries directly: register_parameter and add_module refuse names that are attributes of nn.Module
+# (``half``), which a ParameterList or ParameterDict of the original may well hold.
+def _register(root: nn.Module, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]) -> None:
+    made: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        owner, name = _owner(root, entry.name)
+        value = made[entry.tied_to] if entry.tied_to else state[entry.name]
+        if entry.kind == "parameter":
+            if not isinstance(value, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=entry.requires_grad)
+            owner._parameters[name] = value
+        else:
+            owner._buffers[name] = value
+            if not entry.persistent:
+                owner._non_persistent_buffers_set.add(name)
+        made[entry.name] = value
+
+
+def _owner(root: nn.Module, path: str) -> tuple[nn.Module, str]:
+    *parents, name = path.split(".")
+    module = root
+    for parent in parents:
+        if parent not in module._modules:
+            module._modules[parent] = Container()
+        module = module._modules[parent]  # type: ignore[assignment]
+    return module, name
+
+
+def _slot(root: nn.Module, entry: schema.StateEntry) -> tuple[dict[str, Any], str]:
+    owner, name = _owner(root, entry.name)
+    return (owner._parameters if entry.kind == "parameter" else owner._buffers), name

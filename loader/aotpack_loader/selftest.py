@@ -36,7 +36,10 @@ class SelfTestReport:
 
 
 def run_self_test(
-    path: str | os.PathLike[str], backend: str | None = None, trust: str | Collection[str] | None = None
+    path: str | os.PathLike[str],
+    backend: str | None = None,
+    trust: str | Collection[str] | None = None,
+    operators: Collection[str] = (),
 ) -> SelfTestReport:
     """Load the bundle, run its recorded inputs through one step and compare.
 
@@ -48,10 +51,11 @@ def run_self_test(
         if recorded is None:
             return SelfTestReport(False, True, [])
         expected = {name: _read(recorded, name).clone() for name in recorded.names()}
-    model = load(path, backend=backend, trust=trust)
+    model = load(path, backend=backend, trust=trust, operators=operators)
     method = _method(model.aotpack.program)
     args, kwargs = _arguments(method, expected)
-    rows = [_compare(name, expected.get(name), value) for name, value in observe(model, method, args, kwargs)]
+    rows = [_compare(name, expected.pop(name, None), value) for name, value in observe(model, method, args, kwargs)]
+    rows += [(name, float("inf"), 0.0, False) for name in expected if not name.startswith("input.")]
     return SelfTestReport(True, all(row[3] for row in rows), rows)
 
 

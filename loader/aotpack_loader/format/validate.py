@@ -14,25 +14,35 @@ from . import expressions, schema
 
 _PATH = re.compile(r"[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_DEPTH = 64
+"""Of trees and of subgraphs: no program nests as deeply."""
+MAX_SIZE = 2**62
 RESERVED = frozenset({"aotpack", "training"})
 """Names a module of ours uses itself: no parameter may take them."""
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C12.
+    """Check rules C1 to C16, less C14, and A1 and A2.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
+    # What walks a tree below may rely on its depth.
+    _raise(where, list(_tree_problems(program)))
     _raise(where, [*_state_problems(program), *_method_problems(program)])
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:
-    """Check rules G1 to G4: names are defined before they are used, once.
+    """Check rules G1 to G4: names are defined before they are used, once. And that subgraphs are not nested too deeply.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
+    level = [graph]
+    for _ in range(MAX_DEPTH):
+        level = [sub for parent in level for sub in parent.subgraphs.values()]
+    if level:
+        _raise(where, [Problem("$.subgraphs", f"they are nested more than {MAX_DEPTH} deep")])
     _raise(where, list(_graph_problems(graph, "$")))
 
 
@@ -64,9 +74,54 @@ def backward_arity(backward: schema.Backward) -> tuple[int, int]:
     return len(backward.saved) + len(backward.tangents), outputs
 
 
+def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
+    """The trees of positional and of keyword arguments (A1).
+
+    Raises:
+        CorruptBundleError: ``tree`` is something else.
+    """
+    if isinstance(tree, schema.TupleNode) and len(tree.items) == 2:
+        args, kwargs = tree.items
+        if isinstance(args, schema.TupleNode) and isinstance(kwargs, schema.DictNode) and _are_names(kwargs.keys):
+            return args, kwargs
+    raise CorruptBundleError("the inputs are not a tuple of positional arguments and a dict of keyword arguments")
+
+
+def _are_names(keys: Iterable[object]) -> bool:
+    return all(isinstance(key, str) for key in keys)
+
+
 def _raise(where: str, problems: list[Problem]) -> None:
     if problems:
         raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
+
+
+def _tree_problems(program: schema.Program) -> Iterator[Problem]:
+    """C15: one item for each key or field, none of which repeats, and a depth that no honest tree has."""
+    for name, method in program.methods.items():
+        for part, tree in (("inputs", method.inputs), ("outputs", method.outputs)):
+            at = f"$.methods[{name!r}].{part}"
+            level, depth = [tree], 0
+            while level and depth <= MAX_DEPTH:
+                for node in level:
+                    labels = _labels(node)
+                    if labels is not None and len(labels) != len(_items(node)):
+                        yield Problem(at, "C15: there is one item for each key or field")
+                    if labels is not None and len(set(labels)) != len(labels):
+                        yield Problem(at, "C15: a key or field is used twice")
+                level, depth = [item for node in level for item in _items(node)], depth + 1
+            if level:
+                yield Problem(at, f"C15: it is nested more than {MAX_DEPTH} deep")
+
+
+def _items(tree: schema.Tree) -> list[schema.Tree]:
+    return [] if isinstance(tree, schema.LeafNode) else tree.items
+
+
+def _labels(tree: schema.Tree) -> list[str | int | bool] | None:
+    if isinstance(tree, schema.DictNode):
+        return tree.keys
+    return [*tree.fields] if isinstance(tree, schema.RecordNode) else None
 
 
 def _state_problems(program: schema.Program) -> Iterator[Problem]:
@@ -79,6 +134,8 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(at, f"C2: {entry.name!r} is no name of a parameter or buffer")
         if len(entry.shape) != len(entry.stride):
             yield Problem(at, "C3: shape and stride differ in length")
+        if entry.requires_grad and not _is_differentiable(entry.dtype):
+            yield Problem(at, f"C16: a tensor of {entry.dtype} cannot require a gradient")
         if entry.tied_to is not None:
             original = known.get(entry.tied_to)
             if original is None or original.tied_to is not None or original.kind != entry.kind:
@@ -107,7 +164,27 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
             yield from _backward_problems(method, method.backward, at)
 
 
+def _is_differentiable(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _sizes_problems(shape: list[schema.Dim], stride: list[schema.Dim] | None, at: str) -> Iterator[Problem]:
+    if stride is not None and len(stride) != len(shape):
+        yield Problem(at, "C3: shape and stride differ in length")
+    if any(isinstance(size, int) and not 0 <= size <= MAX_SIZE for size in [*shape, *(stride or [])]):
+        yield Problem(at, f"C3: a size or stride is not in 0..{MAX_SIZE}")
+
+
 def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: str) -> Iterator[Problem]:
+    try:
+        call_trees(method.inputs)
+    except CorruptBundleError as error:
+        yield Problem(f"{at}.inputs", f"A1: {error.summary}")
+    for i, leaf in enumerate(method.leaves):
+        if isinstance(leaf, schema.TensorLeaf):
+            yield from _sizes_problems(leaf.shape, leaf.stride, f"{at}.leaves[{i}]")
+            if leaf.requires_grad and not _is_differentiable(leaf.dtype):
+                yield Problem(f"{at}.leaves[{i}]", f"C16: a tensor of {leaf.dtype} cannot require a gradient")
     if _leaves(method.inputs) != len(method.leaves):
         yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
     if _leaves(method.outputs) != len(method.results):
@@ -115,8 +192,7 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
     for i, primal in enumerate(method.primals):
         where = f"{at}.primals[{i}]"
         if isinstance(primal, schema.InputPrimal):
-            leaf = method.leaves[primal.leaf] if primal.leaf < len(method.leaves) else None
-            if not isinstance(leaf, schema.TensorLeaf):
+            if primal.leaf >= len(method.leaves) or not isinstance(method.leaves[primal.leaf], schema.TensorLeaf):
                 yield Problem(where, "C7: leaf is no tensor argument")
         elif isinstance(primal, schema.ParameterPrimal) and entries.get(primal.name) != "parameter":
             yield Problem(where, f"C7: {primal.name!r} is no parameter")
@@ -166,13 +242,19 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
     for i, tangent in enumerate(backward.tangents):
         if tangent.output not in visible:
             yield Problem(f"{at}.backward.tangents[{i}]", "C12: its output is neither a result, a base nor written back")
-        if tangent.stride is not None and len(tangent.stride) != len(tangent.shape):
-            yield Problem(f"{at}.backward.tangents[{i}]", "C3: shape and stride differ in length")
+        yield from _sizes_problems(tangent.shape, tangent.stride, f"{at}.backward.tangents[{i}]")
 
 
 def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
-    """C13: every expression parses, and uses only the method's symbols."""
+    """C13: every expression parses, and uses only the method's symbols. A2: an argument determines each of them."""
     known = {symbol.name for symbol in method.symbols}
+    if len(known) != len(method.symbols):
+        yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
+    if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
+        yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
+    sizes = {size for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf) for size in leaf.shape}
+    if unbound := known - sizes:
+        yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
     for symbol in known:
         if not _SYMBOL.fullmatch(symbol):
             yield Problem(f"{at}.symbols", f"C13: {symbol!r} is no name of a symbol")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._torch_compat import is_plain_tensor
 from ..errors import InputError, ModeError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
@@ -59,12 +60,13 @@ class MethodCall:
             (leaf_of[a], leaf_of[b]) for group in method.identical for a in group for b in group if a in leaf_of and b in leaf_of
         }
         self._writes_inputs = [i for i in inputs if i in written] if len(inputs) > 1 else []
+        self._apart = _kept_apart(method, entries, written)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
-        """Run the method on the caller's arguments; ``state`` has the module's current parameters and buffers by name.
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, Any]) -> Any:
+        """Run the method on the caller's arguments; ``state`` has the module's current parameters and buffers by name, or None.
 
         Raises:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
@@ -73,6 +75,8 @@ class MethodCall:
         given, laid_out, environment = self._inputs(args, kwargs)
         self._check_state(state)
         primals = [read(state, given) for read in self._primals]
+        for i, others in self._apart:
+            self._refuse_overlap_with_state(i, primals[i], others, state)
         for written in self._writes_inputs:
             self._refuse_overlap(written, primals)
         arguments = [read(state, laid_out) for read in self._primals]
@@ -101,7 +105,7 @@ class MethodCall:
                 hint="Call it in the state it was built in, or build it in the state it is called in.",
             )
 
-    def _check_state(self, state: Mapping[str, torch.Tensor]) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         problems = [
             Problem(name, message) for name, expected in self._expected.items() if (message := expected.mismatch(state[name]))
         ]
@@ -118,11 +122,50 @@ class MethodCall:
         for other, path in self._paths.items():
             low, high = _memory(primals[other])
             if other != written and (written, other) not in self._identical and low < stop and start < high:
-                raise InputError(
-                    "Two arguments share memory, and the model writes to one of them.",
-                    [Problem(self._paths[written], f"written to; shares its memory with {path}")],
-                    hint="Pass a clone of one, or build with example inputs that share memory in the same way.",
-                )
+                raise _overlap(self._paths[written], path)
+
+    def _refuse_overlap_with_state(
+        self, i: int, argument: torch.Tensor, others: list[tuple[str, int]], state: Mapping[str, torch.Tensor]
+    ) -> None:
+        low, high = _memory(argument)
+        for name, span in others:
+            start = state[name].data_ptr()
+            if start < high and low < start + span:
+                raise _overlap(name, self._paths[i])
+
+
+def _overlap(written: str, other: str) -> InputError:
+    return InputError(
+        "Tensors of this call share memory, and the model writes to one of them.",
+        [Problem(written, f"shares its memory with {other}")],
+        hint="Pass a clone of one, or build with example inputs that share memory in the same way.",
+    )
+
+
+def _kept_apart(
+    method: schema.Method, entries: Mapping[str, schema.StateEntry], written: set[int]
+) -> list[tuple[int, list[tuple[str, int]]]]:
+    """For each argument the state it must share no memory with, as name and span: what is written to; buffers if it is itself."""
+    found = []
+    for i, primal in enumerate(method.primals):
+        if isinstance(primal, schema.InputPrimal):
+            others = [
+                (other.name, _span(entries[other.name]))
+                for j, other in enumerate(method.primals)
+                if (isinstance(other, (schema.ParameterPrimal, schema.BufferPrimal)) and j in written)
+                or (isinstance(other, schema.BufferPrimal) and i in written)
+            ]
+            if others:
+                found.append((i, others))
+    return found
+
+
+def _span(entry: schema.StateEntry) -> int:
+    """How many bytes an entry reaches over; its tensor is known to have its sizes and strides."""
+    if 0 in entry.shape:
+        return 0
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return (1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))) * dtype.itemsize
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:
@@ -130,6 +173,8 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return start, start + span * tensor.element_size()
 
@@ -158,16 +203,24 @@ class _Expected:
         self.dtype: torch.dtype = getattr(torch, entry.dtype)
         self.shape = tuple(entry.shape)
         self.stride = tuple(entry.stride)
+        self.complex = self.dtype.is_complex
         self.device = device
+        self.on_cpu = device.type == "cpu"
         self.frozen = entry.kind == "parameter" and gradient is None and not entry.requires_grad
 
-    def mismatch(self, value: torch.Tensor) -> str:
+    def mismatch(self, value: torch.Tensor | None) -> str:
         """What is wrong with ``value``, or nothing."""
-        if value.shape != self.shape or value.dtype is not self.dtype or value.device.type != self.device.type:
+        if value is None:
+            return "was removed"
+        if not is_plain_tensor(value):
+            return f"is a {type(value).__name__}, which intercepts operations; compiled code reads memory"
+        if value.shape != self.shape or value.dtype is not self.dtype or value.is_cpu is not self.on_cpu:
             found = f"{value.dtype}{list(value.shape)} on {value.device}"
             return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"
         if value.stride() != self.stride and value.numel() > 1:
             return f"expected strides {list(self.stride)}, got {list(value.stride())}"
+        if value.is_neg() or (self.complex and value.is_conj()):
+            return "is lazily negated or conjugated; compiled code reads memory: resolve it first"
         if self.frozen and value.requires_grad and torch.is_grad_enabled():
             return "was frozen when the bundle was built and now requires a gradient, for which there is no code"
         return ""

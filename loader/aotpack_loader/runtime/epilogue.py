@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..devices.operators import literal
+from ..errors import UnsupportedVersionError
 from ..format import expressions, schema
 from .tree import unflattener
 from .views import replayer
@@ -23,6 +24,11 @@ class Epilogue:
     """Applies mutations and assembles results from primals and forward outputs."""
 
     def __init__(self, method: schema.Method) -> None:
+        if any(mutation.kind == "storage" for mutation in method.mutations):
+            raise UnsupportedVersionError(
+                "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
+                hint="Install a newer aotpack-loader.",
+            )
         self._mutations = method.mutations
         self._results = [_builder(result) for result in method.results]
         self._unflatten = unflattener(method.outputs)

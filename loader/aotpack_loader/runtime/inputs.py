@@ -15,6 +15,7 @@ from .._torch_compat import is_plain_tensor
 from ..devices.operators import literal
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import expressions, schema
+from ..format.validate import call_trees
 from .tree import MISSING, flattener
 
 Environment = dict[str, int]
@@ -25,7 +26,7 @@ class Inputs:
     """Turns ``(args, kwargs)`` of a call into checked leaves and the values of the method's symbols."""
 
     def __init__(self, method: schema.Method, device: torch.device) -> None:
-        args_tree, kwargs_tree = _top(method.inputs)
+        args_tree, kwargs_tree = call_trees(method.inputs)
         self._flatten_args = flattener(args_tree, "args")
         self._flatten_kwargs = flattener(kwargs_tree, "kwargs")
         self._count = len(args_tree.items)
@@ -35,12 +36,10 @@ class Inputs:
         self._identical = method.identical
         self._paths = [leaf.path for leaf in method.leaves]
         bound: set[str] = set()
-        self._checks = [_leaf_check(leaf, device, bound, method.symbols) for leaf in method.leaves]
+        graded = method.backward is not None or any(mode.grad for mode in method.serves)
+        self._checks = [_leaf_check(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
         self._binding = [(i, c) for i, c in enumerate(self._checks) if isinstance(c, _TensorCheck) and c.binds]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
-        unbound = {symbol.name for symbol in method.symbols} - bound
-        if unbound:
-            raise CorruptBundleError(f"No argument determines the sizes {', '.join(sorted(unbound))}.")
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
         """Return the caller's leaves, the same with tensors laid out as the graphs expect, and the symbols.
@@ -63,7 +62,7 @@ class Inputs:
         if problems:
             raise _error(problems)
         for text, holds in self._constraints:
-            if not holds(environment):
+            if not _is_met(holds, environment):
                 problems.append(Problem("sizes", f"must satisfy {text}; here {_show(text, environment)}"))
         if problems:
             raise _error(problems)
@@ -107,14 +106,6 @@ def _not_identical(group: list[tuple[str, Any]]) -> list[Problem]:
     ]
 
 
-def _top(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
-    if isinstance(tree, schema.TupleNode) and len(tree.items) == 2:
-        args, kwargs = tree.items
-        if isinstance(args, schema.TupleNode) and isinstance(kwargs, schema.DictNode):
-            return args, kwargs
-    raise CorruptBundleError("The inputs of a method are not a tuple of positional arguments and a dict of keyword arguments.")
-
-
 def _error(problems: list[Problem]) -> InputError:
     return InputError(
         "The arguments do not fit this bundle." if len(problems) == 1 else f"{len(problems)} arguments do not fit this bundle.",
@@ -127,10 +118,20 @@ def _show(text: str, environment: Environment) -> str:
     return ", ".join(f"{name} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
 
-def _leaf_check(leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol]) -> _Check:
+def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
+    """A constraint that cannot be evaluated counts as not met (A5)."""
+    try:
+        return bool(holds(environment))
+    except expressions.UNDEFINED:
+        return False
+
+
+def _leaf_check(
+    leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+) -> _Check:
     if isinstance(leaf, schema.ConstantLeaf):
         return _constant_check(leaf)
-    return _TensorCheck(leaf, device, bound, symbols)
+    return _TensorCheck(leaf, device, bound, symbols, graded)
 
 
 def _same(expected: Any, value: Any) -> bool:
@@ -150,12 +151,17 @@ def _constant_check(leaf: schema.ConstantLeaf) -> _Check:
 
 
 class _TensorCheck:
-    """Checks one tensor argument and reads the symbols its sizes determine."""
+    """Checks one tensor argument and reads the symbols its sizes determine. ``graded``: the method was traced with gradients."""
 
-    def __init__(self, leaf: schema.TensorLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol]) -> None:
+    def __init__(
+        self, leaf: schema.TensorLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+    ) -> None:
         self.leaf = leaf
+        self.graded = leaf.requires_grad and graded
         self.dtype: torch.dtype = getattr(torch, leaf.dtype)
+        self.complex = self.dtype.is_complex
         self.device = device
+        self.on_cpu = device.type == "cpu"
         static = all(isinstance(size, int) for size in [*leaf.shape, *(leaf.stride or [])])
         self.shape = tuple(leaf.shape) if static else None
         self.stride = None if leaf.stride is None else tuple(leaf.stride)
@@ -176,16 +182,24 @@ class _TensorCheck:
             wrong = False
         else:
             wrong = value.dtype is not self.dtype or not self._sizes_fit(value, environment)
-        if wrong or value.device.type != self.device.type:
+        if wrong or value.is_cpu is not self.on_cpu:
             problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
             return value
-        if value.requires_grad and not self.leaf.requires_grad and torch.is_grad_enabled():
+        if value.requires_grad and not self.graded and torch.is_grad_enabled():
             message = (
                 "requires a gradient, and the bundle was built without one for it; "
                 "pass it detached, or build with an example that requires a gradient"
             )
+            if self.leaf.requires_grad:
+                message = "requires a gradient, and the bundle has no backward for this mode; pass it detached, or use no_grad()"
             problems.append(Problem(self.leaf.path, message))
-        return self._laid_out(value, environment)
+        if value.is_neg() or (self.complex and value.is_conj()):
+            value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
+        try:
+            return self._laid_out(value, environment)
+        except RuntimeError as error:  # sizes and strides that no tensor can have
+            problems.append(Problem(self.leaf.path, f"cannot be laid out with the strides {self.stride}: {error}"))
+            return value
 
     def bind(self, value: Any, environment: Environment) -> None:
         """Read the symbols that this argument determines; whether it fits is checked afterwards."""
