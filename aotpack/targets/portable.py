@@ -26,7 +26,10 @@ class PortableTarget:
 
     @property
     def decompositions(self) -> None:
-        """None: eager's own operators are the fastest to interpret, and draw eager's random numbers."""
+        """None: eager's own operators are the fastest to interpret, and draw eager's random numbers.
+
+        Beside a target that does decompose, the shared graphs are that target's, and their random numbers with them.
+        """
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         names = {node.op: item.key for item in reversed(graphs) for node in item.graph.nodes}
