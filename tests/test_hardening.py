@@ -439,6 +439,7 @@ _LEAF = schema.LeafNode()
         ("C3: ", {"leaves": [schema.TensorLeaf("args[0]", "float32", [2**63])]}),
         ("C13: a symbol is declared", {"symbols": [schema.Symbol("s0", 2)] * 2}),
         ("C13: the maximum", {"symbols": [schema.Symbol("s0", 9, 2)]}),
+        # C15 trees, C16 what may require a gradient
         ("C15: there is one item", {"outputs": schema.DictNode(["a", "b"], [_LEAF])}),
         ("C15: there is one item", {"outputs": schema.RecordNode("R", [], [_LEAF])}),
         ("C15: a key", {"outputs": schema.DictNode([1, True], [_LEAF, _LEAF])}),
@@ -453,7 +454,7 @@ def test_rules_of_methods(rule: str, changes: dict[str, Any]) -> None:
         validate_program(_program(**changes), "program")
 
 
-def test_an_integer_cannot_be_trainable() -> None:
+def test_an_integer_cannot_be_trainable() -> None:  # C16
     with pytest.raises(CorruptBundleError, match="C16: "):
         validate_program(_program([schema.StateEntry("b", "parameter", "int64", [4], [1], "b", requires_grad=True)]), "program")
 
