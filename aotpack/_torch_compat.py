@@ -32,7 +32,6 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
 from torch._inductor import codecache, cpp_builder
-from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -418,11 +417,6 @@ def _without_paths() -> Iterator[None]:
         mock.patch.object(codecache, "AotCodeCompiler", Renamed),
     ):
         yield
-
-
-def vector_isas() -> list[VecISA]:
-    """Instruction sets Inductor can use on this machine, widest first."""
-    return valid_vec_isa_list()
 
 
 def inductor_fingerprint() -> dict[str, str]:

@@ -16,9 +16,7 @@ from .. import partition, views
 from ..expressions import size_expression
 from ..graph import tensor_value
 from .context import tensor_of
-from .outputs import Outputs
-
-_OUT = compat.OutputType
+from .outputs import FRESH, Outputs
 
 
 class Backward(Outputs):
@@ -45,7 +43,7 @@ class Backward(Outputs):
 
     def _saved_size(self, value: Node) -> schema.Saved:
         size = size_expression(value.meta["val"], self.shape_env)
-        if isinstance(size, int) or self._symbols_in([size]) <= self._bound:
+        if self._is_known(size):
             return schema.SavedSize(size)
         return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
 
@@ -132,7 +130,7 @@ class Backward(Outputs):
         """Outputs are placed in order, so the n-th use of a node has the n-th of its positions."""
         first = self.metadata.num_mutated_inp_runtime_indices
         earlier = sum(
-            other is node and info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
+            other is node and info.output_type in FRESH
             for other, info in zip(self.parts.forward_outputs[first : first + index], self.metadata.output_info, strict=False)
         )
         mutated = sum(output is node for output in self.parts.forward_outputs[:first])
@@ -140,14 +138,8 @@ class Backward(Outputs):
         return positions[mutated + earlier]
 
     def _base_index(self, of: Any) -> int:
-        """Intermediate bases are numbered in the order in which results first need them."""
-        seen: list[int | None] = []
-        for info in self.metadata.output_info:
-            needs_base = info.output_type in (_OUT.alias_of_intermediate, _OUT.alias_of_intermediate_save_as_output)
-            if needs_base and info.base_idx not in seen:
-                seen.append(info.base_idx)
-        owner = self.metadata.output_info[of.base_of.idx]
-        return int(owner.base_idx)
+        """Which intermediate base a tangent is of: that of the result which first needed it."""
+        return int(self.metadata.output_info[of.base_of.idx].base_idx)
 
     def _gradients(self) -> tuple[list[int | None], GraphModule | None]:
         backward = self.parts.backward

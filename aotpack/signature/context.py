@@ -67,6 +67,10 @@ class Context:
         copy.meta["val"] = node.meta["val"]
         return copy
 
+    def _is_known(self, size: schema.Dim) -> bool:
+        """Whether the arguments' sizes determine ``size``."""
+        return isinstance(size, int) or self._symbols_in([size]) <= self._bound
+
     def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
         """Names of the symbols in sizes."""
         return {name for size in sizes if isinstance(size, str) for name in expressions.symbols(size)}

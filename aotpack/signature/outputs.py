@@ -19,6 +19,8 @@ from .context import tensor_of
 from .inputs import Inputs
 
 _OUT = compat.OutputType
+FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
+"""Kinds of results whose backward is in the graph; the others are rebuilt as views."""
 
 
 class Outputs(Inputs):
@@ -70,9 +72,8 @@ class Outputs(Inputs):
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             size = size_expression(value, self.shape_env)
-            known = isinstance(size, int) or self._symbols_in([size]) <= self._bound
-            return schema.SizeResult(size) if known else schema.FreshResult(self._output(node, fresh=True))
-        if info.output_type in (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view):
+            return schema.SizeResult(size) if self._is_known(size) else schema.FreshResult(self._output(node, fresh=True))
+        if info.output_type in FRESH:
             if node in self.primal_nodes:
                 if self.parts.backward is None:
                     return schema.InputResult(self.primal_nodes.index(node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -79,7 +80,9 @@ class MethodCall:
             self._refuse_overlap_with_state(i, primals[i], others, state)
         for written in self._writes_inputs:
             self._refuse_overlap(written, primals)
-        arguments = [read(state, laid_out) for read in self._primals]
+        # The forward empties its list, the epilogue needs the caller's own tensors: read again only if some had to be laid out.
+        as_given = all(map(operator.is_, given, laid_out))
+        arguments = primals.copy() if as_given else [read(state, laid_out) for read in self._primals]
         if self._autocast is None:
             outputs = self._run(arguments, environment)
         else:
