@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._dynamo import functional_export
+from torch._export.utils import _compiling_state_context
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
@@ -31,8 +32,10 @@ from torch._functorch._aot_autograd.schemas import MutationType, OutputType, Vie
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
-from torch._inductor import codecache, cpp_builder
+from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import output_node
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -371,11 +374,24 @@ def x86_vector_bits(level: str) -> int:
 
 
 def compile_with_aoti(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], output: Path, *, march: str | None, vector_bits: int | None
-) -> None:
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    output: Path,
+    *,
+    march: str | None,
+    vector_bits: int | None,
+    training: bool = False,
+    free: Collection[int] = (),
+) -> list[list[int] | None]:
     """Compile one graph to a shared library at ``output`` (AOTInductor), debug sections stripped.
 
-    ``march`` is the compiler's ``-march``; null leaves Inductor's default.
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
+    Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
+    those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
+    channels-last to contiguous.
+
+    Returns for each output how the code lays it out in memory: the order of its dimensions, outermost first; empty where its
+    strides are the graph's; null where they are neither.
     """
     options: dict[str, Any] = {
         "aot_inductor.output_path": str(output),
@@ -388,11 +404,50 @@ def compile_with_aoti(
         options["cpp.march"] = march
     if vector_bits is not None:
         options["cpp.simdlen"] = vector_bits
-    with torch.no_grad(), _without_paths():
-        torch._inductor.aot_compile(module, tuple(inputs), options=options)
+    expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
+    orders: list[list[int] | None] = []
+
+    def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        result = output_node(gm)
+        result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
+        return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
+
+    class Watched(GraphLowering):
+        def codegen_with_cpp_wrapper(self) -> Any:
+            orders.extend(_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True))
+            return super().codegen_with_cpp_wrapper()
+
+    with torch.no_grad(), _without_paths(), mock.patch.object(compile_fx, "GraphLowering", Watched):
+        flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
+        with _compiling_state_context():
+            compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
     # The build id is made of what has just been stripped: it knows where the sources lay.
     strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(output)]
     subprocess.run(strip, check=True, capture_output=True)
+    return orders
+
+
+def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
+
+
+def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
+    """How Inductor lays out an output, as :func:`compile_with_aoti` returns it."""
+    known = virtualized.V.graph.sizevars
+    sizes, strides = value.get_size(), value.get_layout().stride
+    wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
+    own: list[Any] = [getattr(getattr(step, "node", None), "expr", step) for step in expected.stride()]
+    if all(known.statically_known_equals(strides[dim], own[dim]) for dim in wide):
+        return []
+    order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))
+    step: Any = 1
+    for dim in reversed(order):
+        if dim in wide and not known.statically_known_equals(strides[dim], step):
+            return None
+        step = step * sizes[dim]
+    return order
 
 
 @contextlib.contextmanager

@@ -368,10 +368,10 @@ def _add_graphs(
     methods: dict[str, schema.Method] = {}
     graphs: list[GraphToCompile] = []
 
-    def add(key: str, fx: torch.fx.GraphModule, convention: signature.Convention) -> schema.Descriptor:
+    def add(key: str, fx: torch.fx.GraphModule, convention: signature.Convention, **role: Any) -> schema.Descriptor:
         converted = graph.from_fx(fx, convention.shape_env)
         descriptor = store.add_compressed(codec.encode(converted), media_types.GRAPH)
-        graphs.append(GraphToCompile(key, converted, descriptor, fx))
+        graphs.append(GraphToCompile(key, converted, descriptor, fx, training=convention.backward is not None, **role))
         return descriptor
 
     parameters, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
@@ -379,11 +379,12 @@ def _add_graphs(
     served = _served([item.plan for item in built], has_modes=model is module)
     for item in built:
         name, convention = item.plan.name, item.convention
-        forward = add(f"{name}.forward", convention.forward, convention)
+        saved = {i: s.output for i, s in enumerate(convention.saved) if isinstance(s, schema.SavedOutput)}
+        forward = add(f"{name}.forward", convention.forward, convention, private=frozenset(saved.values()) - convention.seen)
         backward = None
         if convention.backward is not None:
             backward = schema.Backward(
-                graph=add(f"{name}.backward", convention.backward, convention),
+                graph=add(f"{name}.backward", convention.backward, convention, saved=saved),
                 saved=convention.saved,
                 tangents=convention.tangents,
                 gradients=convention.gradients,

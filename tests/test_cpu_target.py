@@ -162,6 +162,26 @@ def test_saved_activations_are_freed_as_the_backward_uses_them(
     assert seen["after"] < 0.5 * saved, seen
 
 
+# ---------------------------------------------------------------- layouts
+
+
+def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bundle: Path) -> None:
+    """Convolutions compute channels-last; X1: what they save is handed to the backward as it is, what the caller sees is not."""
+    model = aotpack.load(digits_bundle, backend="cpu")
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model(torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64))
+    assert out["logits"].is_contiguous()
+    images = [tensor for tensor in saved if tensor.dim() == 4 and min(tensor.shape[1:]) > 1 and len(tensor) == 8]
+    assert images
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)
+
+
 # ---------------------------------------------------------------- threads
 
 THREADS = """

@@ -38,6 +38,11 @@ class Convention:
     shape_env: compat.ShapeEnv | None
     saved_bytes: int
 
+    @property
+    def seen(self) -> set[int]:
+        """Forward outputs that reach the caller or a primal; the others are only saved."""
+        return {item.output for name in ("mutations", "results") for item in self.method[name] if hasattr(item, "output")}
+
 
 def assemble(
     joint: compat.Joint,

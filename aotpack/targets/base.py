@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,12 +17,19 @@ from ..cache import CompileCache
 
 @dataclass(frozen=True)
 class GraphToCompile:
-    """One graph of the program: ``key`` is ``train.forward``; ``module`` its fx form, whose nodes carry ``meta["val"]``."""
+    """One graph of the program: ``key`` is ``train.forward``; ``module`` its fx form, whose nodes carry ``meta["val"]``.
+
+    ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
+    reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
+    """
 
     key: str
     graph: schema.Graph
     descriptor: schema.Descriptor
     module: torch.fx.GraphModule
+    training: bool = False
+    private: frozenset[int] = frozenset()
+    saved: Mapping[int, int] = field(default_factory=dict)
 
 
 class Target(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from .. import _torch_compat as compat
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 from .base import GraphToCompile
+
+_Order = list[int]
+"""Dimensions of a tensor by their place in memory, outermost first; empty: strides are the graph's."""
 
 
 class CpuTarget:
@@ -56,10 +61,12 @@ class CpuTarget:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         toolchain = compat.inductor_fingerprint()
-        for item in graphs:
-            call = _prepare(item)
-            options = {**toolchain, "march": str(self.march), "bits": str(self._bits())}
+        layouts: list[_Order] = []
+        for item in graphs:  # a forward graph comes before its backward
+            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items()})
+            options = {**toolchain, "march": str(self.march), "bits": str(self._bits()), "call": call.fingerprint}
             files = cache.get_or_make(item.graph, options, partial(self._compile, call, item.key))
+            layouts = [json.loads(files["layouts"])[position] for position in call.outputs]
             code = store.add_compressed(files["code"], media_types.CODE_AOTI)
             layers.append(code)
             fallbacks = None
@@ -85,39 +92,56 @@ class CpuTarget:
     def _bits(self) -> int | None:
         return None if self.march is None else compat.x86_vector_bits(self.level)
 
+    def _compile_call(self, call: _Call, output: Path) -> list[_Order]:
+        """Compile to ``output``; the layouts of what it returns."""
+        compile_with = partial(
+            compat.compile_with_aoti, output=output, march=self.march, vector_bits=self._bits(), training=call.training
+        )
+        with compat.own_warnings():
+            layouts = compile_with(call.module, call.examples, free=call.free)
+            plain = [position for position in call.free if layouts[position] is not None]
+            if plain != call.free:  # padded: a backward could not be told
+                layouts = compile_with(call.module, call.examples, free=plain)
+        return [order or [] for order in layouts]
+
     def _compile(self, call: _Call, key: str) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
             output = Path(folder) / "code.so"
             try:
-                with compat.own_warnings():
-                    compat.compile_with_aoti(call.module, call.examples, output, march=self.march, vector_bits=self._bits())
+                layouts = self._compile_call(call, output)
             except Exception as error:
                 raise BuildError(
                     f"AOTInductor could not compile {key} for {self.name}.",
                     [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
                     hint="Build with --target portable to get a bundle that runs without native code.",
                 ) from error
-            files = {"code": output.read_bytes()}
+            files = {"code": output.read_bytes(), "layouts": json.dumps(layouts).encode()}
             for fallbacks in Path(folder).glob("*.wrapper.json"):
                 files["fallbacks"] = fallbacks.read_bytes()
             return files
 
 
+@dataclass(frozen=True)
 class _Call:
-    """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice."""
+    """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice.
 
-    def __init__(
-        self,
-        module: GraphModule,
-        examples: list[torch.Tensor],
-        inputs: list[schema.GivenInput | schema.SizeCarrier],
-        outputs: list[int],
-    ) -> None:
-        self.module, self.examples, self.inputs, self.outputs = module, examples, inputs, outputs
+    ``free`` are the outputs that may have any strides; ``fingerprint`` is what the code depends on besides the graph.
+    """
+
+    module: GraphModule
+    examples: list[torch.Tensor]
+    inputs: list[schema.GivenInput | schema.SizeCarrier]
+    outputs: list[int]
+    training: bool
+    free: list[int]
+    fingerprint: str
 
 
-def _prepare(item: GraphToCompile) -> _Call:
-    """Copy the graph; read integer inputs off tensors; return each output once."""
+def _prepare(item: GraphToCompile, layouts: Mapping[int, _Order]) -> _Call:
+    """Copy the graph; read integer inputs off tensors; return each output once.
+
+    ``layouts`` are the orders of dimensions in which the forward's code really writes what it saves.
+    """
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})
     graph.output(output)
@@ -128,6 +152,8 @@ def _prepare(item: GraphToCompile) -> _Call:
     for index, node in enumerate(placeholders):
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
+            if order := layouts.get(index):
+                value = node.meta["val"] = compat.laid_out(value, order)
             inputs.append(schema.GivenInput(index))
         elif _read_off_a_tensor(graph, node, placeholders):
             continue
@@ -146,7 +172,10 @@ def _prepare(item: GraphToCompile) -> _Call:
     graph.output_node().args = (tuple(distinct),)
     graph.lint()
     module.recompile()
-    return _Call(module, examples, inputs, positions)
+    promised = {position for output, position in enumerate(positions) if output not in item.private}
+    free = [position for position in range(len(distinct)) if position not in promised]
+    fingerprint = json.dumps([item.training, free, sorted(layouts.items())])
+    return _Call(module, examples, inputs, positions, item.training, free, fingerprint)
 
 
 def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Node]) -> bool:
