@@ -224,10 +224,15 @@ class _RefusedFunctions(TorchFunctionMode):
     )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._refused:
+        if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
         return func(*args, **(kwargs or {}))
+
+
+def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:
+    """Whether a tensor is only said to require a gradient that already does, or the reverse."""
+    return func is not torch.Tensor.data.__set__ and tensor.requires_grad == (value if requires_grad is None else requires_grad)  # type: ignore[attr-defined]
 
 
 _OLD_IGNORED = "ignore_logger_methods"
@@ -528,11 +533,6 @@ def hint(env: ShapeEnv, symbol: Any) -> int | None:
     values = getattr(env, "backed_var_to_val", None) or env.var_to_val
     value = values.get(symbol)
     return None if value is None else int(value)
-
-
-def hint_numel(tensor: torch.Tensor) -> int:
-    """Number of elements at the example's sizes."""
-    return hint_of(tensor.numel())
 
 
 def hint_of(size: int | torch.SymInt) -> int:

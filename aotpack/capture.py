@@ -2,7 +2,7 @@
 
 A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
 activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
-models that Dynamo rejects, and look through checkpoints.
+models that Dynamo rejects, and keep checkpoints with our help (:mod:`._torch_checkpoint`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem
 
+from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
@@ -30,11 +31,12 @@ FRONT_ENDS = ("dynamo", "export", "trace")
 
 @dataclass(frozen=True)
 class Captured:
-    """A traced method: the joint graph and how it was got."""
+    """A traced method: the joint graph, how it was got, and the user's lines whose checkpoints it does not recompute."""
 
     joint: compat.Joint
     front_end: str
     rejected: tuple[Problem, ...] = field(default=())
+    lost_checkpoints: tuple[str, ...] = ()
 
 
 class FunctionModule(torch.nn.Module):
@@ -71,7 +73,7 @@ def capture(
     for name in front_ends:
         with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions(), compat.own_warnings():
             try:
-                joint = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
+                joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
                 _check_constants(joint)
             except AotpackError:
                 raise
@@ -79,7 +81,7 @@ def capture(
                 rejected.append(Problem(name, explain(error)))
                 cause = cause or error
                 continue
-        return Captured(joint, name, tuple(rejected))
+        return Captured(joint, name, tuple(rejected), lost)
     raise CaptureError(
         f"No front end could trace the model in {'train' if training else 'eval'} mode.",
         rejected,
@@ -105,11 +107,15 @@ def explain(error: Exception) -> str:
 
 def user_line(error: BaseException) -> str:
     """``file:line: source`` of the innermost frame outside torch and aotpack, or nothing."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    return _user_frame(traceback.extract_tb(error.__traceback__)) or _line_in_message(str(error))
+
+
+def _user_frame(stack: traceback.StackSummary) -> str:
+    for frame in reversed(stack):
         library = "site-packages" in frame.filename or "/aotpack/" in frame.filename or frame.filename.startswith("<")
         if not library and "/lib/python" not in frame.filename:
             return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
-    return _line_in_message(str(error))
+    return ""
 
 
 def _line_in_message(text: str) -> str:
@@ -147,11 +153,17 @@ def _with_dynamo(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
-) -> compat.Joint:
+) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = compat.capture_with_dynamo(model, args, kwargs)
+        nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
+        if any(node.kwargs.get("use_reentrant") for node in nodes):
+            with checkpoints.checked_reentrant():
+                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured):
-            return compat.export_joint(captured, args, kwargs, table)
+            joint = compat.export_joint(captured, args, kwargs, table)
+    looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
+    return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
 
 
 def _with_export(
@@ -160,13 +172,15 @@ def _with_export(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
-) -> compat.Joint:
+) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.kept_state_changes():
         compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
+        with checkpoints.kept_checkpoints() as regions:
+            exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
-    with mode:
-        return compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
+    with mode, checkpoints.selected(regions):
+        joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
+    return joint, _lost(regions, joint)
 
 
 def _with_trace(
@@ -175,7 +189,7 @@ def _with_trace(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
-) -> compat.Joint:
+) -> tuple[compat.Joint, tuple[str, ...]]:
     mode = compat.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
     fakes: dict[int, torch.Tensor] = {}
@@ -190,8 +204,14 @@ def _with_trace(
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
     with compat.kept_state_changes():
         compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        with mode:
-            return compat.export_joint(model, fake_args, fake_kwargs, table)
+        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
+            joint = compat.export_joint(model, fake_args, fake_kwargs, table)
+    return joint, _lost(regions, joint)
+
+
+def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
+    """The user's lines of checkpoints that left no trace in the joint graph."""
+    return tuple(dict.fromkeys(_user_frame(stack) for stack in regions.lost(joint.graph_module.graph)))
 
 
 _FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}

@@ -322,8 +322,8 @@ def _trace_once(
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
         run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
-    if captured.rejected and captured.front_end != "dynamo":
-        run.warn(f"{plan.name!r}: activation checkpoints, if any, are looked through by this front end")
+    for line in captured.lost_checkpoints:
+        run.warn(f"{plan.name!r}: the {captured.front_end} front end looked through a checkpoint, so all in it is saved: {line}")
     if captured.joint.side_effects:
         changed = ", ".join(captured.joint.side_effects)
         run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")

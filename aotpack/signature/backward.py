@@ -173,13 +173,18 @@ class Backward(Outputs):
         return [] if all(len(tangents) == len(self.parts.tangents) for tangents in found) else found
 
     def _saved_bytes(self) -> int:
-        """Bytes of activations the forward keeps, primals not counted, at the example's sizes."""
-        total = 0
-        for value, _ in self.parts.saved:
-            tensor = tensor_of(value)
-            if tensor is not None and value not in self.primal_nodes:
-                total += compat.hint_numel(tensor) * tensor.element_size()
-        return total
+        """Bytes of activations the forward keeps, at the example's sizes: storages that are no primal's."""
+        primals = {
+            compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, self.primal_nodes) if value is not None
+        }
+        saved = [value.untyped_storage() for node, _ in self.parts.saved if (value := tensor_of(node)) is not None]
+        kept = {compat.StorageWeakRef(storage): storage for storage in saved}
+        return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in primals)
+
+
+def _storages(nodes: list[Node]) -> dict[compat.StorageWeakRef, torch.UntypedStorage]:
+    tensors = [value for node in nodes if (value := tensor_of(node)) is not None]
+    return {compat.StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
 
 
 def _memory_format(value: torch.Tensor) -> Any:
