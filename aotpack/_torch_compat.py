@@ -25,11 +25,11 @@ import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._dynamo import functional_export
 from torch._export.utils import _compiling_state_context
+from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
 from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
@@ -74,7 +74,6 @@ class Joint:
 
     graph_module: torch.fx.GraphModule
     metadata: ViewAndMutationMeta
-    out_spec: Any
     needs_autograd: bool
     shape_env: ShapeEnv | None
     primal_descriptors: list[desc.AOTInput]
@@ -316,13 +315,16 @@ def export_joint(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     decompositions: Decompositions | None = None,
+    *,
+    note: Callable[[Any], list[Any]],
 ) -> Joint:
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
-    All mutations are functionalised out of the graphs: the loader applies them.
+    All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
+    the leaves that are traced.
     """
-    with contextlib.ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
+    with contextlib.ExitStack() as stack, _faithful_results(note), _idle_dropout():
+        joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
         descriptors: Any = capture.updated_flat_args_descs
@@ -331,7 +333,6 @@ def export_joint(
         return Joint(
             graph_module=joint.graph_module,
             metadata=state.fw_metadata,
-            out_spec=joint.out_spec,
             needs_autograd=state.needs_autograd,
             shape_env=mode.shape_env,
             primal_descriptors=list(descriptors),
@@ -340,6 +341,43 @@ def export_joint(
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=mode,
         )
+
+
+@contextlib.contextmanager
+def _faithful_results(note: Callable[[Any], list[Any]]) -> Iterator[None]:
+    """Let ``note`` see results before they are flattened, and keep views of multi-output operations views.
+
+    AOTAutograd hides from autograd that results of one ``chunk`` share memory, as an optimisation: in-place changes that eager
+    refuses would go through.
+    """
+    flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
+
+    def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return flattened(lambda *a, **k: note(function(*a, **k)), *args, **kwargs)
+
+    with (
+        mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted),
+        mock.patch.object(torch, "_functionalize_is_multi_output_view", return_value=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _idle_dropout() -> Iterator[None]:
+    """Trace dropout that does nothing as eager runs it, which returns its input itself; torch's decomposition clones it."""
+    dropout = torch.ops.aten.dropout.default
+    kernels = dict(dropout.py_kernels)
+
+    def kernel(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, p, train: decomposition(value, p, train) if train and p != 0 else value
+
+    dropout.py_kernels.update({key: kernel(rule) for key, rule in kernels.items()})
+    dropout._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        dropout.py_kernels.update(kernels)
+        dropout._dispatch_cache.clear()
 
 
 def partition(

@@ -25,6 +25,7 @@ from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
+from .returned import Returned
 
 FRONT_ENDS = ("dynamo", "export", "trace")
 
@@ -34,6 +35,7 @@ class Captured:
     """A traced method: the joint graph, how it was got, and the user's lines whose checkpoints it does not recompute."""
 
     joint: compat.Joint
+    returned: Returned
     front_end: str
     rejected: tuple[Problem, ...] = field(default=())
     lost_checkpoints: tuple[str, ...] = ()
@@ -71,9 +73,10 @@ def capture(
     rejected: list[Problem] = []
     cause: Exception | None = None
     for name in front_ends:
+        returned = Returned()
         with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions(), compat.own_warnings():
             try:
-                joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions)
+                joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
             except AotpackError:
                 raise
@@ -81,7 +84,7 @@ def capture(
                 rejected.append(Problem(name, explain(error)))
                 cause = cause or error
                 continue
-        return Captured(joint, name, tuple(rejected), lost)
+        return Captured(joint, returned, name, tuple(rejected), lost)
     raise CaptureError(
         f"No front end could trace the model in {'train' if training else 'eval'} mode.",
         rejected,
@@ -153,6 +156,7 @@ def _with_dynamo(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
+    returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = compat.capture_with_dynamo(model, args, kwargs)
@@ -161,7 +165,7 @@ def _with_dynamo(
             with checkpoints.checked_reentrant():
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured):
-            joint = compat.export_joint(captured, args, kwargs, table)
+            joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
 
@@ -172,6 +176,7 @@ def _with_export(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
+    returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.kept_state_changes():
         compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
@@ -179,7 +184,7 @@ def _with_export(
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
-        joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table)
+        joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
     return joint, _lost(regions, joint)
 
 
@@ -189,6 +194,7 @@ def _with_trace(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     table: compat.Decompositions | None,
+    returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     mode = compat.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
@@ -205,7 +211,7 @@ def _with_trace(
     with compat.kept_state_changes():
         compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
-            joint = compat.export_joint(model, fake_args, fake_kwargs, table)
+            joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
     return joint, _lost(regions, joint)
 
 

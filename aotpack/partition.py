@@ -11,6 +11,7 @@ import operator
 from dataclasses import dataclass
 
 import torch
+import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from . import _torch_compat as compat
@@ -22,7 +23,8 @@ class Partitioned:
     """Forward and backward graphs as AOTAutograd splits them.
 
     ``saved`` pairs each saved value of the forward with the backward's placeholder for it, tensors and integers;
-    ``tangents`` are the backward's remaining placeholders.
+    ``tangents`` are the backward's remaining placeholders. ``chains`` names, for each forward output, the chain of views that
+    ends in it, as it was before equal views were made one: two outputs are the same object where their chains are.
     """
 
     forward: GraphModule
@@ -31,6 +33,7 @@ class Partitioned:
     saved: list[tuple[Node, Node]]
     tangents: list[Node]
     gradients: list[object]
+    chains: list[views.Chain]
 
 
 def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None) -> Partitioned:
@@ -40,7 +43,8 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     """
     if not joint.needs_autograd:
         forward = joint.graph_module
-        return Partitioned(forward, None, output_args(forward), [], [], [])
+        return Partitioned(forward, None, output_args(forward), [], [], [], _chains(forward))
+    chains = _chains(joint.graph_module)[: joint.metadata.num_forward]
     forward, backward = compat.partition(joint, partitioner=partitioner, memory_budget=memory_budget)
     outputs = output_args(forward)
     count = joint.metadata.num_forward
@@ -49,9 +53,14 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
     placeholders = backward.graph.find_nodes(op="placeholder")
     pairs = list(zip([*symbols, *tensors], placeholders, strict=False))
-    result = Partitioned(forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward))
+    result = Partitioned(forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward), chains)
     _recompute_views_of_inputs(result)
     return result
+
+
+def _chains(module: GraphModule) -> list[views.Chain]:
+    outputs = pytree.tree_leaves(module.graph.output_node().args)
+    return [views.chain_of_names(value) if isinstance(value, Node) else () for value in outputs]
 
 
 def output_args(module: GraphModule) -> list[object]:

@@ -329,7 +329,7 @@ def _trace_once(
         run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
-        convention = signature.assemble(captured.joint, parts, module, args, kwargs, stored)
+        convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored)
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"])
     return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in identical])
 

@@ -7,10 +7,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import schema
 
 from ._torch_compat import tree_children
+from .returned import Opened
 
 
 def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
@@ -23,9 +26,9 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
         return schema.LeafNode(), [path]
     children = tree_children(spec)
     kind = spec.type
-    if kind in (tuple, list):
+    if kind in (tuple, list, torch.Size):
         items, paths = _describe_all(children, [f"{path}[{i}]" for i in range(len(children))])
-        return (schema.TupleNode(items) if kind is tuple else schema.ListNode(items)), paths
+        return (schema.ListNode(items) if kind is list else schema.TupleNode(items, size=kind is torch.Size)), paths
     if kind in (dict, OrderedDict, defaultdict):
         keys = list(spec.context[1] if kind is defaultdict else spec.context)
         bad = [key for key in keys if not isinstance(key, (str, int, bool))]
@@ -36,6 +39,10 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
             )
         items, paths = _describe_all(children, [f"{path}[{key!r}]" for key in keys])
         return schema.DictNode(keys, items, ordered=kind is OrderedDict), paths
+    if kind is Opened:
+        shown, names = spec.context
+        items, paths = _describe_all(children, [f"{path}.{name}" for name in names])
+        return schema.RecordNode(f"{shown.__module__}.{shown.__qualname__}", list(names), items), paths
     fields, nones = _field_names(spec, len(children))
     if fields is None:
         raise UnsupportedError(

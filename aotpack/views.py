@@ -42,9 +42,31 @@ def parent(node: Node) -> Node | None:
 
 def root(node: Node) -> Node:
     """The value at the start of the chain of views that ends in ``node``."""
-    while (above := parent(node)) is not None:
-        node = above
-    return node
+    return chain(node)[0]
+
+
+def chain(node: Node) -> list[Node]:
+    """The values from the start of the chain of views that ends in ``node`` to ``node`` itself."""
+    found = [node]
+    while (above := parent(found[-1])) is not None:
+        found.append(above)
+    return found[::-1]
+
+
+Chain = tuple[tuple[str, Any], ...]
+"""A chain of views as the names of its operations, each with the position of the one of its results that is meant, or None."""
+
+
+def chain_of_names(node: Node) -> Chain:
+    """The chain of views that ends in ``node``, from its start."""
+    return tuple([_named(link) for link in chain(node)])
+
+
+def _named(link: Node) -> tuple[str, Any]:
+    if link.target is operator.getitem:
+        several, position = link.args
+        return str(several), position
+    return link.name, None
 
 
 def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[schema.ViewStep] | None:

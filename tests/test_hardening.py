@@ -37,6 +37,7 @@ from aotpack_loader.errors import (
 from aotpack_loader.format import expressions, media_types, schema
 from aotpack_loader.format.validate import validate_graph, validate_program
 from aotpack_loader.runtime.call import MethodCall
+from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.selftest import run_self_test
 
 CPU = torch.device("cpu")
@@ -425,6 +426,16 @@ def _arguments(args: schema.Tree, kwargs: schema.Tree | None = None) -> dict[str
 
 
 _LEAF = schema.LeafNode()
+_VIEW = schema.ViewStep("aten.unsqueeze.default", [1])
+
+
+def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = (), history: bool = True) -> dict[str, Any]:
+    """An alias that goes on from an earlier one."""
+    first = [] if earlier is None else [schema.AliasResult([_VIEW], primal=0, history=history)]
+    return {
+        "outputs": schema.TupleNode([_LEAF] * (len(first) + 1)),
+        "results": [*first, schema.AliasResult(view, primal=0, shared=shared)],
+    }
 
 
 @pytest.mark.parametrize(
@@ -446,12 +457,34 @@ _LEAF = schema.LeafNode()
         ("C15: a key", {"outputs": schema.RecordNode("R", ["a", "a"], [_LEAF, _LEAF])}),
         ("C15: it is nested", {"outputs": _nested(400)}),
         ("C15: it is nested", _arguments(schema.TupleNode([_nested(400)]))),
+        ("C15: the sizes", {"outputs": schema.TupleNode([schema.ListNode([_LEAF])], size=True)}),
         ("C16: ", {"leaves": [schema.TensorLeaf("args[0]", "int64", [4], requires_grad=True)]}),
+        # C17 values that aliases have in common
+        ("C17: ", _aliases([_VIEW], schema.Shared(0, 1), earlier=None)),
+        ("C17: ", _aliases([_VIEW], schema.Shared(1, 1))),
+        ("C17: ", _aliases([_VIEW], schema.Shared(0, 2))),
+        ("C17: ", _aliases([_VIEW], schema.Shared(0, 1), history=False)),
+        ("C17: ", _aliases([schema.ViewStep("aten.unsqueeze.default", [0])], schema.Shared(0, 1))),
+        ("C17: ", _aliases([schema.ViewStep("aten.split.Tensor", [1], select=0)], schema.Shared(0, 0, call=True))),
+        ("C17: ", _aliases([_VIEW], schema.Shared(0, 0))),
     ],
 )
 def test_rules_of_methods(rule: str, changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptBundleError, match=rule):
         validate_program(_program(**changes), "program")
+
+
+def test_values_in_common_are_those_of_the_first() -> None:  # C17
+    second = schema.ViewStep("aten.select.int", [0, 1])
+    views = [[_VIEW], [_VIEW, second], [_VIEW, second]]
+    shares = [None, schema.Shared(0, 1), schema.Shared(1, 1)]
+    results = [schema.AliasResult(view, primal=0, shared=share) for view, share in zip(views, shares, strict=True)]
+    validate_program(_program(outputs=schema.TupleNode([_LEAF] * 3), results=results), "program")
+    x = torch.zeros(3)
+    made = Epilogue(_method(outputs=schema.TupleNode([_LEAF] * 3), results=results))([x], [], {})
+    assert made[1]._base is x
+    assert made[1] is not made[2]
+    assert [value.shape for value in made] == [(3, 1), (1,), (1,)]
 
 
 def test_an_integer_cannot_be_trainable() -> None:  # C16

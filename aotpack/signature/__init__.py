@@ -20,6 +20,7 @@ from aotpack_loader.format import schema
 from .. import _torch_compat as compat
 from .. import partition, trees
 from ..expressions import bound, render
+from ..returned import Returned
 from ..state import StoredTensors
 from .backward import Backward
 
@@ -46,6 +47,7 @@ class Convention:
 
 def assemble(
     joint: compat.Joint,
+    returned: Returned,
     parts: partition.Partitioned,
     model: torch.nn.Module,
     args: tuple[Any, ...],
@@ -57,7 +59,7 @@ def assemble(
     Raises:
         UnsupportedError: names every construct a bundle cannot keep true.
     """
-    return _Assembler(joint, parts, model, args, kwargs, stored).run()
+    return _Assembler(joint, returned, parts, model, args, kwargs, stored).run()
 
 
 class _Assembler(Backward):
@@ -77,7 +79,7 @@ class _Assembler(Backward):
         gradients, backward = self._gradients()
         self._raise_problems()
         partition.set_outputs(self.parts.forward, list(self.outputs))
-        out_tree, _ = trees.describe(self.joint.out_spec, "result")
+        out_tree, _ = trees.describe(self.returned.spec, "result")
         method = {
             "inputs": tree,
             "leaves": leaves,

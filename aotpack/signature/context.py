@@ -12,6 +12,7 @@ from aotpack_loader.format import expressions, schema
 
 from .. import _torch_compat as compat
 from .. import partition
+from ..returned import Returned
 from ..state import StoredTensors
 
 
@@ -21,6 +22,7 @@ class Context:
     def __init__(
         self,
         joint: compat.Joint,
+        returned: Returned,
         parts: partition.Partitioned,
         model: torch.nn.Module,
         args: tuple[Any, ...],
@@ -28,6 +30,7 @@ class Context:
         stored: StoredTensors,
     ) -> None:
         self.joint, self.parts, self.model, self.stored = joint, parts, model, stored
+        self.returned = returned
         self.args, self.kwargs = args, kwargs
         self.metadata = joint.metadata
         self.shape_env = joint.shape_env

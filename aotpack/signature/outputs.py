@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch.fx import Node
 
 from aotpack_loader.errors import Problem
@@ -64,11 +65,11 @@ class Outputs(Inputs):
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
-        return [result for result in results if result is not None]
+        return self._shared([result for result in results if result is not None])
 
     def _plain_result(self, info: Any, node: Any, placed: dict[int, int], i: int) -> schema.Result | None:
         if not isinstance(node, Node):
-            return self._literal_result(node)
+            return self._literal_result(node, i)
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             size = size_expression(value, self.shape_env)
@@ -89,10 +90,10 @@ class Outputs(Inputs):
             return self._alias_of_input(info, node)
         return None
 
-    def _literal_result(self, value: Any) -> schema.Result:
+    def _literal_result(self, value: Any, i: int) -> schema.Result:
         if isinstance(value, torch.SymInt):
             return schema.SizeResult(size_expression(value, self.shape_env))
-        literal = literal_argument(value)
+        literal = literal_argument(self.returned.constants.get(i, value))
         if literal is NOT_A_LITERAL:
             self.problems.append(Problem("result", f"returns a {type(value).__name__}"))
             literal = None
@@ -133,6 +134,39 @@ class Outputs(Inputs):
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
+
+    def _shared(self, results: list[schema.Result]) -> list[schema.Result]:
+        """Aliases with what each has in common with an earlier one: eager makes a view once, and other views from it."""
+        found: list[schema.Result] = []
+        for i, result in enumerate(results):
+            if isinstance(result, schema.AliasResult):
+                shares = [self._shares(j, other, i, result) for j, other in enumerate(found)]
+                best = max(filter(None, shares), key=lambda share: (share.steps, share.call), default=None)
+                result = structs.replace(result, shared=best)
+            found.append(result)
+        return found
+
+    def _shares(self, j: int, earlier: schema.Result, i: int, result: schema.AliasResult) -> schema.Shared | None:
+        if not isinstance(earlier, schema.AliasResult) or earlier.history != result.history:
+            return None
+        if (earlier.primal, earlier.output) != (result.primal, result.output):
+            return None
+        same = self.returned.same
+        if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
+            return schema.Shared(j, len(result.view))
+        first = self.metadata.num_mutated_inp_runtime_indices
+        ours, theirs = [self.parts.chains[first + k][-len(r.view) :] for k, r in ((i, result), (j, earlier))]
+        if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # replayed by as_strided
+            return None
+        pairs = list(zip(ours, theirs, result.view, earlier.view, strict=False))
+        steps = next((k for k, (a, b, x, y) in enumerate(pairs) if a != b or x != y), len(pairs))
+        # Where one ends it is the very value that the other goes on from: a detached one leads to no gradient.
+        if steps == len(earlier.view) and result.requires_grad and not earlier.requires_grad:
+            return None
+        if steps == len(result.view) and earlier.requires_grad and not result.requires_grad:
+            return None
+        call = steps < len(pairs) and pairs[steps][0][0] == pairs[steps][1][0]
+        return schema.Shared(j, steps, call) if steps or call else None
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
         """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""

@@ -129,6 +129,61 @@ def detached_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.view(-1)
 
 
+def views_of_a_view(x: Tensor) -> Any:
+    y = x.view(-1)
+    return y[1:], y[:2].detach(), y, y[1:][1:], x.t()
+
+
+def views_of_a_hidden_detached(x: Tensor) -> Any:
+    y = x.detach()
+    return y.view(-1), y[0], y.unbind(0)[1], x.detach()[1]
+
+
+def hidden_no_grad_view(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        z = y.view(-1)
+        return z[1:], z, y
+
+
+def unbound(x: Tensor) -> Any:
+    rows = x.unbind(0)
+    return (*rows, rows[0].view(-1), x.unbind(0)[0])
+
+
+def unbound_intermediate(x: Tensor) -> Any:
+    y = x * 2
+    return (*y.unbind(0), y[0], y.t())
+
+
+def hooked_view(model: Any, args: Any, kwargs: Any) -> Any:
+    """A gradient that reaches a view through another one, seen by a hook and retained."""
+    tail, whole = model(*args)
+    seen: list[Tensor] = []
+    whole.register_hook(lambda grad: (seen.append(grad.clone()), grad * 3)[1])
+    whole.retain_grad()
+    tail.sin().sum().backward()
+    return seen, whole.grad
+
+
+def view_and_tail(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.view(-1)
+    return y[1:], y
+
+
+def descriptions(x: Tensor) -> Any:
+    return x * 2, x.device, x.layout, torch.channels_last, [torch.int64, complex(0, float("inf"))]
+
+
+@dataclass
+class Nested:
+    """Unregistered, in one another and in lists."""
+
+    inner: Any
+    size: torch.Size
+    sums: list[Tensor]
+
+
 def complex_views(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.view_as_complex(x), x.sum()
 
@@ -260,6 +315,19 @@ CASES: list[Case] = [
     case("outputs: alias of input, leaf", lambda x: x.view(-1), g(2, 3)),
     case("outputs: alias of input, non-leaf", lambda x: x.view(-1), n(2, 3)),
     case("outputs: alias of input, same view twice", view_twice, n(2, 3)),
+    case("outputs: alias of input, views of a view", views_of_a_view, n(2, 3)),
+    case("outputs: alias of input, views of a view, plain", views_of_a_view, t(2, 3)),
+    case("outputs: alias of input, views of a view, leaf", views_of_a_view, g(2, 3)),
+    case("outputs: alias of input, views of a view, in place afterwards", views_of_a_view, n(2, 3), calls=MUTATED),
+    case(
+        "outputs: alias of input, hook on a view of which another is", view_and_tail, n(2, 3), calls=(Call(1, act=hooked_view),)
+    ),
+    case("outputs: views of a detached view that is not returned", views_of_a_hidden_detached, g(2, 3)),
+    case("outputs: views of a detached view that is not returned, plain", views_of_a_hidden_detached, t(2, 3)),
+    case("outputs: view of a view under no_grad", hidden_no_grad_view, g(2, 3)),
+    case("outputs: multi-output views, unbind twice and a view of one", unbound, n(3, 2)),
+    case("outputs: multi-output views, unbind, in place afterwards (eager raises)", unbound, n(3, 2), calls=MUTATED[:1]),
+    case("outputs: multi-output views of an intermediate, unbind and others", unbound_intermediate, g(3, 2)),
     case("outputs: alias of input, chain", lambda x: x.t()[1:].unsqueeze(0), n(2, 3)),
     case("outputs: alias of input, slices", slices, n(3, 4)),
     case("outputs: alias of input, view with an equal shape", lambda x: x.view(2, 3), n(2, 3)),
@@ -346,6 +414,14 @@ CASES: list[Case] = [
     case("outputs: dataclass", lambda x: Result(x.sum(), {"k": x * 2}), g(3)),
     case("outputs: dataclass with None", lambda x: Result(x.sum()), g(3)),
     case("outputs: dataclass that pytree does not know", lambda x: Unregistered(x.sum()), g(3)),
+    case(
+        "outputs: dataclass that pytree does not know, nested",
+        lambda x: {"a": [Nested(Unregistered(x.view(-1), "y"), x.shape, [x.sum(), x])]},
+        g(2, 3),
+    ),
+    case("outputs: an object of a class of the user's", lambda x: (x * 2, {1, 2}), g(3)),
+    case("outputs: a device, a layout, a memory format", descriptions, g(2)),
+    case("outputs: sizes, dynamic", number_from_shape, g(4, 3), dynamic_shapes={"x": {0: torch.export.Dim("batch")}}),
     case("outputs: namedtuple", lambda x: Pair(x * 2, [x.sum()]), g(3)),
     case("outputs: torch.return_types", lambda x: x.max(0), g(3, 2)),
     case("outputs: torch.return_types sort", lambda x: torch.sort(x), g(3)),

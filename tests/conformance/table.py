@@ -36,10 +36,7 @@ REFUSED: dict[str, str] = {
     "identity: aliasing inputs, mutated under no_grad": "two arguments share memory",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
-    "outputs: a dtype": "torch.dtype",
-    "outputs: a complex number": "complex",
-    "outputs: sizes": "torch.Size",
-    "outputs: dataclass that pytree does not know": "Unregistered",
+    "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: a branch on data": "Data-dependent branching",
 }
@@ -62,11 +59,6 @@ _MISSING_TANGENT = (
 _REACHED = "runtime/autograd.py: every differentiable output requires grad as soon as any primal does, reached or not"
 _UNBACKED = "a saved unbacked size: CorruptBundleError when the program is written, neither carried nor refused"
 _NO_GRAD_VIEW = "signature.py: OutputAliasInfo.requires_grad_for_backward is not carried (torch.compile has the same fault)"
-_IDENTITY_DROPOUT = (
-    "dropout that does nothing returns its input itself in eager, a clone or an alias when traced (as torch.compile)"
-)
-
-_MULTI = "a multi-output view replayed from its base has lost its `_base`, and takes in-place writes that eager refuses"
 
 XFAIL: dict[str, str] = {
     # Silently wrong.
@@ -77,18 +69,9 @@ XFAIL: dict[str, str] = {
     "state: a Python number that changes from call to call": ("Dynamo's export drops the side effect with a warning only"),
     "input mutation: resize_ larger": "refused in 1a94895, again built and an error at call since d769ad5",
     "input mutation: storage resize_(0)": "inductor.resize_storage_bytes_ is dropped from the graph",
-    "outputs: alias of input, same view twice": "each result is replayed on its own; eager's is one object",
-    "outputs: eval-mode dropout returns the input itself": _IDENTITY_DROPOUT,
-    "RNG dropout: p=0": _IDENTITY_DROPOUT,
     "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),
-    "outputs: a detached input and a view of it": ("each result is replayed on its own from the input: `_base is` is lost"),
     "BatchNorm: version counters of the statistics": "copy_ moves them, eager's kernel does not (as torch.compile)",
-    # Wrong since 1a94895, right before.
-    "outputs: multi-output views of an intermediate, split and view": _MULTI,
     # An error where eager works, or another kind of error than ours.
-    "outputs: complex/real views, view_as_real of the input": (
-        "SEGFAULT at build: state.py add_constant reads a functional tensor"
-    ),
     "state: names that the loaded module uses itself": (
         "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"
     ),
@@ -99,6 +82,3 @@ XFAIL: dict[str, str] = {
     "shapes: unbacked, repeat_interleave": _UNBACKED,
 }
 """Case to what is wrong and where."""
-
-CRASHES = {"outputs: complex/real views, view_as_real of the input"}
-"""Expected failures that end the process: not run."""

@@ -11,7 +11,7 @@ import torch
 from aotpack_loader.errors import BuildError
 
 from .harness import Case, build, case, module_case, run, t
-from .table import CASES, CRASHES, REFUSED, XFAIL
+from .table import CASES, REFUSED, XFAIL
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,7 +21,7 @@ def one_thread() -> None:
 
 
 def _parameter(case: Case) -> object:
-    marks = [pytest.mark.xfail(strict=True, reason=XFAIL[case.name], run=case.name not in CRASHES)] if case.name in XFAIL else []
+    marks = [pytest.mark.xfail(strict=True, reason=XFAIL[case.name])] if case.name in XFAIL else []
     return pytest.param(case, id=case.name, marks=marks)
 
 

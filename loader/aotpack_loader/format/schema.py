@@ -215,7 +215,10 @@ class LeafNode(Document, frozen=True, tag="leaf", tag_field="type"):
 
 
 class TupleNode(Document, frozen=True, tag="tuple", tag_field="type"):
+    """A tuple; ``size``: of integers, as a ``torch.Size``."""
+
     items: list[Tree]
+    size: bool = False
 
 
 class ListNode(Document, frozen=True, tag="list", tag_field="type"):
@@ -385,10 +388,22 @@ class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):
     primal: Index
 
 
+class Shared(Document, frozen=True):
+    """What an alias has in common with the earlier alias ``result``: the values after the first ``steps`` steps.
+
+    They are the same objects. ``call``: the operator of the step that follows was called once too; only ``select`` differs.
+    """
+
+    result: Index
+    steps: Index
+    call: bool = False
+
+
 class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``.
 
-    ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history.
+    ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history. ``shared``: the first
+    steps are not repeated, but taken from another alias.
     """
 
     view: list[ViewStep]
@@ -396,12 +411,13 @@ class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     output: Index | None = None
     requires_grad: bool = False
     history: bool = True
+    shared: Shared | None = None
 
 
 class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):
     """The same value at every call."""
 
-    value: bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | None
+    value: Scalar
 
 
 class SizeResult(Document, frozen=True, tag="size", tag_field="type"):

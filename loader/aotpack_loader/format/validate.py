@@ -107,6 +107,12 @@ def _tree_problems(program: schema.Program) -> Iterator[Problem]:
                     labels = _labels(node)
                     if labels is not None and len(labels) != len(_items(node)):
                         yield Problem(at, "C15: there is one item for each key or field")
+                    if (
+                        isinstance(node, schema.TupleNode)
+                        and node.size
+                        and not all(isinstance(n, schema.LeafNode) for n in node.items)
+                    ):
+                        yield Problem(at, "C15: the sizes of a torch.Size are leaves")
                     if labels is not None and len(set(labels)) != len(labels):
                         yield Problem(at, "C15: a key or field is used twice")
                 level, depth = [item for node in level for item in _items(node)], depth + 1
@@ -208,6 +214,12 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
     yield from _in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
+        if isinstance(result, schema.AliasResult) and result.shared is not None:
+            earlier = method.results[result.shared.result] if result.shared.result < i else None
+            if not _continues(result, result.shared, earlier):
+                yield Problem(
+                    f"{at}.results[{i}].shared", "C17: it is no earlier alias of the same base that begins with the same steps"
+                )
 
 
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
@@ -219,6 +231,21 @@ def _result_problems(result: schema.Result, primals: int, outputs: int, at: str)
         if (result.primal is None) == (result.output is None):
             yield Problem(at, "C9: an alias has either a primal or an output as its base")
         yield from _in_range(at, "C9", [(i, n) for i, n in ((result.primal, primals), (result.output, outputs)) if i is not None])
+
+
+def _continues(result: schema.AliasResult, shared: schema.Shared, earlier: schema.Result | None) -> bool:
+    if not isinstance(earlier, schema.AliasResult) or (earlier.primal, earlier.output) != (result.primal, result.output):
+        return False
+    ours, theirs, steps = result.view, earlier.view, shared.steps
+    if steps + shared.call > min(len(ours), len(theirs)) or (steps + shared.call == 0 and (ours or theirs)):
+        return False
+    if shared.call and _called(ours[steps]) != _called(theirs[steps]):
+        return False
+    return earlier.history == result.history and ours[:steps] == theirs[:steps]
+
+
+def _called(step: schema.ViewStep) -> tuple[object, ...]:
+    return step.op, step.args, step.kwargs
 
 
 def _backward_problems(method: schema.Method, backward: schema.Backward, at: str) -> Iterator[Problem]:

@@ -14,10 +14,10 @@ from ..devices.operators import literal
 from ..errors import UnsupportedVersionError
 from ..format import expressions, schema
 from .tree import unflattener
-from .views import replayer
+from .views import Kept, Key, replayer, shared_values, with_origins
 
 Environment = Mapping[str, int]
-_Build = Callable[[list[torch.Tensor], list[Any], Environment], Any]
+_Build = Callable[[list[torch.Tensor], list[Any], Environment, Kept], Any]
 
 
 class Epilogue:
@@ -30,14 +30,17 @@ class Epilogue:
                 hint="Install a newer aotpack-loader.",
             )
         self._mutations = method.mutations
-        self._results = [_builder(result) for result in method.results]
+        results = with_origins(method.results)
+        wanted = shared_values(results)
+        self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
         self._unflatten = unflattener(method.outputs)
 
     def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
         """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
         for mutation in self._mutations:
             _apply(mutation, primals[mutation.primal], outputs[mutation.output])
-        return self._unflatten(iter([build(primals, outputs, environment) for build in self._results]))
+        kept: Kept = {}
+        return self._unflatten(iter([build(primals, outputs, environment, kept) for build in self._results]))
 
 
 def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor) -> None:
@@ -49,26 +52,26 @@ def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor
         (owner.detach() if hidden else owner).copy_(updated)
 
 
-def _builder(result: schema.Result) -> _Build:
+def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
     if isinstance(result, schema.FreshResult):
         position = result.output
-        return lambda primals, outputs, environment: outputs[position]
+        return lambda primals, outputs, environment, kept: outputs[position]
     if isinstance(result, schema.InputResult):
         primal = result.primal
-        return lambda primals, outputs, environment: primals[primal]
+        return lambda primals, outputs, environment, kept: primals[primal]
     if isinstance(result, schema.AliasResult):
-        return _alias_builder(result)
+        return _alias_builder(number, result, wanted)
     if isinstance(result, schema.SizeResult):
         expr = result.expr
-        return lambda primals, outputs, environment: expressions.evaluate(expr, environment)
+        return lambda primals, outputs, environment, kept: expressions.evaluate(expr, environment)
     value = literal(result.value)
-    return lambda primals, outputs, environment: value
+    return lambda primals, outputs, environment, kept: value
 
 
-def _alias_builder(result: schema.AliasResult) -> _Build:
-    replay = replayer(result.view, requires_grad=result.requires_grad, history=result.history)
+def _alias_builder(number: int, result: schema.AliasResult, wanted: set[Key]) -> _Build:
+    replay = replayer(number, result, wanted)
     if result.primal is not None:
         primal = result.primal
-        return lambda primals, outputs, environment: replay(primals[primal], environment)
+        return lambda primals, outputs, environment, kept: replay(primals[primal], environment, kept)
     output = result.output or 0
-    return lambda primals, outputs, environment: replay(outputs[output], environment)
+    return lambda primals, outputs, environment, kept: replay(outputs[output], environment, kept)

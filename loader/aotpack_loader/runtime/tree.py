@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from ..errors import Problem
 from ..format import schema
 from .records import MappingRecord, ObjectRecord, TupleRecord
@@ -101,7 +103,8 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
         return next
     parts = [unflattener(item) for item in tree.items]
     if isinstance(tree, schema.TupleNode):
-        return lambda leaves: tuple([part(leaves) for part in parts])
+        sequence = torch.Size if tree.size else tuple
+        return lambda leaves: sequence([part(leaves) for part in parts])
     if isinstance(tree, schema.ListNode):
         return lambda leaves: [part(leaves) for part in parts]
     if isinstance(tree, schema.DictNode):

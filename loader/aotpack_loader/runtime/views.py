@@ -2,59 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from ..devices import operators
 from ..errors import CorruptBundleError
 from ..format import expressions, schema
 
 Environment = Mapping[str, int]
+Key = tuple[int, int, bool]
+"""A value on the way to a result: the result, the number of steps, and whether the next step's operator has been called."""
+Kept = dict[Key, Any]
+Replay = Callable[[torch.Tensor, Environment, Kept], torch.Tensor]
 
 
-def replayer(
-    steps: list[schema.ViewStep], *, requires_grad: bool, history: bool
-) -> Callable[[torch.Tensor, Environment], torch.Tensor]:
-    """Compile view steps into a function of the base and the symbols.
+def with_origins(results: Sequence[schema.Result]) -> list[schema.Result]:
+    """Results whose ``shared`` names the one that makes the shared value, where that has it from another itself."""
+    found: list[schema.Result] = []
+    for result in results:
+        if isinstance(result, schema.AliasResult) and (share := result.shared) is not None:
+            while (above := _shared(found[share.result])) is not None and _reaches(above, share):
+                share = structs.replace(share, result=above.result)
+            result = structs.replace(result, shared=share)
+        found.append(result)
+    return found
 
-    ``requires_grad`` is the alias's own in the original: an alias may be detached from a base that requires a gradient.
-    ``history`` false replays with gradients off, as the original took the view.
+
+def _reaches(share: schema.Shared, wanted: schema.Shared) -> bool:
+    return (share.steps, share.call) >= (wanted.steps, wanted.call)
+
+
+def _shared(result: schema.Result) -> schema.Shared | None:
+    return result.shared if isinstance(result, schema.AliasResult) else None
+
+
+def shared_values(results: Sequence[schema.Result]) -> set[Key]:
+    """The values that more than one result needs."""
+    shares = [share for result in results if (share := _shared(result)) is not None]
+    return {(share.result, share.steps, call) for share in shares for call in (False, share.call)}
+
+
+def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -> Replay:
+    """Compile result ``number`` into a function of its base, the symbols and the values kept so far in this call.
+
+    ``wanted`` are the values that other results go on from: they are put where they are found.
     """
-    compiled = [_step(step) for step in steps]
+    shared, end = result.shared, len(result.view)
+    first = 0 if shared is None else shared.steps
+    links = []
+    for i, step in enumerate(result.view[first:], first):
+        operate = _step(step)
+        if shared is not None and shared.call and i == first:
+            operate = _kept((shared.result, first, True))
+        before, after = (number, i, True), (number, i + 1, False)
+        links.append(
+            (operate, step.select, before if before in wanted else None, after if after in wanted and i + 1 < end else None)
+        )
+    is_another = shared is not None and shared.steps == end and not shared.call
+    start = (shared.result, shared.steps, False) if shared is not None and (shared.steps or is_another) else None
+    whole = (number, end, False) if (number, end, False) in wanted else None
 
-    def run(base: torch.Tensor, environment: Environment) -> torch.Tensor:
-        value = base
-        for step in compiled:
-            value = step(value, environment)
+    def run(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
+        value = base if start is None else kept[start]
+        for operate, select, keep_call, keep in links:
+            found = operate(value, environment, kept)
+            if keep_call is not None:
+                kept[keep_call] = found
+            value = found if select is None else found[select]
+            if keep is not None:
+                kept[keep] = value
         return value
 
-    def replay(base: torch.Tensor, environment: Environment) -> torch.Tensor:
+    requires_grad, history = result.requires_grad, result.history
+
+    def replay(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         if not history:
             with torch.no_grad():
-                return run(base, environment).requires_grad_(requires_grad)
-        value = run(base, environment)
-        if base.requires_grad and not requires_grad:
-            return value.detach()
-        if value is base:
-            return value.view(value.shape)
+                value = run(base, environment, kept).requires_grad_(requires_grad)
+        else:
+            value = run(base, environment, kept)
+            if value.requires_grad and not requires_grad:
+                value = value.detach()
+            elif value is base and not is_another:
+                value = value.view(value.shape)
+        if whole is not None:
+            kept[whole] = value
         return value
 
     return replay
 
 
-def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment], Any]:
+def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:
+    return lambda value, environment, kept: kept[key]
+
+
+def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment, Kept], Any]:
     function = operators.resolve(step.op)
     declared = function._schema if isinstance(function, torch._ops.OpOverload) else None
     if declared is None or not declared.arguments or declared.arguments[0].alias_info is None or declared.is_mutable:
         raise CorruptBundleError(f"{step.op} is no view operation.")
-    args, kwargs, select = step.args, step.kwargs, step.select
+    args, kwargs = step.args, step.kwargs
 
-    def run(value: torch.Tensor, environment: Environment) -> Any:
+    def run(value: torch.Tensor, environment: Environment, kept: Kept) -> Any:
         filled = [_argument(arg, environment) for arg in args]
-        result = function(value, *filled, **{key: _argument(arg, environment) for key, arg in kwargs.items()})
-        return result if select is None else result[select]
+        return function(value, *filled, **{key: _argument(arg, environment) for key, arg in kwargs.items()})
 
     return run
 

@@ -1,0 +1,97 @@
+"""What the model returned while it was traced: values and identities that AOTAutograd's outputs do not keep."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotpack_loader.errors import Problem, UnsupportedError
+
+from .graph import NOT_A_LITERAL, literal_argument
+
+_TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
+"""What AOTAutograd takes as a result."""
+
+
+@dataclass
+class Returned:
+    """Notes on what the model returned: how it is nested, and on its leaves, by number.
+
+    ``spec``: the nesting, as a pytree spec. ``constants``: values that are neither tensors nor numbers; None is traced in their
+    place. ``same``: a leaf to an earlier one that is the very same tensor. The model runs several times while it is traced: the
+    last time counts.
+    """
+
+    spec: Any = None
+    constants: dict[int, Any] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)
+
+    def note(self, result: Any) -> list[Any]:
+        """The leaves of the model's result with what is not traced taken out.
+
+        Raises:
+            UnsupportedError: names every value that a bundle cannot return.
+        """
+        self.constants, self.same = {}, {}
+        result = _opened(result)
+        leaves, self.spec = pytree.tree_flatten(result)
+        first: dict[int, int] = {}
+        bad = []
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), i) != i:
+                self.same[i] = first[id(leaf)]
+            if not isinstance(leaf, _TRACED):
+                self.constants[i], leaves[i] = leaf, None
+                if literal_argument(leaf) is NOT_A_LITERAL:
+                    bad.append(i)
+        if bad:
+            paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(result)[0]]
+            problems = [Problem(f"result{paths[i]}", f"is a {_name(type(self.constants[i]))}") for i in bad]
+            raise UnsupportedError(
+                "The model returns what a bundle cannot hold.",
+                problems,
+                hint="Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or "
+                "dataclasses of them.",
+            )
+        return leaves
+
+
+class Opened:
+    """A dataclass that pytree does not know, as its fields."""
+
+    def __init__(self, kind: type, fields: tuple[str, ...], values: list[Any]) -> None:
+        self.kind, self.fields, self.values = kind, fields, values
+
+
+pytree.register_pytree_node(
+    Opened,
+    lambda record: (record.values, (record.kind, record.fields)),
+    lambda values, context: Opened(context[0], context[1], list(values)),
+    serialized_type_name="aotpack.returned.Opened",
+)
+
+
+def _opened(result: Any) -> Any:
+    """``result`` with dataclasses that pytree takes for leaves turned into containers."""
+    if not any(_is_dataclass(leaf) for leaf in pytree.tree_leaves(result)):
+        return result
+    return pytree.tree_map(_open, result)
+
+
+def _open(leaf: Any) -> Any:
+    if not _is_dataclass(leaf):
+        return leaf
+    names = tuple([f.name for f in dataclasses.fields(leaf)])
+    return Opened(type(leaf), names, [_opened(getattr(leaf, name)) for name in names])
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
