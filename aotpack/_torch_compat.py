@@ -15,7 +15,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -64,8 +64,17 @@ __all__ = [
 
 Decompositions = dict[Any, Callable[..., Any]]
 
-DynamicDims = Mapping[int, tuple[int | None, int | None]]
-"""Dimension to (minimum, maximum) of its size; null is unbounded."""
+
+class Bounds(NamedTuple):
+    """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``)."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+    automatic: bool = False
+
+
+DynamicDims = Mapping[int, Bounds]
+"""Dimension to how its size varies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +111,11 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
     before = [dict(tensor.__dict__) for tensor, _ in dims]
     try:
         for tensor, sizes in dims:
-            for dim, (minimum, maximum) in sizes.items():
-                torch._dynamo.mark_dynamic(tensor, dim, min=minimum, max=maximum)
+            for dim, bounds in sizes.items():
+                if bounds.automatic:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+                else:
+                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum, max=bounds.maximum)
         yield
     finally:
         for (tensor, _), attributes in zip(dims, before, strict=True):
@@ -271,8 +283,10 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
     return mode.from_tensor(tensor, symbolic_context=context)
 
 
-def _constraint(bounds: tuple[int | None, int | None]) -> Any:
-    minimum, maximum = bounds
+def _constraint(bounds: Bounds) -> Any:
+    minimum, maximum, automatic = bounds
+    if automatic:
+        return None
     if minimum is None and maximum is None:
         return RelaxedUnspecConstraint(warn_only=False)
     low = 0 if minimum is None else minimum

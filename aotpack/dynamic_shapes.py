@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import BuildError, Problem
 
-Bounds = tuple[int | None, int | None]
+from ._torch_compat import Bounds
 
 
 @dataclass(frozen=True)
@@ -118,4 +118,5 @@ def _bounds(size: Any) -> Bounds:
     """Bounds of a ``torch.export.Dim``; its ``min`` of 0 means none was given."""
     minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
     low = minimum if isinstance(minimum, int) and minimum > 0 else None
-    return low, maximum if isinstance(maximum, int) and maximum < 2**62 else None
+    high = maximum if isinstance(maximum, int) and maximum < 2**62 else None
+    return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type)

@@ -114,6 +114,7 @@ class _Options:
     partitioner: str
     memory_budget: float | None
     decompositions: Decompositions | None
+    front_ends: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ def build(
     partitioner: str = "min-cut",
     memory_budget: float | None = None,
     methods: Sequence[str] = ("train", "infer"),
+    front_ends: Sequence[str] = capture.FRONT_ENDS,
     self_test: bool = False,
     name: str | None = None,
     cache: bool = True,
@@ -177,6 +179,7 @@ def build(
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: share of activation memory that may be saved for the backward, 0..1.
         methods: any of ``train``, ``infer``, ``eval``.
+        front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
         self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name; default the model's class.
         cache: reuse compiled code of unchanged graphs.
@@ -187,10 +190,10 @@ def build(
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
-    _check_options(args, partitioner, memory_budget, methods, layout)
+    _check_options(args, partitioner, memory_budget, methods, front_ends, layout)
     chosen = resolve_targets(targets)
     table = next((target.decompositions for target in chosen if target.decompositions is not None), None)
-    options = _Options(partitioner, memory_budget, table)
+    options = _Options(partitioner, memory_budget, table, front_ends)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     run = _Build(observer or Silent())
     stored = StoredTensors()
@@ -257,7 +260,9 @@ def _check_program(program: schema.Program) -> None:
         ) from error
 
 
-def _check_options(args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str], layout: str) -> None:
+def _check_options(
+    args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str], front_ends: Sequence[str], layout: str
+) -> None:
     problems = []
     if not isinstance(args, tuple):
         problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
@@ -272,6 +277,10 @@ def _check_options(args: Any, partitioner: str, memory_budget: float | None, met
     problems += [Problem("methods", f"{method!r} is there twice") for method in sorted(set(methods)) if methods.count(method) > 1]
     if not methods:
         problems.append(Problem("methods", "at least one is needed"))
+    known = capture.FRONT_ENDS
+    problems += [Problem("front_ends", f"{name!r} is none of {', '.join(known)}") for name in front_ends if name not in known]
+    if not front_ends:
+        problems.append(Problem("front_ends", "at least one is needed"))
     if layout not in LAYOUTS:
         problems.append(Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}"))
     if problems:
@@ -317,7 +326,14 @@ def _trace_once(
     """Capture, partition and assemble one method; ``identical`` leaves are traced as one tensor."""
     with run.stage("capture", plan.name):
         captured = capture.capture(
-            module, args, kwargs, shapes, training=plan.training, grad=plan.grad, decompositions=options.decompositions
+            module,
+            args,
+            kwargs,
+            shapes,
+            training=plan.training,
+            grad=plan.grad,
+            decompositions=options.decompositions,
+            front_ends=options.front_ends,
         )
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
@@ -340,7 +356,9 @@ def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], sy
     problems: list[Problem] = []
     for number, dims in shapes.dims.items():
         leaf = leaves[number]
-        for dim, (low, high) in dims.items():
+        for dim, (low, high, automatic) in dims.items():
+            if automatic:
+                continue
             size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
             where = f"{leaf.path}.shape[{dim}]"
             if isinstance(size, int):

@@ -1,0 +1,229 @@
+"""Conformance: torch's own operator databases through build and load, each sample compared with eager.
+
+Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and with
+dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments, aliasing, strides,
+and the random generator afterwards must be eager's. What a build refuses is also given to torch's own ``aot_function``. A share of the
+bundles is called once more in a fresh process without the compiler.
+
+Results are written as they come (``--resume`` goes on after an interruption) and summed up in scripts/bench/results/conformance.json and
+the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
+
+from conformance_report import RESULTS, markdown, summary, update_readme  # noqa: E402
+from conformance_samples import DATABASES, DTYPES, Unit, samples, units  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
+
+PARTIAL = ROOT / ".cache" / "conformance.jsonl"
+"""A line a unit: what became of its samples."""
+
+RECYCLED = 150
+"""Units after which a worker process is replaced: tracing leaves things behind."""
+
+console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
+
+
+def main() -> None:
+    options = parse()
+    if options.worker:
+        from conformance_worker import serve
+
+        serve(Path(options.worker), limit=options.limit, count=options.samples)
+        return
+    chosen = units(options.databases, options.dtypes, options.sizes, options.ops)
+    if options.ops and not chosen:
+        sys.exit(f"conformance: no operator {', '.join(options.ops)} in {', '.join(options.databases)}")
+    PARTIAL.parent.mkdir(exist_ok=True)
+    known = read(options.partial) if options.resume else {}
+    todo = [unit for unit in chosen if str(unit) not in known]
+    results = summary(known | sweep(todo, options), options)
+    if options.ops or options.json:
+        print(json.dumps(results, indent=2))
+    else:
+        print(markdown(results))
+    if not options.ops:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        update_readme(results)
+    if options.strict and results["totals"]["wrong"] + results["totals"]["raises"]:
+        sys.exit(1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES[:4]))
+    parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators; results go to the screen only")
+    parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each operator's, spread evenly")
+    parser.add_argument("--sizes", nargs="+", choices=("static", "dynamic"), default=["static", "dynamic"])
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for an operator in one type (default 300)")
+    parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
+    parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FILE", help="where results go as they come")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if anything differs from eager")
+    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.sizes = [size == "dynamic" for size in options.sizes]
+    return options
+
+
+def read(partial: Path) -> dict[str, list[dict[str, str]]]:
+    """Outcomes of an earlier run, by unit."""
+    lines = partial.read_text().splitlines() if partial.exists() else []
+    return {line["unit"]: line["outcomes"] for line in map(json.loads, lines)}
+
+
+def sweep(todo: Sequence[Unit], options: argparse.Namespace) -> dict[str, list[dict[str, str]]]:
+    """Do the units in worker processes."""
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for unit in todo:
+        waiting.put(unit)
+    found: dict[str, list[dict[str, str]]] = {}
+    counts: Counter[str] = Counter()
+    lock = threading.Lock()
+    with (
+        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
+        options.partial.open("a" if options.resume else "w") as partial,
+        Progress(*columns, console=console) as progress,
+    ):
+        task = progress.add_task("conformance", total=len(todo))
+
+        def report(unit: Unit, outcomes: list[dict[str, str]]) -> None:
+            with lock:
+                found[str(unit)] = outcomes
+                partial.write(json.dumps({"unit": str(unit), "outcomes": outcomes}) + "\n")
+                partial.flush()
+                counts.update(outcome["status"] for outcome in outcomes)
+                for outcome in distinct(outcomes):
+                    progress.console.print(f"{unit}, sample {outcome['sample']}: {line_of(outcome)}"[:300], markup=False)
+                shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+                progress.update(task, advance=1, description=shown)
+
+        threads = [
+            threading.Thread(target=drive, args=(waiting, Path(folder) / str(n), report, options), daemon=True)
+            for n in range(options.jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def line_of(outcome: Mapping[str, str]) -> str:
+    aot = f" [aot_function: {outcome['aot']}]" if outcome["aot"] else ""
+    return f"{outcome['status']}: {outcome['reason']}{aot}"
+
+
+def distinct(outcomes: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """One of each kind of failure of a unit, for the screen."""
+    failed = [outcome for outcome in outcomes if outcome["status"] not in ("pass", "skipped")]
+    return list({(outcome["status"], outcome["reason"][:60]): outcome for outcome in failed}.values())
+
+
+def memory() -> str | None:
+    """A folder in memory, if there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+# ---------------------------------------------------------------- processes
+
+
+def drive(waiting: queue.SimpleQueue[Unit], folder: Path, report: Any, options: argparse.Namespace) -> None:
+    """Feed one worker process after another with units, until none are left."""
+    worker: Worker | None = None
+    while True:
+        try:
+            unit = waiting.get_nowait()
+        except queue.Empty:
+            break
+        outcomes: list[dict[str, str]] = []
+        done = False
+        while not done:
+            if worker is None or worker.units >= RECYCLED:
+                if worker is not None:
+                    worker.end()
+                worker = Worker(folder, options)
+            started = time.monotonic()
+            done, crash = worker.do(unit, outcomes)
+            if not done:
+                worker = None
+                outcomes.append(crash)
+                done = time.monotonic() - started > options.limit
+        report(unit, outcomes)
+    if worker is not None:
+        worker.end()
+
+
+class Worker:
+    """A process that checks samples: told a unit a line, tells an outcome a line."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, __file__, "--worker", str(folder), "--limit", str(options.limit)]
+        command += ["--samples", str(options.samples)] if options.samples else []
+        environment = os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
+        self.limit = options.limit
+        self.units = 0
+        self.log = (folder / "worker.log").open("a")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+        )
+
+    def do(self, unit: Unit, outcomes: list[dict[str, str]]) -> tuple[bool, dict[str, str]]:
+        """Append the outcomes of the unit's samples that have none yet. False and an outcome where the process died of one."""
+        self.units += 1
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        current = ""
+        self.process.stdin.write(json.dumps({"unit": asdict(unit), "done": [outcome["sample"] for outcome in outcomes]}) + "\n")
+        self.process.stdin.flush()
+        while True:
+            timer = threading.Timer(2 * self.limit, self.process.kill)
+            timer.start()
+            line = self.process.stdout.readline()
+            timer.cancel()
+            if not line:
+                code = self.process.wait()
+                reason = f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s"
+                return False, {"sample": current, "status": "crash", "reason": reason, "aot": ""}
+            told = json.loads(line)
+            if "end" in told:
+                return True, {}
+            if "begin" in told:
+                current = told["begin"]
+            else:
+                outcomes.append(told)
+
+    def end(self) -> None:
+        """Let the process finish."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.log.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""One call of a function on a sample, and what a caller sees of it. Imports nothing of the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from conformance_samples import Sample, twins
+
+from tests.conformance.observe import Observation, Tensors, copied, differences, tensors_in
+
+
+def given(sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Fresh arguments and the leaves behind them: what is written to must be no leaf that requires a gradient."""
+    leaves = twins(sample.tensors)
+    if sample.in_place and leaves[0].requires_grad:
+        return [leaves[0].clone(memory_format=torch.preserve_format), *leaves[1:]], leaves
+    return leaves, leaves
+
+
+def observe(function: Callable[..., Any], sample: Sample) -> Observation:
+    """Call ``function`` on fresh arguments, send gradients back, and record what a caller sees."""
+    seen = Observation()
+    tensors, leaves = given(sample)
+    named = {f"args[{i}]": tensor for i, tensor in enumerate(tensors)}
+    versions = {path: tensor._version for path, tensor in named.items()}
+    torch.manual_seed(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = function(*tensors)
+            outputs = tensors_in(result, "out")
+            seen.see_result(result)
+            seen.see_tensors(outputs | named)
+            seen.written = {path for path, tensor in named.items() if tensor._version != versions[path]}
+            seen.constants["generator"] = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+            seen.phase = "backward"
+            written = {path: tensor for path, tensor in named.items() if path in seen.written}
+            _backward(tensors_in(sample.differentiated(result), "out") | written)
+    except Exception as error:
+        seen.error = error
+    seen.after = {f"gradient {i}": None if leaf.grad is None else copied(leaf.grad) for i, leaf in enumerate(leaves)}
+    seen.after |= {f"{path} afterwards": copied(tensor) for path, tensor in named.items()}
+    return seen
+
+
+def _backward(roots: Tensors) -> None:
+    generator = torch.Generator().manual_seed(7)
+    distinct = {id(tensor): tensor for tensor in roots.values() if tensor.requires_grad and tensor.grad_fn is not None}
+    if distinct:
+        gradients = [torch.randn(tensor.shape, generator=generator).to(tensor.dtype) for tensor in distinct.values()]
+        torch.autograd.backward(list(distinct.values()), gradients)
+
+
+def compare(sample: Sample, eager: Observation, other: Observation) -> list[str]:
+    """What differs; where results are undefined, their values do not count."""
+    found = differences(eager, other)
+    return [line for line in found if "values differ" not in line] if sample.undefined else found
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and text, without what changes from run to run."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"0x[0-9a-f]+", "0x…", text)
+    return f"{type(error).__name__}: {text[:600]}"

@@ -1,0 +1,149 @@
+"""What is swept: samples of torch's operator databases, each as a function over tensors alone.
+
+torch keeps, for its own tests, a database of operators with sample inputs (``op_db``), one of control-flow operators (``hop_db``) and
+one of custom operators (``custom_op_db``). What of a sample is no tensor (numbers, types, slices, functions) is part of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+DATABASES = ("op_db", "hop_db", "custom_op_db")
+DTYPES = ("float32", "float64", "complex64", "bfloat16", "int64", "bool")
+UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Operators whose results are whatever the memory held."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker does at a time, under one time limit: the samples of an operator in one type, with static or dynamic sizes."""
+
+    database: str
+    operator: str
+    dtype: str
+    dynamic: bool
+
+    def __str__(self) -> str:
+        return f"{self.database}/{self.operator}/{self.dtype}/{'dynamic' if self.dynamic else 'static'}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A function over tensors, and what it is called with.
+
+    Args:
+        name: number in the database; ``in-place`` for the operator's in-place variant.
+        function: takes ``tensors`` positionally.
+        tensors: leaves; how they share storage is kept by :func:`twins`.
+        differentiated: what of a result is sent a gradient (the database knows which parts of a decomposition are unique).
+        in_place: the first tensor is written to, and given as the result of earlier computation.
+        undefined: values of the results mean nothing.
+        signature: equal for samples that differ in the values of their tensors, and in sizes, only.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    tensors: tuple[torch.Tensor, ...]
+    differentiated: Callable[[Any], Any]
+    in_place: bool
+    undefined: bool
+    signature: str
+
+    def without_gradients(self) -> Sample:
+        """The same on tensors that require none."""
+        return replace(self, tensors=tuple(tensor.detach() for tensor in self.tensors))
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(tensor.requires_grad for tensor in self.tensors)
+
+
+@functools.cache
+def database(name: str) -> dict[str, Any]:
+    """A database's entries by full name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "op_db":
+            from torch.testing._internal.common_methods_invocations import op_db as entries
+        elif name == "hop_db":
+            from torch.testing._internal.hop_db import hop_db as entries
+        else:
+            from torch.testing._internal.custom_op_db import custom_op_db as entries
+    return {".".join(filter(None, (entry.name, entry.variant_test_name))): entry for entry in entries}
+
+
+def units(databases: Sequence[str], dtypes: Sequence[str], dynamic: Sequence[bool], operators: Sequence[str] = ()) -> list[Unit]:
+    """All there is to do: each operator in each type its entry lists for the CPU, integers only where it takes no others."""
+    found = []
+    for name in databases:
+        for operator, entry in database(name).items():
+            if operators and operator not in operators and entry.name not in operators:
+                continue
+            listed = [str(dtype).removeprefix("torch.") for dtype in entry.supported_dtypes("cpu")]
+            real = [dtype for dtype in DTYPES[:4] if dtype in listed]
+            able = real or [dtype for dtype in DTYPES[4:] if dtype in listed][:1]
+            chosen = [dtype for dtype in able if dtype in dtypes or not real]
+            found += [Unit(name, operator, dtype, flag) for flag in dynamic for dtype in chosen]
+    return found
+
+
+def samples(unit: Unit) -> Iterator[Sample]:
+    """The samples of a unit; the same every time."""
+    entry = database(unit.database)[unit.operator]
+    dtype = getattr(torch, unit.dtype)
+    gradients = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    for number, sample in enumerate(entry.sample_inputs("cpu", dtype, requires_grad=gradients)):
+        yield _sample(str(number), entry, entry.op, sample, in_place=False)
+        inplace = entry.inplace_variant
+        if inplace is not None and isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+            yield _sample(f"{number} in-place", entry, inplace, sample, in_place=True)
+
+
+def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *, in_place: bool) -> Sample:
+    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [i for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
+
+    def function(*tensors: torch.Tensor) -> Any:
+        given = dict(zip(places, tensors, strict=True))
+        first, args, kwargs = pytree.tree_unflatten([given.get(i, leaf) for i, leaf in enumerate(flat)], spec)
+        return operator(first, *args, **kwargs)
+
+    tensors = tuple(flat[i].detach().requires_grad_(flat[i].requires_grad) for i in places)
+    others = [repr(leaf) for i, leaf in enumerate(flat) if i not in places]
+    kinds = [(tensor.dtype, tensor.dim(), tensor.requires_grad) for tensor in tensors]
+    return Sample(
+        name,
+        function,
+        tensors,
+        sample.output_process_fn_grad,
+        in_place,
+        entry.name in UNDEFINED,
+        f"{in_place} {spec} {others} {kinds}",
+    )
+
+
+def twins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same strides, sharing storage as the originals do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        value = tensor.detach()
+        if value.layout != torch.strided:
+            return value.clone()
+        if value.is_conj():
+            return twin(value.conj()).conj()
+        if value.is_neg():
+            return torch._neg_view(twin(torch._neg_view(value)))
+        storage = value.untyped_storage()
+        copy = storages.setdefault(storage._cdata, storage.clone())
+        return torch.empty(0, dtype=value.dtype).set_(copy, value.storage_offset(), value.size(), value.stride())
+
+    return [twin(tensor).detach().requires_grad_(tensor.requires_grad) for tensor in tensors]

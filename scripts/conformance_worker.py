@@ -1,0 +1,60 @@
+"""The process that checks samples: reads a unit a line from stdin, writes what it begins and what became of it to stdout."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from conformance_check import Checker, Outcome
+from conformance_observe import one_line
+from conformance_samples import Sample, Unit, samples
+
+OTHERS = 2
+"""How many further samples each bundle is called with, where they differ in values or sizes only."""
+
+
+def serve(folder: Path, *, limit: float, count: int | None) -> None:
+    """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at most."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what operators print is not for the driver
+
+    def tell(**words: object) -> None:
+        answers.write(json.dumps(words) + "\n")
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        told = json.loads(line)
+        unit = Unit(**told["unit"])
+        start = time.monotonic()
+        check = Checker(folder, dynamic=unit.dynamic)
+        try:
+            every = list(samples(unit))
+        except Exception as error:
+            tell(**asdict(Outcome("all", "skipped", f"no samples: {one_line(error)}")))
+            every = []
+        for i, sample in enumerate(every := spread(every, count)):
+            if sample.name in told["done"]:
+                continue
+            if time.monotonic() - start > limit:
+                tell(**asdict(Outcome(f"{sample.name} and later", "skipped", f"{len(every) - i} left out after {limit:.0f} s")))
+                break
+            tell(begin=sample.name)
+            tell(**asdict(check(sample, every[i + 1 : i + 1 + OTHERS] + every[max(0, i - 1) : i])))
+        tell(end=str(unit))
+        torch._dynamo.reset()
+        gc.collect()
+
+
+def spread(every: Sequence[Sample], count: int | None) -> list[Sample]:
+    """At most ``count`` samples of each variant, evenly."""
+    kinds = [[s for s in every if s.in_place == kind] for kind in (False, True)]
+    if count is None:
+        return [sample for kind in kinds for sample in kind]
+    return [kind[i * len(kind) // count] for kind in kinds for i in range(count) if kind] if count else []
