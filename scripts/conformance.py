@@ -1,18 +1,17 @@
 """Conformance: torch's own operator databases through build and load, each sample compared with eager.
 
-Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and with
-dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments, aliasing, strides,
-and the random generator afterwards must be eager's. What a build refuses is also given to torch's own ``aot_function``. A share of the
-bundles is called once more in a fresh process without the compiler.
+Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and
+with dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments,
+aliasing, strides, and the random generator afterwards must be eager's. What a build refuses is also given to torch's own
+``aot_function``. Some of the bundles are called once more in a fresh process without the compiler.
 
-Results are written as they come (``--resume`` goes on after an interruption) and summed up in scripts/bench/results/conformance.json and
-the README.
+Results are written as they come (``--resume`` goes on after an interruption) and summed up in
+scripts/bench/results/conformance.json and the README.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import queue
@@ -22,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from conformance_report import RESULTS, markdown, summary, update_readme  # noqa: E402
-from conformance_samples import DATABASES, DTYPES, Unit, samples, units  # noqa: E402
+from conformance_samples import DATABASES, DTYPES, Unit, units  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
 
@@ -57,7 +56,11 @@ def main() -> None:
     PARTIAL.parent.mkdir(exist_ok=True)
     known = read(options.partial) if options.resume else {}
     todo = [unit for unit in chosen if str(unit) not in known]
-    results = summary(known | sweep(todo, options), options)
+    with tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder:
+        (Path(folder) / "fresh").mkdir()
+        outcomes = known | sweep(todo, Path(folder), options)
+        fresh = in_fresh_process(Path(folder) / "fresh")
+    results = summary(outcomes, fresh, options)
     if options.ops or options.json:
         print(json.dumps(results, indent=2))
     else:
@@ -94,7 +97,7 @@ def read(partial: Path) -> dict[str, list[dict[str, str]]]:
     return {line["unit"]: line["outcomes"] for line in map(json.loads, lines)}
 
 
-def sweep(todo: Sequence[Unit], options: argparse.Namespace) -> dict[str, list[dict[str, str]]]:
+def sweep(todo: Sequence[Unit], folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, str]]]:
     """Do the units in worker processes."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
@@ -104,7 +107,6 @@ def sweep(todo: Sequence[Unit], options: argparse.Namespace) -> dict[str, list[d
     counts: Counter[str] = Counter()
     lock = threading.Lock()
     with (
-        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
         options.partial.open("a" if options.resume else "w") as partial,
         Progress(*columns, console=console) as progress,
     ):
@@ -122,7 +124,7 @@ def sweep(todo: Sequence[Unit], options: argparse.Namespace) -> dict[str, list[d
                 progress.update(task, advance=1, description=shown)
 
         threads = [
-            threading.Thread(target=drive, args=(waiting, Path(folder) / str(n), report, options), daemon=True)
+            threading.Thread(target=drive, args=(waiting, folder / str(n), report, options), daemon=True)
             for n in range(options.jobs)
         ]
         for thread in threads:
@@ -149,6 +151,21 @@ def memory() -> str | None:
 
 
 # ---------------------------------------------------------------- processes
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """One thread, and nothing of the user's own cache and state."""
+    return os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
+
+
+def in_fresh_process(folder: Path) -> dict[str, Any]:
+    """How many of the bundles put by a process without the compiler has called, and what differed."""
+    command = [sys.executable, "-I", str(ROOT / "scripts" / "conformance_fresh.py"), str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environment_in(folder), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"bundles": 0, "wrong": {"process": f"ended with {done.returncode}: {done.stderr.strip()[-600:]}"}}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def drive(waiting: queue.SimpleQueue[Unit], folder: Path, report: Any, options: argparse.Namespace) -> None:
@@ -184,7 +201,7 @@ class Worker:
         folder.mkdir(exist_ok=True)
         command = [sys.executable, __file__, "--worker", str(folder), "--limit", str(options.limit)]
         command += ["--samples", str(options.samples)] if options.samples else []
-        environment = os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
+        environment = environment_in(folder)
         self.limit = options.limit
         self.units = 0
         self.log = (folder / "worker.log").open("a")

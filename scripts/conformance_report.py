@@ -20,12 +20,15 @@ TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "
 Outcomes = Mapping[str, Sequence[Mapping[str, str]]]
 
 
-def summary(outcomes: Outcomes, options: argparse.Namespace) -> dict[str, Any]:
-    """All there is to tell: totals, totals a row of the table, and of each operator that does not pass everywhere, why."""
+def summary(outcomes: Outcomes, fresh: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """All there is to tell: totals, totals a row of the table, and of each operator that does not pass everywhere, why.
+
+    ``fresh`` is what a fresh process found.
+    """
     rows: dict[str, Counter[str]] = {}
     operators: dict[str, Any] = {}
     for unit, found in sorted(outcomes.items()):
-        database, operator, dtype, sizes = unit.rsplit("/", 3) if unit.count("/") == 3 else unit.split("/", 3)
+        database, operator, dtype, sizes = unit.split("/")
         counted = Counter(outcome["status"] for outcome in found)
         rows.setdefault(f"{database}/{dtype}/{sizes}", Counter()).update(counted)
         line = operators.setdefault(f"{database}/{operator}", {"counts": Counter(), "failures": []})
@@ -33,13 +36,14 @@ def summary(outcomes: Outcomes, options: argparse.Namespace) -> dict[str, Any]:
         for status, reason, aot in sorted({key(outcome) for outcome in found if outcome["status"] != "pass"}):
             names = [outcome["sample"] for outcome in found if key(outcome) == (status, reason, aot)]
             failure = {"dtype": dtype, "sizes": sizes, "status": status, "reason": reason, "aot_function": aot}
-            line["failures"].append(failure | {"samples": names if len(names) < 6 else [*names[:5], f"and {len(names) - 5} more"]})
+            line["failures"].append({**failure, "samples": names[:5], "count": len(names)})
     totals = sum(rows.values(), Counter[str]())
     return {
         **provenance(threads=1),
         "samples_per_operator": options.samples or "all",
         "totals": counts(totals),
         "operators_total": len(operators),
+        "fresh_process": fresh,
         "rows": {name: counts(row) for name, row in rows.items()},
         "operators": {
             name: {"counts": dict(line["counts"]), **({"failures": line["failures"]} if line["failures"] else {})}
@@ -80,9 +84,10 @@ def markdown(results: Mapping[str, Any]) -> str:
         if any(failure["status"] == "refused" and failure["aot_function"] == "works" for failure in line.get("failures", ()))
     )
     note = (
-        f"Samples of torch's own operator databases ({results['operators_total']} operators, in-place variants included) through build and "
-        f"load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random state. Of {handled} "
-        "operators a build refuses a sample that torch's own `aot_function` takes. "
+        f"Samples of torch's own operator databases ({results['operators_total']} operators, in-place variants included) through "
+        "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
+        f"state; {results['fresh_process']['bundles']} bundles again in a fresh process. Of {handled} operators a build refuses "
+        "a sample that torch's own `aot_function` takes. "
         f"torch {results['versions']['torch']}; by `scripts/conformance`, reasons in scripts/bench/results/conformance.json."
     )
     return "\n".join([*lines, "", note])

@@ -1,7 +1,8 @@
 """What is swept: samples of torch's operator databases, each as a function over tensors alone.
 
-torch keeps, for its own tests, a database of operators with sample inputs (``op_db``), one of control-flow operators (``hop_db``) and
-one of custom operators (``custom_op_db``). What of a sample is no tensor (numbers, types, slices, functions) is part of the function.
+torch keeps, for its own tests, a database of operators with sample inputs (``op_db``), one of control-flow operators
+(``hop_db``) and one of custom operators (``custom_op_db``). What of a sample is no tensor (numbers, types, slices, functions)
+is part of the function.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided",
 
 @dataclass(frozen=True)
 class Unit:
-    """What one worker does at a time, under one time limit: the samples of an operator in one type, with static or dynamic sizes."""
+    """What a worker does at a time, under one time limit: the samples of an operator in one type, static or dynamic sizes."""
 
     database: str
     operator: str
@@ -71,7 +72,11 @@ def database(name: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "op_db":
-            from torch.testing._internal.common_methods_invocations import op_db as entries
+            from torch.testing._internal import common_methods_invocations
+
+            # Random operators set the seed around themselves: Python, of which no graph knows. Each call is seeded instead.
+            common_methods_invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
+            entries = common_methods_invocations.op_db
         elif name == "hop_db":
             from torch.testing._internal.hop_db import hop_db as entries
         else:

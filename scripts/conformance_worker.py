@@ -21,7 +21,10 @@ OTHERS = 2
 
 
 def serve(folder: Path, *, limit: float, count: int | None) -> None:
-    """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at most."""
+    """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at most.
+
+    The first bundle of each unit and variant is put by, beside ``folder``, for a fresh process.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what operators print is not for the driver
 
@@ -33,7 +36,7 @@ def serve(folder: Path, *, limit: float, count: int | None) -> None:
         told = json.loads(line)
         unit = Unit(**told["unit"])
         start = time.monotonic()
-        check = Checker(folder, dynamic=unit.dynamic)
+        check = Checker(folder, dynamic=unit.dynamic, fresh=folder.parent / "fresh")
         try:
             every = list(samples(unit))
         except Exception as error:
@@ -46,7 +49,9 @@ def serve(folder: Path, *, limit: float, count: int | None) -> None:
                 tell(**asdict(Outcome(f"{sample.name} and later", "skipped", f"{len(every) - i} left out after {limit:.0f} s")))
                 break
             tell(begin=sample.name)
-            tell(**asdict(check(sample, every[i + 1 : i + 1 + OTHERS] + every[max(0, i - 1) : i])))
+            first = i == 0 or every[i - 1].in_place != sample.in_place
+            others = every[i + 1 : i + 1 + OTHERS] + every[max(0, i - 1) : i]
+            tell(**asdict(check(sample, others, keep_as=f"{unit}/{sample.name}" if first else "")))
         tell(end=str(unit))
         torch._dynamo.reset()
         gc.collect()

@@ -1,0 +1,57 @@
+"""Bundles called in a process of their own: what eager did was recorded elsewhere, and the compiler is not there.
+
+Run with a folder: each ``NAME.aotpack`` in it is loaded and compared with ``NAME.pt`` beside it. Prints JSON: what differs, by
+name, and how many there were.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import torch  # noqa: E402
+from conformance_observe import compare, observe  # noqa: E402
+from conformance_samples import Sample  # noqa: E402
+
+import aotpack_loader  # noqa: E402
+from tests.conformance.observe import Observation  # noqa: E402
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline")
+
+
+def keep(sample: Sample, eager: Observation, bundle: Path, folder: Path, name: str) -> None:
+    """Put a bundle, what it is called with and what eager did into ``folder``."""
+    if sample.differentiated.__module__ != "torch.testing._internal.opinfo.core":  # where the default is
+        return  # a function of the operator's own, which no file holds
+    stem = name.replace("/", "-")
+    (folder / f"{stem}.aotpack").write_bytes(bundle.read_bytes())
+    plain = replace(sample, function=aotpack_loader.load, differentiated=_all)
+    torch.save((plain, eager), folder / f"{stem}.pt")
+
+
+def _all(result: object) -> object:
+    return result
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, str] = {}
+    bundles = sorted(folder.glob("*.aotpack"))
+    for bundle in bundles:
+        sample, eager = torch.load(bundle.with_suffix(".pt"), weights_only=False)
+        seen = observe(aotpack_loader.load(bundle, backend="portable"), sample)
+        if differences := compare(sample, eager, seen):
+            found[bundle.stem] = "; ".join(differences)[:600]
+    imported = [name for name in COMPILERS if name in sys.modules]
+    if imported:
+        found["process"] = f"imported {', '.join(imported)}"
+    print(json.dumps({"bundles": len(bundles), "wrong": found}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
