@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,15 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import BuildError, Problem
 
 from ._torch_compat import Bounds
+from .examples import parameters
 
 
 @dataclass(frozen=True)
 class DynamicShapes:
-    """``original`` as given; ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size."""
+    """``original`` in ``torch.export``'s form, for the module that is traced.
+
+    ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size.
+    """
 
     original: Any
     dims: dict[int, dict[int, Bounds]]
@@ -46,6 +49,9 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
         _match(value, kwargs_given.get(name), f"kwargs[{name!r}]", numbers, found, problems)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
+    if not isinstance(model, torch.nn.Module):  # traced as a module that takes anything
+        given = {"args": tuple(args_given.get(i) for i in range(len(args)))}
+        given |= {"kwargs": {name: kwargs_given.get(name) for name in kwargs}} if kwargs else {}
     return DynamicShapes(given, found)
 
 
@@ -54,20 +60,18 @@ def _by_position(
 ) -> tuple[dict[int, Any], dict[str, Any]]:
     if isinstance(given, (tuple, list)):
         return dict(enumerate(given[: len(args)])), dict(zip(kwargs, given[len(args) :], strict=False))
-    function = model.forward if isinstance(model, torch.nn.Module) else model
-    parameters = [
-        p.name for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next((p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    known = parameters(model)
+    ordered = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
     positions: dict[int, Any] = {}
     names: dict[str, Any] = {}
     for name, value in given.items():
         if name in kwargs:
             names[name] = value
-        elif name in parameters and parameters.index(name) < len(args):
-            positions[parameters.index(name)] = value
+        elif name in ordered and ordered.index(name) < len(args):
+            positions[ordered.index(name)] = value
         elif name == rest:
-            positions |= {len(parameters) + i: item for i, item in enumerate(value)}
+            positions |= {len(ordered) + i: item for i, item in enumerate(value)}
         else:
             problems.append(Problem(f"dynamic_shapes[{name!r}]", "no example input has that name"))
     return positions, names

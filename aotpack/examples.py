@@ -1,11 +1,21 @@
-"""The example inputs: which of them are one and the same tensor."""
+"""The example inputs: the parameters they are passed to, and which of them are one and the same tensor."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+
+
+def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a call of ``model``; those of a function written in C without a signature are not known."""
+    try:
+        return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
+    except ValueError:
+        return []
 
 
 def identical_groups(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[int]]:

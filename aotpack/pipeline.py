@@ -6,7 +6,6 @@ capture -> partition -> signature -> graphs -> targets -> weights -> bundle
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +27,7 @@ from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
-from .examples import identical_groups, separated
+from .examples import identical_groups, parameters, separated
 from .selftest import record
 from .state import StoredTensors, describe_state, dtype_name
 from .targets import GraphToCompile, resolve_targets
@@ -392,7 +391,7 @@ def _add_graphs(
         graphs.append(GraphToCompile(key, converted, descriptor, fx, training=convention.backward is not None, **role))
         return descriptor
 
-    parameters, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
+    positional, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
     autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
     served = _served([item.plan for item in built], has_modes=model is module)
     for item in built:
@@ -413,7 +412,7 @@ def _add_graphs(
             forward=forward,
             backward=backward,
             captured_with=item.front_end,
-            parameters=parameters,
+            parameters=positional,
             defaults=defaults,
             identical=item.identical,
             autocast=autocast,
@@ -445,22 +444,19 @@ def _served(plans: Sequence[MethodPlan], *, has_modes: bool) -> dict[str, list[s
 
 
 def _positional_parameters(model: Any) -> list[str]:
-    function = model.forward if isinstance(model, torch.nn.Module) else model
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    return [p.name for p in parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _defaults(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, schema.Scalar]:
     """Literal defaults of the parameters the example leaves out: the graphs were specialised to them."""
-    function = model.forward if isinstance(model, torch.nn.Module) else model
     positional = set(_positional_parameters(model)[: len(args)])
     found: dict[str, schema.Scalar] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in positional or name in kwargs or parameter.default is parameter.empty:
+    for parameter in parameters(model):
+        if parameter.name in positional or parameter.name in kwargs or parameter.default is parameter.empty:
             continue
         literal = graph.literal_argument(parameter.default)
         if literal is not graph.NOT_A_LITERAL:
-            found[name] = literal
+            found[parameter.name] = literal
     return found
 
 

@@ -23,7 +23,7 @@ from aotpack.targets.cpu import CpuTarget
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
-from aotpack_loader.errors import BuildError, CaptureError, ModeError
+from aotpack_loader.errors import BuildError, CaptureError, InputError, ModeError
 from aotpack_loader.format import schema
 
 
@@ -240,6 +240,35 @@ class Undiscoverable(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.hidden(x).sum()
+
+
+@pytest.mark.parametrize("front_end", capture.FRONT_ENDS)
+def test_front_ends_can_be_chosen(tmp_path: Path, front_end: str) -> None:
+    out = tmp_path / "m.aotpack"
+    portable(torch.sin, (torch.zeros(3),), out, front_ends=(front_end,))
+    methods = aotpack.load(out).aotpack.program.methods
+    assert {method.captured_with for method in methods.values()} == {front_end}
+
+
+def test_front_ends_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="'jit' is none of dynamo, export, trace"):
+        portable(torch.sin, (torch.zeros(3),), tmp_path / "m.aotpack", front_ends=("jit",))
+    with pytest.raises(BuildError, match="front_ends: at least one is needed"):
+        portable(torch.sin, (torch.zeros(3),), tmp_path / "m.aotpack", front_ends=())
+
+
+@pytest.mark.parametrize("front_end", capture.FRONT_ENDS)
+def test_automatic_sizes_vary_where_the_model_lets_them(tmp_path: Path, front_end: str) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 2, 2) * 2 if x.shape[1] == 4 else x
+
+    out = tmp_path / "m.aotpack"
+    sizes = ({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
+    portable(model, (torch.zeros(3, 4),), out, front_ends=(front_end,), dynamic_shapes=sizes)
+    loaded = aotpack.load(out)
+    assert loaded(torch.zeros(7, 4)).shape == (7, 2, 2)
+    with pytest.raises(InputError, match=r"expected float32\[s\d+=\d+\.\.,4\], got float32\[7,8\]"):
+        loaded(torch.zeros(7, 8))
 
 
 @pytest.mark.parametrize("expected", ["export", "trace"])
