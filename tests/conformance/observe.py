@@ -54,7 +54,7 @@ def tensors_in(value: Any, path: str) -> Tensors:
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """The elements; an emptied storage has none to read, and torch does not check."""
-    if tensor.numel() and not tensor.untyped_storage().nbytes():
+    if tensor.layout == torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
         return torch.empty(0)
     with torch.no_grad():
         return tensor.detach().resolve_conj().resolve_neg().clone()
@@ -80,7 +80,9 @@ class Facts:
             "conj": tensor.is_conj(),
             "neg": tensor.is_neg(),
         }
-        if _is_dense(tensor):
+        if tensor.layout != torch.strided:
+            about["layout"] = tensor.layout
+        elif _is_dense(tensor):
             # A dimension of size 1 has any stride.
             about["stride"] = tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
         return Facts(value, about)
@@ -102,7 +104,7 @@ def relations(tensors: Tensors) -> set[str]:
         if left is right:
             found.add(f"{a} is {b}")
             continue
-        if left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() != 0:
+        if _address(left) == _address(right) != 0:
             apart = right.data_ptr() - left.data_ptr() if left.numel() and right.numel() else "some"
             found.add(f"{a} shares storage with {b} at {apart} bytes")
         if left._base is not None and left._base is right:
@@ -112,6 +114,11 @@ def relations(tensors: Tensors) -> set[str]:
         if left._base is not None and left._base is right._base:
             found.add(f"{a}._base is {b}._base")
     return found
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the storage; sparse tensors have none of their own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 @dataclass
@@ -189,6 +196,12 @@ def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tenso
         return [] if same else [f"{path}: eager {_short(eager)}, bundle {_short(bundle)}"]
     if eager.shape != bundle.shape or eager.dtype != bundle.dtype:
         return [f"{path}: eager {eager.dtype}{list(eager.shape)}, bundle {bundle.dtype}{list(bundle.shape)}"]
+    if eager.layout != torch.strided or bundle.layout != torch.strided:
+        if eager.layout != bundle.layout:
+            return [f"{path}: eager {eager.layout}, bundle {bundle.layout}"]
+        eager, bundle = eager.to_dense(), bundle.to_dense()
+    if torch.equal(eager, bundle):
+        return []
     tolerance = 2e-2 if eager.dtype in (torch.bfloat16, torch.float16) else 1e-5
     if torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
         return []
