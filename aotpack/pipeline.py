@@ -21,7 +21,7 @@ from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
-from . import __version__, capture, graph, partition, signature
+from . import __version__, capture, decompositions, graph, partition, signature
 from ._torch_compat import Decompositions
 from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
@@ -112,7 +112,7 @@ class BuildReport:
 class _Options:
     partitioner: str
     memory_budget: float | None
-    decompositions: Decompositions | None
+    decompositions: Decompositions
     front_ends: Sequence[str]
 
 
@@ -192,6 +192,7 @@ def build(
     _check_options(args, partitioner, memory_budget, methods, front_ends, layout)
     chosen = resolve_targets(targets)
     table = next((target.decompositions for target in chosen if target.decompositions is not None), None)
+    table = {**(table or {}), **decompositions.TABLE}
     options = _Options(partitioner, memory_budget, table, front_ends)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     run = _Build(observer or Silent())
