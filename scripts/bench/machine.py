@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "aotpack", "aotpack-loader")
+PACKAGES = ("torch", "transformers", "timm", "diffusers", "aotpack", "aotpack-loader")
 
 
 def provenance(threads: int | None = None) -> dict[str, Any]:

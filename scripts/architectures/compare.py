@@ -1,0 +1,79 @@
+"""How far a bundle's results are from eager's.
+
+An error is the largest difference within a tensor, relative to the tensor's largest value; for gradients and parameters, to a
+thousandth of the largest of them all if that is more, because some vanish (the bias of an attention's keys has no effect).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {"portable": 1e-4, "cpu": 1e-3}
+FLOOR = 1e-3
+KINDS = ("loss", "outputs", "gradients", "buffers", "generator", "parameters", "inference")
+
+
+class DifferenceError(Exception):
+    """A bundle did something else than eager."""
+
+
+def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest relative error of each kind of result.
+
+    Raises:
+        DifferenceError: one of them has results that the other has not.
+    """
+    missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+    if missing or extra:
+        raise DifferenceError(f"other results than eager: {few(missing)} missing, {few(extra)} unexpected")
+    errors = dict.fromkeys(KINDS, 0.0)
+    largest = dict.fromkeys(map(group_of, expected), 0.0)
+    for name, value in expected.items():
+        largest[group_of(name)] = max(largest[group_of(name)], magnitude(value))
+    for name, value in expected.items():
+        kind = name.partition("/")[0]
+        floor = FLOOR * largest[group_of(name)] if kind in ("gradients", "parameters") else 0.0
+        errors[kind] = max(errors[kind], relative_error(actual[name], value, floor))
+    return errors
+
+
+def judge(errors: Mapping[str, float], limit: float) -> None:
+    """Raise if an error is over ``limit``.
+
+    Raises:
+        DifferenceError: names every kind of result that is.
+    """
+    over = [f"{kind} by {error:.1e}" for kind, error in errors.items() if not error <= limit]
+    if over:
+        raise DifferenceError(f"differs from eager: {', '.join(over)} (allowed {limit:.0e})")
+
+
+def group_of(name: str) -> str:
+    """Kind and step: ``gradients/1`` of ``gradients/1/lm_head.weight``."""
+    return name.rpartition("/")[0]
+
+
+def magnitude(value: Tensor) -> float:
+    return float(value.double().abs().max()) if value.numel() else 0.0
+
+
+def relative_error(actual: Tensor, expected: Tensor, floor: float) -> float:
+    """Largest difference over largest value; infinite where type, shape or an integer differs."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else math.inf
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    if bool(same.all()):
+        return 0.0
+    error = magnitude(torch.where(same, 0.0, actual.double() - expected.double()))
+    scale = max(magnitude(expected), floor)
+    return error / scale if scale and math.isfinite(error / scale) else math.inf
+
+
+def few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"

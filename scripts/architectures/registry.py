@@ -1,0 +1,93 @@
+"""What an entry of the zoo is, and the parts that entries have in common.
+
+An architecture is a model at reduced size with random weights, with dropout on where it has any, and inputs for a batch
+size. A model is called with keyword arguments and returns a mapping, a model output or the like that has a ``loss``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils._pytree import tree_leaves
+
+Inputs = dict[str, Any]
+
+VOCABULARY = 256
+TOKENS = 16
+IMAGE = 32
+CLASSES = 10
+DROPOUT = 0.1
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An entry of the registry.
+
+    ``batch`` is the size to build with. ``dynamic``: built with a dynamic batch too; ``native``: for the cpu target too.
+    ``package`` is the distribution that the model comes from.
+    """
+
+    name: str
+    title: str
+    package: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int], Inputs]
+    batch: int = 2
+    dynamic: bool = True
+    native: bool = False
+
+
+class Objective(nn.Module):
+    """A model that brings no loss of its own: the mean square of those of its results that are named, or of its only one."""
+
+    def __init__(self, model: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+
+    def forward(self, **inputs: Any) -> dict[str, Any]:
+        found = self.model(**inputs)
+        results = {name: found[name] for name in self.names} if self.names else {"output": found}
+        losses = [tensor.square().mean() for tensor in tree_leaves(results)]
+        return {"loss": torch.stack(losses).sum(), **results}
+
+
+def from_transformers(
+    name: str, title: str, model: str, inputs: Callable[[int], Inputs], *, results: tuple[str, ...] = (), **settings: Any
+) -> Architecture:
+    """The class ``model`` of transformers; ``settings`` are those of :class:`Architecture` and else the configuration's."""
+    options = {key: settings.pop(key) for key in ("batch", "dynamic", "native") if key in settings}
+
+    def make() -> nn.Module:
+        kind = getattr(importlib.import_module("transformers"), model)
+        made: nn.Module = kind(kind.config_class(**settings))
+        return Objective(made, *results) if results else made
+
+    return Architecture(name, title, "transformers", make, inputs, **options)
+
+
+def tokens(batch: int, length: int = TOKENS) -> Tensor:
+    """Random token numbers; 0 to 2 are left to padding and the like."""
+    return torch.randint(3, VOCABULARY, (batch, length))
+
+
+def images(batch: int, size: int = IMAGE) -> Inputs:
+    """Random images."""
+    return {"pixel_values": torch.randn(batch, 3, size, size)}
+
+
+def labelled_images(batch: int) -> Inputs:
+    """Random images, each of some class."""
+    return {**images(batch), "labels": torch.randint(CLASSES, (batch,))}
+
+
+def batch_of(inputs: Inputs) -> dict[str, Any]:
+    """``dynamic_shapes`` of inputs whose first size is the batch."""
+    batch = Dim("batch", min=2, max=64)
+    return {name: {0: batch} for name, value in inputs.items() if isinstance(value, Tensor)}

@@ -1,0 +1,139 @@
+"""Entries to results: each in two processes, the results file kept up to date after every one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.machine import provenance
+from compare import TOLERANCE, DifferenceError, compare, judge
+from roll import ARCHITECTURES
+from safetensors.torch import load_file
+from workers import THREADS
+
+RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "zoo.json"
+WORKERS = Path(__file__).resolve().with_name("workers.py")
+TIMEOUT = 1200
+
+Line = dict[str, Any]
+
+
+class ProcessError(Exception):
+    """A process of an entry failed; the message is its reason."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the results: an architecture on one target, with static sizes or a dynamic batch."""
+
+    name: str
+    target: str
+    dynamic: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.target}" + (", dynamic batch" if self.dynamic else "")
+
+
+def entries() -> list[Entry]:
+    """All that there are, in the registry's order. A dynamic batch is tried on the portable target."""
+    found = []
+    for item in ARCHITECTURES.values():
+        found.append(Entry(item.name, "portable", False))
+        found += [Entry(item.name, "portable", True)] * item.dynamic
+        found += [Entry(item.name, "cpu", False)] * item.native
+    return found
+
+
+def stored() -> dict[Entry, Line]:
+    """The lines of the results file."""
+    lines = json.loads(RESULTS.read_text())["entries"] if RESULTS.exists() else []
+    return {key_of(line): line for line in lines}
+
+
+def key_of(line: Mapping[str, Any]) -> Entry:
+    return Entry(line["name"], line["target"], line["dynamic"])
+
+
+def run_all(
+    chosen: Sequence[Entry], lines: dict[Entry, Line], jobs: int, done: Callable[[Entry, Line, str], None]
+) -> dict[Entry, Line]:
+    """Run entries, ``jobs`` at a time; ``done`` sees each with what its processes wrote.
+
+    The results file is written after each, so that an interrupted run leaves what it did.
+    """
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(run_entry, entry): entry for entry in chosen}
+        try:
+            for future in as_completed(futures):
+                entry = futures[future]
+                lines[entry], log = future.result()
+                write(lines)
+                done(entry, lines[entry], log)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return lines
+
+
+def write(lines: Mapping[Entry, Line]) -> None:
+    """All results, in the registry's order."""
+    found = {**provenance(THREADS), "tolerances": TOLERANCE, "entries": [lines[entry] for entry in entries() if entry in lines]}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def run_entry(entry: Entry) -> tuple[Line, str]:
+    """Build and check one entry; gives its line of the results and what the processes wrote."""
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    line: Line = {**asdict(entry), "status": "failed", "reason": None, "date": date}
+    with tempfile.TemporaryDirectory(prefix="aotpack-zoo-") as directory:
+        folder = Path(directory)
+        (folder / "entry.json").write_text(json.dumps(asdict(entry)))
+        try:
+            line |= process("build", folder)
+            line |= process("check", folder)
+            errors = compare(load_file(folder / "eager.safetensors"), load_file(folder / "bundle.safetensors"))
+            line["errors"] = {kind: error if math.isfinite(error) else None for kind, error in errors.items()}
+            judge(errors, TOLERANCE[entry.target])
+            line["status"] = "passed"
+        except (ProcessError, DifferenceError) as error:
+            line["reason"] = str(error)
+        return line, "".join(file.read_text() for file in sorted(folder.glob("*.log")))
+
+
+def process(name: str, folder: Path) -> dict[str, Any]:
+    """Run a worker in a fresh process; the checking one isolated, in an empty directory.
+
+    Raises:
+        ProcessError: it failed, or left no answer.
+    """
+    cwd = folder / f"{name}-cwd"
+    cwd.mkdir()
+    isolated = ["-I"] if name == "check" else []
+    command = [sys.executable, *isolated, str(WORKERS), name, str(folder)]
+    environment = {word: value for word, value in os.environ.items() if not word.startswith("PYTHON")}
+    with (folder / f"{name}.log").open("w") as log:
+        try:
+            code = subprocess.run(
+                command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=TIMEOUT
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise ProcessError(f"{name}: not done after {TIMEOUT} s") from None
+    answer = folder / f"{name}.json"
+    if code or not answer.exists():
+        last = (folder / f"{name}.log").read_text().strip().splitlines()[-1:]
+        raise ProcessError(f"{name}: the process ended with {code}: {' '.join(last)}")
+    found: dict[str, Any] = json.loads(answer.read_text())
+    if "error" in found:
+        raise ProcessError(f"{name}: {found['error']}")
+    return found
