@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,15 +16,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import workers
 from bench.machine import provenance
 from compare import TOLERANCE, DifferenceError, compare, judge
 from roll import ARCHITECTURES
 from safetensors.torch import load_file
-from workers import THREADS
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "zoo.json"
-WORKERS = Path(__file__).resolve().with_name("workers.py")
 TIMEOUT = 1200
+
+BUILDERS = multiprocessing.get_context("forkserver")
+"""Building processes are forks of one that has imported what is slow to import, and nothing more."""
+BUILDERS.set_forkserver_preload([
+    "aotpack.pipeline", "transformers.modeling_utils", "diffusers.models.modeling_utils", "timm.models",
+])  # fmt: skip
 
 Line = dict[str, Any]
 
@@ -87,7 +93,11 @@ def run_all(
 
 def write(lines: Mapping[Entry, Line]) -> None:
     """All results, in the registry's order."""
-    found = {**provenance(THREADS), "tolerances": TOLERANCE, "entries": [lines[entry] for entry in entries() if entry in lines]}
+    found = {
+        **provenance(workers.THREADS),
+        "tolerances": TOLERANCE,
+        "entries": [lines[entry] for entry in entries() if entry in lines],
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -100,8 +110,8 @@ def run_entry(entry: Entry) -> tuple[Line, str]:
         folder = Path(directory)
         (folder / "entry.json").write_text(json.dumps(asdict(entry)))
         try:
-            line |= process("build", folder)
-            line |= process("check", folder)
+            line |= build(folder)
+            line |= check(folder)
             errors = compare(load_file(folder / "eager.safetensors"), load_file(folder / "bundle.safetensors"))
             line["errors"] = {kind: error if math.isfinite(error) else None for kind, error in errors.items()}
             judge(errors, TOLERANCE[entry.target])
@@ -111,29 +121,45 @@ def run_entry(entry: Entry) -> tuple[Line, str]:
         return line, "".join(file.read_text() for file in sorted(folder.glob("*.log")))
 
 
-def process(name: str, folder: Path) -> dict[str, Any]:
-    """Run a worker in a fresh process; the checking one isolated, in an empty directory.
+def build(folder: Path) -> dict[str, Any]:
+    """Build in a process of its own.
 
     Raises:
         ProcessError: it failed, or left no answer.
     """
-    cwd = folder / f"{name}-cwd"
-    cwd.mkdir()
-    isolated = ["-I"] if name == "check" else []
-    command = [sys.executable, *isolated, str(WORKERS), name, str(folder)]
+    child = BUILDERS.Process(target=workers.run, args=("build", folder))
+    child.start()
+    child.join(TIMEOUT)
+    if child.exitcode is None:
+        child.kill()
+        raise ProcessError(f"build: not done after {TIMEOUT} s")
+    return answer("build", folder, child.exitcode)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """Check in a fresh, isolated process, in an empty directory.
+
+    Raises:
+        ProcessError: it failed, or left no answer.
+    """
+    empty = folder / "empty"
+    empty.mkdir()
     environment = {word: value for word, value in os.environ.items() if not word.startswith("PYTHON")}
-    with (folder / f"{name}.log").open("w") as log:
-        try:
-            code = subprocess.run(
-                command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=TIMEOUT
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise ProcessError(f"{name}: not done after {TIMEOUT} s") from None
-    answer = folder / f"{name}.json"
-    if code or not answer.exists():
+    command = [sys.executable, "-I", workers.__file__, "check", str(folder)]
+    try:
+        code = subprocess.run(command, cwd=empty, env=environment, stdin=subprocess.DEVNULL, timeout=TIMEOUT).returncode
+    except subprocess.TimeoutExpired:
+        raise ProcessError(f"check: not done after {TIMEOUT} s") from None
+    return answer("check", folder, code)
+
+
+def answer(name: str, folder: Path, code: int) -> dict[str, Any]:
+    """What a process left behind."""
+    file = folder / f"{name}.json"
+    if code or not file.exists():
         last = (folder / f"{name}.log").read_text().strip().splitlines()[-1:]
         raise ProcessError(f"{name}: the process ended with {code}: {' '.join(last)}")
-    found: dict[str, Any] = json.loads(answer.read_text())
+    found: dict[str, Any] = json.loads(file.read_text())
     if "error" in found:
         raise ProcessError(f"{name}: {found['error']}")
     return found

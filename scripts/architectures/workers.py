@@ -1,14 +1,14 @@
 """The processes behind an entry: one builds the bundle and records eager, a fresh one loads it and does the same.
 
-Run as a file, ``workers.py build|check FOLDER``: reads ``entry.json`` there and leaves ``build.json`` or ``check.json`` with
-what it found or why it failed. The checking process is started isolated (``-I``) in an empty directory; it imports nothing of
-this folder.
+Each reads ``entry.json`` in its folder and leaves ``build.json`` or ``check.json`` there, with what it found or why it failed,
+and what it wrote in a log. The checking process is this file started isolated (``-I``): it imports nothing else of this folder.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import time
 import traceback
@@ -33,9 +33,11 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "sympy", "triton", "aotpack")
 """What it must not have imported."""
 
 
-def main() -> None:
+def run(name: str, folder: Path) -> None:
     """The body of a process: its answer, or its error, goes to a file."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    with (folder / f"{name}.log").open("w") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
     entry = json.loads((folder / "entry.json").read_text())
     torch.set_num_threads(THREADS)
     try:
@@ -56,7 +58,7 @@ def explain(error: Exception) -> str:
 def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make the model and its inputs, record eager, build the bundle.
 
-    With a dynamic batch no step has the size that the bundle is built with.
+    With a dynamic batch no step has the size that the bundle is built with; only training is built then, to save time.
     """
     from registry import batch_of
     from roll import ARCHITECTURES
@@ -71,7 +73,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     sizes = [size - 1, size + 1, size + 2] if entry["dynamic"] else [size] * (STEPS + 1)
     batches = [item.inputs(size) for size in sizes]
     torch.save(batches, folder / "inputs.pt")
-    reference, _ = record(copy.deepcopy(model), batches)
+    reference, _ = record(copy.deepcopy(model), batches, infer="infer" in methods_of(entry))
     save_file(reference, folder / "eager.safetensors")
     if not all(value.isfinite().all() for name, value in reference.items() if name.startswith(("loss", "gradients"))):
         raise RuntimeError("eager's own loss or gradients are not finite")
@@ -84,6 +86,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         out=folder / "zoo.aotpack",
         targets=(entry["target"],),
         dynamic_shapes=batch_of(inputs) if entry["dynamic"] else None,
+        methods=methods_of(entry),
         cache=False,
     )
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
@@ -99,6 +102,10 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "saved_bytes": report.saved_bytes.get("train", 0),
         "warnings": list(report.warnings),
     }
+
+
+def methods_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("train",) if entry["dynamic"] else ("train", "infer")
 
 
 def awake(model: nn.Module) -> nn.Module:
@@ -123,7 +130,7 @@ def check(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     model = aotpack_loader.load(folder / "zoo.aotpack", backend=entry["target"])
     load_seconds = time.perf_counter() - start
-    found, step_seconds = record(model, batches)
+    found, step_seconds = record(model, batches, infer="infer" in methods_of(entry))
     save_file(found, folder / "bundle.safetensors")
     imported = [name for name in (*SOURCES, *COMPILERS) if name in sys.modules]
     if imported:
@@ -147,7 +154,7 @@ class OutOfReach:
 # ---------------------------------------------------------------- what a model does
 
 
-def record(model: nn.Module, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Tensor], list[float]]:
+def record(model: nn.Module, batches: Sequence[dict[str, Any]], *, infer: bool = True) -> tuple[dict[str, Tensor], list[float]]:
     """Train a step on each batch but the last, infer on the last: all results by name, and the steps' seconds.
 
     SGD is done by hand: a ``torch.optim`` optimizer imports the compiler.
@@ -171,9 +178,10 @@ def record(model: nn.Module, batches: Sequence[dict[str, Any]]) -> tuple[dict[st
                 parameter.grad = None
         found |= {f"buffers/{number}/{name}": value.clone() for name, value in model.named_buffers()}
     found |= {f"parameters/{name}": value for name, value in model.named_parameters()}
-    model.eval()
-    with torch.no_grad():
-        found |= named("inference", model(**last))
+    if infer:
+        model.eval()
+        with torch.no_grad():
+            found |= named("inference", model(**last))
     return {name: value.detach().clone().contiguous() for name, value in found.items()}, seconds
 
 
@@ -194,4 +202,4 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], Path(sys.argv[2]))
