@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 import re
@@ -28,10 +29,13 @@ from torch._export.utils import _compiling_state_context
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
+from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
+from torch._higher_order_ops.scan import ScanAutogradImpl
+from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -321,6 +325,25 @@ def unguarded_convolutions() -> Iterator[None]:
             setattr(torch._C, name, function)
 
 
+@contextlib.contextmanager
+def scans_without_aliases() -> Iterator[None]:
+    """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias."""
+    original: Callable[[Any], None] = ScanAutogradImpl._optimize_forward_intermediates
+
+    def patched(self: Any) -> None:
+        original(self)
+        forward = self.hop_partitioned_graph.fw_gm
+        output = forward.graph.output_node()
+        results: list[torch.fx.Node] = []
+        for result in output.args[0]:
+            results.append(self._insert_clone(result, output) if result in results else result)
+        output.args = (tuple(results),)
+        forward.recompile()
+
+    with mock.patch.object(ScanAutogradImpl, "_optimize_forward_intermediates", patched):
+        yield
+
+
 # ------------------------------------------------------------------ AOTAutograd
 
 
@@ -337,7 +360,7 @@ def export_joint(
     All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
     the leaves that are traced.
     """
-    with contextlib.ExitStack() as stack, _faithful_results(note), _idle_dropout():
+    with contextlib.ExitStack() as stack, _faithful_results(note), _idle_dropout(), scans_without_aliases():
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
@@ -394,17 +417,52 @@ def _idle_dropout() -> Iterator[None]:
         dropout._dispatch_cache.clear()
 
 
+Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+"""A partitioner: joint graph, its inputs or null, ``num_fwd_outputs`` to forward and backward graphs."""
+
+
 def partition(
-    joint: Joint, *, partitioner: str, memory_budget: float | None
+    joint: Joint, *, partitioner: str, memory_budget: float | None, prepare: Callable[[torch.fx.GraphModule, Split], None]
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Split the joint graph into forward and backward."""
+    """Split the joint graph into forward and backward; ``prepare`` is given it and the partitioner before."""
     metadata = joint.metadata
     static = list(range(len(joint.primal_descriptors)))
     budget = functorch_config.activation_memory_budget if memory_budget is None else memory_budget
     with functorch_config.patch(activation_memory_budget=budget), joint.fake_mode:
-        split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
+        split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
+        prepare(joint.graph_module, split)
         keyword = {"num_fwd_outputs": metadata.num_forward, "static_lifetime_input_indices": static}
-        return split(joint.graph_module, None, **keyword)  # type: ignore[arg-type]
+        return split(joint.graph_module, None, **keyword)
+
+
+def tell_calls_apart(region: torch.fx.GraphModule) -> None:
+    """Number the calls of regions within a region anew: torch gives all of them the number of the call around them.
+
+    A forward call and the backward call that belongs to it, which takes the same primals, get the same number.
+    """
+    calls = region.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+    halves: dict[str, list[torch.fx.Node]] = {"fw": [], "bw": []}
+    for call in calls:
+        halves.get(str(call.args[1])[:2], []).append(call)
+    for number, call in enumerate(halves["fw"]):
+        call.meta["custom"] = {**call.meta.get("custom", {}), "call_id": number}
+    free = halves["fw"][::-1]
+    for call in halves["bw"]:
+        name = str(call.args[1]).removeprefix("bw_").rpartition("_")[0]
+        partner = next(fw for fw in free if fw.args[1] == f"fw_{name}" and fw.args[2:] == call.args[2 : len(fw.args)])
+        free.remove(partner)
+        call.meta["custom"] = {**call.meta.get("custom", {}), "call_id": partner.meta["custom"]["call_id"]}
+
+
+def split_regions(module: torch.fx.GraphModule, split: Split) -> None:
+    """Split each nested compile region of a joint graph with ``split``, and call its two halves instead.
+
+    The forward half then returns what it saves, after its results; until then the backward computes the forward again.
+    """
+    config = dataclasses.replace(get_dummy_aot_autograd_config(), partition_fn=split)
+    known = inspect.signature(run_joint_graph_passes_on_hops).parameters  # releases before 2.12 take it from the config
+    keyword = {"default_partition_fn": split} if "default_partition_fn" in known else {}
+    run_joint_graph_passes_on_hops(module, [], config, **keyword)
 
 
 # ------------------------------------------------------------------ Inductor

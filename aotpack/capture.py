@@ -103,9 +103,16 @@ def _check_constants(joint: compat.Joint) -> None:
 def explain(error: Exception) -> str:
     """What a user needs of a front end's exception: its first paragraph, and the user's own line if it has one."""
     text = str(error).strip() or type(error).__name__
-    first = text.split("\n\n")[0].strip()
-    where = user_line(error)
+    _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
+    first = raised.splitlines()[0] if dynamo else _first_paragraph(text)
+    where = user_line(error) or "; ".join(getattr(error, "__notes__", []))
     return f"{type(error).__name__}: {first}" + (f" [at {where}]" if where and where not in first else "")
+
+
+def _first_paragraph(text: str) -> str:
+    """The first paragraph, and the second as well where the first only announces it."""
+    first, _, rest = (part.strip() for part in text.partition("\n\n"))
+    return f"{first} {_first_paragraph(rest)}" if first.endswith(":") and rest else first
 
 
 def user_line(error: BaseException) -> str:
@@ -164,10 +171,22 @@ def _with_dynamo(
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        with compat.dynamo_contexts(captured):
+        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
+
+
+@contextlib.contextmanager
+def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
+    """Errors raised while control flow is differentiated know no line of the user's: tell where it stands in the model."""
+    try:
+        yield
+    except Exception as error:
+        calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+        for line in dict.fromkeys(source_line(call) for call in calls):
+            error.add_note(line)
+        raise
 
 
 def _with_export(

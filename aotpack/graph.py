@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 
 from aotpack_loader.devices import operators
 from aotpack_loader.errors import Problem, UnsupportedError
-from aotpack_loader.format import schema
+from aotpack_loader.format import schema, subgraphs
 
 from ._torch_compat import ShapeEnv
 from .expressions import size_expression
@@ -37,6 +37,7 @@ class _Converter:
         self.shape_env = shape_env
         self.problems: list[Problem] = []
         self.subgraphs: dict[str, schema.Graph] = {}
+        self._names: dict[int, str] = {}
 
     def convert(self) -> schema.Graph:
         inputs: list[str] = []
@@ -50,7 +51,8 @@ class _Converter:
             elif node.op == "call_function":
                 nodes.append(self.node(node))
             elif node.op == "output":
-                outputs = [self.argument(arg, node) for arg in node.args[0]]
+                results = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
+                outputs = [self.argument(arg, node) for arg in results]
             elif node.op != "get_attr":  # subgraphs are taken where they are used
                 self.problems.append(Problem(node.name, f"a {node.op} node"))
         if self.problems:
@@ -91,6 +93,8 @@ class _Converter:
             return self._subgraph(arg, node) if arg.op == "get_attr" else schema.ValueRef(arg.name)
         if isinstance(arg, (list, tuple)):
             return [self.argument(item, node) for item in arg]
+        if isinstance(arg, dict):  # a kernel's options
+            return [[str(key), self.argument(value, node)] for key, value in arg.items()]
         literal = literal_argument(arg)
         if literal is NOT_A_LITERAL:
             self.problems.append(Problem(source_line(node) or node.name, f"passes a {type(arg).__name__} to {node.target}"))
@@ -102,8 +106,20 @@ class _Converter:
         if not isinstance(attribute, GraphModule):
             self.problems.append(Problem(source_line(user) or user.name, f"uses the attribute {arg.target}"))
             return None
-        self.subgraphs[str(arg.target)] = from_fx(attribute, self.shape_env)
-        return schema.GraphArg(str(arg.target))
+        return schema.GraphArg(self._stored_once(attribute, str(arg.target)))
+
+    def _stored_once(self, attribute: GraphModule, name: str) -> str:
+        """The name of a subgraph; equal ones, as of identical layers, share the first one's."""
+        if id(attribute) not in self._names:
+            try:
+                converted = from_fx(attribute, self.shape_env)
+            except UnsupportedError as error:
+                self.problems += error.problems
+                return name
+            known = next((key for key, graph in self.subgraphs.items() if graph == converted), None)
+            self._names[id(attribute)] = known or name.replace(".", "__")
+            self.subgraphs.setdefault(self._names[id(attribute)], converted)
+        return self._names[id(attribute)]
 
 
 NOT_A_LITERAL = object()
@@ -155,13 +171,17 @@ def source_line(node: FxNode) -> str:
 # ------------------------------------------------------------------ back to fx
 
 
-def to_fx(graph: schema.Graph) -> GraphModule:
-    """The graph as a ``torch.fx.GraphModule``; values' types go to ``meta["aotpack"]``."""
+def to_fx(graph: schema.Graph, *, single: bool = False) -> GraphModule:
+    """The graph as a ``torch.fx.GraphModule``; values' types go to ``meta["aotpack"]``.
+
+    It returns a tuple; ``single``: its one output, as torch wants it of some subgraphs.
+    """
     fx = torch.fx.Graph()
     root = torch.nn.Module()
     values: dict[str, FxNode] = {}
+    singles = {name for node in graph.nodes for name in subgraphs.single_result(node)}
     for name, sub in graph.subgraphs.items():
-        root.register_module(name, to_fx(sub))
+        root.register_module(name, to_fx(sub, single=name in singles))
     for name, value in zip(graph.inputs, graph.input_values, strict=True):
         node = fx.create_node("placeholder", name, name=name)
         node.meta["aotpack"] = value
@@ -180,14 +200,24 @@ def to_fx(graph: schema.Graph) -> GraphModule:
         node = fx.create_node(
             "call_function",
             _operator(item.op),
-            tuple(argument(arg) for arg in item.args),
+            _fx_arguments(item, [argument(arg) for arg in item.args]),
             {key: argument(arg) for key, arg in item.kwargs.items()},
             name=item.name,
         )
         node.meta["aotpack"] = item.value
         values[item.name] = node
-    fx.output(tuple(argument(arg) for arg in graph.outputs))
+    outputs = tuple(argument(arg) for arg in graph.outputs)
+    fx.output(outputs[0] if single else outputs)
     return GraphModule(root, fx)
+
+
+def _fx_arguments(node: schema.Node, args: list[Any]) -> tuple[Any, ...]:
+    """Arguments as torch takes them, where that is not how the format writes them."""
+    if not node.op.startswith("higher_order."):
+        return tuple(args)
+    if node.op == "higher_order.flex_attention":
+        args[6] = dict(args[6])
+    return tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from . import _torch_compat as compat
-from . import views
+from . import subgraphs, views
 
 
 @dataclass
@@ -43,11 +44,19 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     """
     if not joint.needs_autograd:
         forward = joint.graph_module
+        subgraphs.make_self_contained(forward)
         return Partitioned(forward, None, output_args(forward), [], [], [], _chains(forward))
     chains = _chains(joint.graph_module)[: joint.metadata.num_forward]
-    forward, backward = compat.partition(joint, partitioner=partitioner, memory_budget=memory_budget)
+    forward, backward = compat.partition(joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions)
+    for half in (forward, backward):
+        subgraphs.make_self_contained(half)
+    return _halves(forward, backward, chains)
+
+
+def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chain]) -> Partitioned:
+    """What torch's partitioner made of a joint graph whose results end in ``chains``."""
+    count = len(chains)
     outputs = output_args(forward)
-    count = joint.metadata.num_forward
     saved = [value for value in outputs[count:] if isinstance(value, Node)]
     symbols = [value for value in saved if not isinstance(value.meta["val"], torch.Tensor)]
     tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
@@ -137,6 +146,47 @@ def _replay(graph: torch.fx.Graph, base: Node, alias: Node, source: Node) -> Nod
         return graph.node_copy(alias, lambda node: several if node is view else node)
     inner = _replay(graph, base, alias.args[0], source)  # type: ignore[arg-type]
     return graph.node_copy(alias, lambda _: inner)
+
+
+def _split_regions(module: GraphModule, split: compat.Split) -> None:
+    """Split nested compile regions, those within regions first; inputs they save are saved by their caller."""
+
+    def of_region(
+        joint: GraphModule, inputs: object, *, num_fwd_outputs: int, **options: object
+    ) -> tuple[GraphModule, GraphModule]:
+        compat.tell_calls_apart(joint)
+        _split_regions(joint, split)
+        forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        parts = _halves(forward, backward, [()] * num_fwd_outputs)
+        symbols = [value for value, _ in parts.saved if not isinstance(value.meta["val"], torch.Tensor)]
+        tensors = [value for value, _ in parts.saved if value not in symbols]
+        set_outputs(forward, [*parts.forward_outputs, *tensors, *symbols])
+        return forward, backward
+
+    compat.split_regions(module, of_region)
+    _return_no_operands(module)
+
+
+def _return_no_operands(module: GraphModule) -> None:
+    """Where a region returns one of its inputs, its callers use the operand itself."""
+    calls: dict[str, list[Any]] = {}
+    for call in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        calls.setdefault(call.args[0].target, []).append(call)
+    for name, callers in calls.items():
+        region: Any = module.get_submodule(name)
+        inputs, results = region.graph.find_nodes(op="placeholder"), output_args(region)
+        kept = [i for i, result in enumerate(results) if result not in inputs]
+        for call in callers:
+            for item in list(call.users):
+                position = item.args[1]
+                if position in kept:
+                    item.args = (call, kept.index(position))
+                else:
+                    item.replace_all_uses_with(call.args[2 + inputs.index(results[position])])
+                    module.graph.erase_node(item)
+            call.meta["val"] = tuple(call.meta["val"][i] for i in kept)
+        set_outputs(region, [results[i] for i in kept])
+    module.recompile()
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from aotpack_loader.errors import BuildError, CorruptBundleError, Problem, UnsupportedError
-from aotpack_loader.format import codec, media_types, schema
+from aotpack_loader.format import codec, media_types, schema, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
@@ -462,7 +462,7 @@ def _defaults(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 def _extra_operators(graphs: Sequence[GraphToCompile]) -> list[str]:
-    spaces = {node.op.partition(".")[0] for item in graphs for node in item.graph.nodes}
+    spaces = {node.op.partition(".")[0] for item in graphs for node in subgraphs.all_nodes(item.graph)}
     return sorted(spaces - {"aten", "prims", "builtin", "higher_order"})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aotpack_loader.devices import operators
 from aotpack_loader.errors import BuildError, BundleError, Problem, UnsupportedError
-from aotpack_loader.format import schema
+from aotpack_loader.format import schema, subgraphs
 
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
@@ -32,7 +32,7 @@ class PortableTarget:
         """
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
-        names = {node.op: item.key for item in reversed(graphs) for node in item.graph.nodes}
+        names = {node.op: item.key for item in reversed(graphs) for node in subgraphs.all_nodes(item.graph)}
         problems = [Problem(key, message) for name, key in names.items() if (message := _refusal(name))]
         if problems:
             raise UnsupportedError("The portable target cannot run operators that this model uses.", problems)
@@ -42,10 +42,8 @@ class PortableTarget:
 def _refusal(name: str) -> str:
     """Why a loader would not run the operator called ``name``, or nothing."""
     space = name.partition(".")[0]
-    if space == "higher_order":
-        return f"calls {name}, a higher-order operator"
     try:
-        operators.resolve(name, declared=(space,))
+        operators.implementation(name, declared=(space,))
     except BundleError as error:
         return error.summary
     return ""

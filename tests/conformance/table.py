@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import conformance_cases_autograd as autograd
+from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
@@ -11,6 +12,7 @@ from . import conformance_cases_state as state
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
+CASES += control_flow.CASES
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -39,6 +41,16 @@ REFUSED: dict[str, str] = {
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: a branch on data": "Data-dependent branching",
+    # Control flow that eager refuses as well, in its forward or its backward.
+    "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",
+    "control flow: cond, a branch returns its operand": "aliasing.*torch.cond.*at .*control_flow.py:\\d+",
+    "control flow: cond, a branch returns a view of its operand": "aliasing.*torch.cond.*at .*control_flow.py:\\d+",
+    "control flow: cond, a branch writes to buffers": "mutation.*torch.cond.*at .*control_flow.py:\\d+",
+    "control flow: cond, integer results": "outs_to_grad length.*at .*control_flow.py",
+    "control flow: cond, branches of other sizes": "invalid for input of size.*at .*control_flow.py",
+    "control flow: while_loop, writes to its operand": "mutation.*torch.while_loop.*at .*control_flow.py:\\d+",
+    "control flow: while_loop, a carry that stays": "aliasing.*torch.while_loop.*at .*control_flow.py:\\d+",
+    "control flow: flex attention, gradients on a CPU (eager raises)": "does not support backward on CPU.*control_flow.py:\\d+",
 }
 """Case to a pattern of the build's message."""
 

@@ -17,6 +17,7 @@ import torch
 from .._torch_compat import is_dispatched
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from ..format import schema
+from . import control_flow
 
 BUILTINS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
@@ -190,14 +191,25 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
 
 
 def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
-    """What computes the operator called ``name`` here: the operator itself, its stand-in, or a bounded built-in.
+    """What computes the operator called ``name`` here: the operator itself, its stand-in, a built-in or control flow.
 
     Raises:
         CorruptBundleError, UnsupportedVersionError: as :func:`resolve`.
     """
     if name.startswith("builtin."):
         return _BOUNDED.get(name.removeprefix("builtin.")) or resolve(name)
+    if name.startswith("higher_order."):
+        return _higher_order(name)
     return STAND_INS.get(name) or resolve(name, declared)
+
+
+def _higher_order(name: str) -> Callable[..., Any]:
+    if name not in control_flow.OPERATORS:
+        raise UnsupportedVersionError(
+            f"A graph uses the operator {name}, which this loader does not have.",
+            hint="Use a newer aotpack-loader, or another target of the bundle.",
+        )
+    return control_flow.OPERATORS[name]
 
 
 def literal(arg: Any, device: torch.device | None = None) -> Any:

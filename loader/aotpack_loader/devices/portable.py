@@ -23,6 +23,7 @@ class PortableExecutable:
 
     def __init__(self, graph: schema.Graph, device: torch.device, declared: Collection[str] = ()) -> None:
         self._device = device
+        self._subgraphs = {name: PortableExecutable(sub, device, declared) for name, sub in graph.subgraphs.items()}
         self._slots = {name: i for i, name in enumerate(graph.inputs)}
         self._count_inputs = len(graph.inputs)
         for node in graph.nodes:
@@ -90,8 +91,10 @@ class PortableExecutable:
     def _constant(self, arg: Any) -> Any:
         if isinstance(arg, list):
             return [self._constant(item) for item in arg]
-        if isinstance(arg, (schema.ExprArg, schema.GraphArg)):
-            raise CorruptBundleError(f"A graph has an argument of type {type(arg).__name__} where none is allowed.")
+        if isinstance(arg, schema.GraphArg):
+            return self._subgraphs[arg.name]
+        if isinstance(arg, schema.ExprArg):
+            raise CorruptBundleError("A graph has an argument of type ExprArg where none is allowed.")
         return operators.literal(arg, self._device)
 
 

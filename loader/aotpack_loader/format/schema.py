@@ -198,7 +198,7 @@ class Node(Document, frozen=True):
 
 
 class Graph(Document, frozen=True):
-    """A straight-line functional program; nodes are in execution order."""
+    """A straight-line functional program; nodes are in execution order. ``subgraphs`` are what its control flow runs."""
 
     inputs: list[Name]
     input_values: list[Value]

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import CorruptBundleError, Problem
-from . import expressions, schema
+from . import expressions, schema, subgraphs
 
 _PATH = re.compile(r"[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_DEPTH = 64
-"""Of trees and of subgraphs: no program nests as deeply."""
+"""Of trees: no program nests as deeply."""
 MAX_SIZE = 2**62
 RESERVED = frozenset({"aotpack", "training"})
 """Names a module of ours uses itself: no parameter may take them."""
@@ -33,16 +33,13 @@ def validate_program(program: schema.Program, where: str) -> None:
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:
-    """Check rules G1 to G4: names are defined before they are used, once. And that subgraphs are not nested too deeply.
+    """Check rules G1 to G4, G7 and G8: names are defined before they are used, once; subgraphs fit who uses them.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
-    level = [graph]
-    for _ in range(MAX_DEPTH):
-        level = [sub for parent in level for sub in parent.subgraphs.values()]
-    if level:
-        _raise(where, [Problem("$.subgraphs", f"they are nested more than {MAX_DEPTH} deep")])
+    if subgraphs.is_too_deep(graph):
+        _raise(where, [Problem("$.subgraphs", f"G8: they are nested more than {subgraphs.MAX_DEPTH} deep")])
     _raise(where, list(_graph_problems(graph, "$")))
 
 
@@ -335,11 +332,15 @@ def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
     if len(defined) != len(graph.inputs):
         yield Problem(f"{at}.inputs", "G2: a name is defined twice")
     for i, node in enumerate(graph.nodes):
+        missing = False
         for arg in _flat([*node.args, *node.kwargs.values()]):
             if isinstance(arg, schema.ValueRef) and arg.name not in defined:
                 yield Problem(f"{at}.nodes[{i}]", f"G3: uses {arg.name!r} before it is defined")
             if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs:
+                missing = True
                 yield Problem(f"{at}.nodes[{i}]", f"G4: there is no subgraph {arg.name!r}")
+        if not missing:
+            yield from (Problem(f"{at}.nodes[{i}]", f"G7: {message}") for message in subgraphs.problems(node, graph))
         if node.name in defined:
             yield Problem(f"{at}.nodes[{i}]", f"G2: the name {node.name!r} is defined twice")
         defined.add(node.name)
@@ -347,6 +348,8 @@ def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
         for item in _flat([arg]):
             if isinstance(item, schema.ValueRef) and item.name not in defined:
                 yield Problem(f"{at}.outputs[{i}]", f"G3: {item.name!r} is not defined")
+            if isinstance(item, schema.GraphArg):
+                yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph is no result")
     for name, sub in graph.subgraphs.items():
         yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")
 

@@ -1,0 +1,218 @@
+"""Subgraphs of control flow as the format has them: functional, and with operands for all they use."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.errors import Problem, UnsupportedError
+
+from .graph import source_line
+
+_HIGHER_ORDER = torch.ops.higher_order
+
+
+def make_self_contained(module: GraphModule) -> None:
+    """Rewrite the higher-order calls of a graph and of its subgraphs, in place.
+
+    Raises:
+        UnsupportedError: a subgraph writes to something in a way that no format operator has; names the user's line.
+    """
+    for call in _calls(module):
+        if call.target is _HIGHER_ORDER.auto_functionalized_v2 and _is_higher_order(call.args[0]):
+            _make_functional(module, call)
+    for call in _calls(module):
+        for _, region in _subgraphs(module, call.args):
+            make_self_contained(region)
+        _hoist_constants(module, call)
+    for node in module.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _calls(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if _is_higher_order(node.target)]
+
+
+def _is_higher_order(target: Any) -> bool:
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def _subgraphs(module: GraphModule, args: Iterable[Any]) -> list[tuple[Node, GraphModule]]:
+    """The subgraphs among the arguments of a call, each with the node that names it."""
+    found = []
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            found += _subgraphs(module, arg)
+        elif isinstance(arg, Node) and arg.op == "get_attr":
+            value = getattr(module, str(arg.target), None)
+            found += [(arg, value)] if isinstance(value, GraphModule) else []
+    return found
+
+
+# ------------------------------------------------------------------ writes
+
+
+def _make_functional(module: GraphModule, call: Node) -> None:
+    """Instead of subgraphs that write to their operands: such that return the operands' new values, after their results."""
+    kind: Any = call.args[0]
+    given: dict[str, Any] = dict(call.kwargs)
+    bases = given.pop("_all_bases")
+    given.pop("_op_schema")
+    index = {match[1]: given.pop(key) for key in list(given) if (match := re.fullmatch(r"_(.+)_base_index", key))}
+    written = sorted(index, key=lambda name: -1 if index[name] is None else index[name])
+    if any(name.startswith("_") for name in given) or [index[name] for name in written] != [*range(len(bases))]:
+        raise _unsupported(call, kind, "writes to a view of its operand, or to one that is given twice")
+    given |= {name: bases[index[name]] for name in written}
+
+    def numbered(prefix: str) -> list[str]:
+        found = [name for name in given if re.fullmatch(rf"{prefix}\d+", name)]
+        return sorted(found, key=lambda name: int(name.removeprefix(prefix)))
+
+    def values(names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(given[name] for name in names)
+
+    with module.graph.inserting_before(call):
+        match kind:
+            case _HIGHER_ORDER.cond:
+                operands = numbered("operand")
+                branches = [_writing(module, branch, operands, written) for branch in values(["true_fn", "false_fn"])]
+                args: tuple[Any, ...] = (given["pred"], *branches, values(operands))
+            case _HIGHER_ORDER.invoke_subgraph:
+                operands = numbered("arg")
+                args = (_writing(module, given["subgraph"], operands, written), given["identifier"], *values(operands))
+            case _HIGHER_ORDER.while_loop if {*written} <= {*numbered("additional_input")}:
+                before = numbered("carried_input") + numbered("additional_input")
+                carried = [*numbered("carried_input"), *written]
+                kept = [name for name in before if name not in carried]
+                body = _writing(module, given["body_fn"], before, written)
+                turns = [_reordered(module, region, before, carried + kept) for region in (given["cond_fn"], body)]
+                args = (*turns, values(carried), values(kept))
+            case _:
+                raise _unsupported(call, kind, "writes to its operand")
+        replacement = module.graph.call_function(kind, args)
+    replacement.meta = copy.copy(call.meta)
+    call.replace_all_uses_with(replacement)
+    module.graph.erase_node(call)
+
+
+def _unsupported(call: Node, kind: Any, what: str) -> UnsupportedError:
+    problem = Problem(source_line(call) or call.name, f"a subgraph of {kind.name()} {what}")
+    return UnsupportedError("The traced graph holds what a bundle cannot express.", [problem])
+
+
+def _writing(module: GraphModule, attribute: Node, operands: Sequence[str], written: Sequence[str]) -> Node:
+    """A copy of a subgraph that returns the new values of the operands ``written`` after its results."""
+    region = _copied(getattr(module, str(attribute.target)))
+    graph, inputs = region.graph, region.graph.find_nodes(op="placeholder")
+    latest: dict[str, Any] = dict(zip(operands, inputs, strict=True))
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        target, new = node.args
+        latest[operands[inputs.index(target)]] = new
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    output = graph.output_node()
+    results: list[Any] = [*output.args[0]]  # type: ignore[misc]
+    for name in written:
+        value = latest[name]
+        if value in inputs:  # not written here: the caller must not get its operand back
+            with graph.inserting_before(output):
+                untouched, value = value, graph.call_function(torch.ops.aten.clone.default, (value,))
+            value.meta = copy.copy(untouched.meta)
+        results.append(value)
+    output.args = (tuple(results),)
+    region.recompile()
+    return _attribute(module, f"{attribute.target}_writes", region)
+
+
+def _reordered(module: GraphModule, attribute: Node, before: Sequence[str], after: Sequence[str]) -> Node:
+    """A copy of a subgraph that takes its inputs in another order."""
+    region = _copied(getattr(module, str(attribute.target)))
+    inputs = dict(zip(before, region.graph.find_nodes(op="placeholder"), strict=True))
+    first = next(node for node in region.graph.nodes if node.op != "placeholder")
+    for name in after:
+        first.prepend(inputs[name])
+    region.recompile()
+    return _attribute(module, f"{attribute.target}_ordered", region)
+
+
+def _copied(region: GraphModule) -> GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(region.graph, {}))
+    return GraphModule(region, graph)
+
+
+def _attribute(module: GraphModule, name: str, value: GraphModule) -> Node:
+    while hasattr(module, name):
+        name = f"{name}_"
+    module.register_module(name, value)
+    return module.graph.get_attr(name)
+
+
+# ------------------------------------------------------------------ constants
+
+_OPERANDS = {
+    _HIGHER_ORDER.cond: 3,
+    _HIGHER_ORDER.while_loop: 3,
+    _HIGHER_ORDER.while_loop_stack_output: 3,
+    _HIGHER_ORDER.scan: 3,
+    _HIGHER_ORDER.map_impl: 2,
+}
+"""Position of the operands that are the same in every run of a subgraph."""
+
+
+def _hoist_constants(module: GraphModule, call: Node) -> None:
+    """Turn tensors that the call's subgraphs close over into operands: the graph closes over them instead."""
+    attributes = _subgraphs(module, call.args)
+    constants = [
+        (region, node)
+        for _, region in attributes
+        for node in region.graph.find_nodes(op="get_attr")
+        if not _is_graph(region, node)
+    ]
+    if not constants or (call.target not in _OPERANDS and call.target is not _HIGHER_ORDER.invoke_subgraph):
+        return
+    copies: dict[GraphModule, GraphModule] = {}
+    for attribute, region in attributes:  # the region may have other callers
+        copies[region] = _copied(region)
+        with module.graph.inserting_before(call):
+            call.replace_input_with(attribute, _attribute(module, f"{attribute.target}_given", copies[region]))
+    operands: list[Node] = []
+    for owner, node in constants:
+        tensor = getattr(owner, str(node.target))
+        with module.graph.inserting_before(call):
+            operand = _constant(module, f"constant_of_{call.name}", tensor)
+        operand.meta = {"val": node.meta.get("val", tensor)}
+        operands.append(operand)
+        for region in copies.values():
+            graph = region.graph
+            with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+                placeholder = graph.placeholder(f"constant_{len(operands)}")
+            placeholder.meta = dict(operand.meta)
+            if region is copies[owner]:
+                twin = next(twin for twin in graph.find_nodes(op="get_attr") if twin.name == node.name)
+                twin.replace_all_uses_with(placeholder)
+                graph.erase_node(twin)
+            region.recompile()
+    at = _OPERANDS.get(call.target)
+    if at is None:
+        call.args = (*call.args, *operands)
+    else:
+        call.args = (*call.args[:at], [*call.args[at], *operands], *call.args[at + 1 :])  # type: ignore[misc]
+
+
+def _constant(module: GraphModule, name: str, tensor: torch.Tensor) -> Node:
+    while hasattr(module, name):
+        name = f"{name}_"
+    module.register_buffer(name, tensor)
+    return module.graph.get_attr(name)
+
+
+def _is_graph(region: GraphModule, node: Node) -> bool:
+    return isinstance(getattr(region, str(node.target), None), GraphModule)

@@ -1,0 +1,103 @@
+"""Graphs within graphs: who may be given one, and how many values it takes and returns (spec/control-flow.md).
+
+Subgraphs are part of their parent's document, so they can neither form a cycle nor see a name of the parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from . import schema
+from .schema import GraphArg
+
+MAX_DEPTH: Final = 64
+"""Of subgraphs: no program nests as deeply."""
+
+
+class Use(NamedTuple):
+    """A subgraph as an operator uses it: it is given ``inputs`` values; null ``outputs``: it may return any number."""
+
+    name: str
+    inputs: int
+    outputs: int | None = None
+    at_least: int = 0
+
+
+def all_nodes(graph: schema.Graph) -> Iterator[schema.Node]:
+    """The nodes of a graph and of its subgraphs."""
+    yield from graph.nodes
+    for sub in graph.subgraphs.values():
+        yield from all_nodes(sub)
+
+
+def is_too_deep(graph: schema.Graph) -> bool:
+    """Whether subgraphs nest more than ``MAX_DEPTH`` deep (G8)."""
+    level = [graph]
+    for _ in range(MAX_DEPTH + 1):
+        level = [sub for parent in level for sub in parent.subgraphs.values()]
+    return bool(level)
+
+
+def problems(node: schema.Node, graph: schema.Graph) -> Iterator[str]:
+    """What breaks rule G7 in a node of ``graph`` whose subgraphs exist (G4)."""
+    if node.op not in OPERATORS:
+        # Another higher-order operator is of a later version: a loader that runs it refuses it by name.
+        if not node.op.startswith("higher_order.") and _graphs_in([*node.args, *node.kwargs.values()]):
+            yield f"{node.op} takes no subgraph"
+        return
+    expected = _uses(node, graph)
+    if expected is None or len(expected) != _graphs_in(node.args) or node.kwargs:
+        yield f"the arguments of {node.op} are not of its form"
+        return
+    for use in expected:
+        sub = graph.subgraphs[use.name]
+        if len(sub.inputs) != use.inputs:
+            yield f"{node.op} gives the subgraph {use.name!r} {use.inputs} values, it takes {len(sub.inputs)}"
+        count = len(sub.outputs)
+        if count < use.at_least or use.outputs not in (None, count):
+            yield f"{node.op} cannot use the {count} results of the subgraph {use.name!r}"
+
+
+OPERATORS: Final = frozenset(
+    f"higher_order.{name}"
+    for name in ("cond", "while_loop", "while_loop_stack_output", "scan", "map_impl", "invoke_subgraph", "flex_attention")
+)
+"""The higher-order operators of this version of the format."""
+
+
+def single_result(node: schema.Node) -> list[str]:
+    """Subgraphs that the operator of ``node`` asks for one value, where torch expects that value and no tuple of it."""
+    match node.op, node.args:
+        case (("higher_order.while_loop" | "higher_order.while_loop_stack_output"), [GraphArg() as condition, *_]):
+            return [condition.name]
+        case "higher_order.flex_attention", [_, _, _, GraphArg() as score, [*_, GraphArg() as mask], *_]:
+            return [score.name, mask.name]
+    return []
+
+
+def _uses(node: schema.Node, graph: schema.Graph) -> list[Use] | None:
+    """The subgraphs of a node whose operator is known, or None where the arguments are of another form."""
+    match node.op.removeprefix("higher_order."), node.args:
+        case "cond", [_, GraphArg() as true, GraphArg() as false, list() as operands]:
+            outputs = len(graph.subgraphs[true.name].outputs)
+            return [Use(branch.name, len(operands), outputs) for branch in (true, false)]
+        case (
+            "while_loop" | "while_loop_stack_output",
+            [GraphArg() as condition, GraphArg() as body, list() as carried, list() as additional],
+        ):
+            inputs = len(carried) + len(additional)
+            return [Use(condition.name, inputs, 1), Use(body.name, inputs, len(carried))]
+        case "scan", [GraphArg() as combine, list() as initial, list() as xs, list() as additional] if xs:
+            return [Use(combine.name, len(initial) + len(xs) + len(additional), at_least=len(initial))]
+        case "map_impl", [GraphArg() as body, list() as xs, list() as additional] if xs:
+            return [Use(body.name, len(xs) + len(additional))]
+        case "invoke_subgraph", [GraphArg() as body, str() | None, *operands]:
+            return [Use(body.name, len(operands))]
+        case "flex_attention", [_, _, _, GraphArg() as score, [*_, GraphArg() as mask], _, list(), list() as s, list() as m]:
+            return [Use(score.name, 5 + len(s), 1), Use(mask.name, 4 + len(m), 1)]
+    return None
+
+
+def _graphs_in(args: Iterable[object]) -> int:
+    return sum(_graphs_in(arg) if isinstance(arg, list) else int(isinstance(arg, GraphArg)) for arg in args)
