@@ -197,6 +197,8 @@ def _with_export(
     table: compat.Decompositions | None,
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
+    if shapes.original is None and shapes.dims:
+        raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     with compat.kept_state_changes():
         compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:

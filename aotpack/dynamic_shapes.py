@@ -30,6 +30,10 @@ class DynamicShapes:
         leaves = pytree.tree_leaves((args, kwargs))
         return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
 
+    def shifted(self, count: int) -> DynamicShapes:
+        """The same behind ``count`` further leaves; known by leaf number only."""
+        return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()})
+
 
 def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> DynamicShapes:
     """Match ``given`` with the arguments.

@@ -6,6 +6,7 @@ capture -> partition -> signature -> graphs -> targets -> weights -> bundle
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,8 +28,10 @@ from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
-from .examples import identical_groups, parameters, separated
+from .examples import parameters
+from .rearrange import Arrangement, Writes, arrange
 from .selftest import record
+from .sharing import separated, sharing
 from .state import StoredTensors, describe_state, dtype_name
 from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
@@ -297,19 +300,26 @@ def _trace_method(
     stored: StoredTensors,
     options: _Options,
 ) -> _BuiltMethod:
-    groups = identical_groups(args, kwargs)
-    if groups:
-        apart = separated(args, kwargs)
-        built = _trace_once(run, plan, module, *apart, shapes, stored, options)
-        if not _writes(built.convention, {leaf for group in groups for leaf in group}):
-            return built
-    return _trace_once(run, plan, module, args, kwargs, shapes, stored, options, groups)
+    shared = sharing(args, kwargs)
+    apart = separated(args, kwargs, shared)
+    traced = functools.partial(_trace_once, run, plan, module, args, kwargs, shapes, stored, options)
+    built = traced(Arrangement(module, *apart))
+    writes = _writes(built.convention)
+    if not shared.leaves & (writes.data | writes.reshaped):
+        return built
+    paths = [leaf.path for leaf in built.convention.method["leaves"]]
+    return traced(arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=False))
 
 
-def _writes(convention: signature.Convention, leaves: set[int]) -> bool:
-    """Whether a method writes to one of the arguments with these leaf numbers."""
-    primals = [convention.method["primals"][mutation.primal] for mutation in convention.method["mutations"]]
-    return any(isinstance(primal, schema.InputPrimal) and primal.leaf in leaves for primal in primals)
+def _writes(convention: signature.Convention) -> Writes:
+    """What a method does to its arguments."""
+    primals, mutations = convention.method["primals"], convention.method["mutations"]
+    leaves = [(primals[m.primal].leaf, m) for m in mutations if isinstance(primals[m.primal], schema.InputPrimal)]
+    return Writes(
+        data=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "metadata"),
+        graded=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
+        reshaped=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "data"),
+    )
 
 
 def _trace_once(
@@ -321,15 +331,16 @@ def _trace_once(
     shapes: DynamicShapes,
     stored: StoredTensors,
     options: _Options,
-    identical: Sequence[Sequence[int]] = (),
+    arrangement: Arrangement,
 ) -> _BuiltMethod:
-    """Capture, partition and assemble one method; ``identical`` leaves are traced as one tensor."""
+    """Capture, partition and assemble one method, traced as arranged."""
+    arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
     with run.stage("capture", plan.name):
         captured = capture.capture(
-            module,
-            args,
-            kwargs,
-            shapes,
+            arrangement.model,
+            arrangement.args,
+            arrangement.kwargs,
+            arranged,
             training=plan.training,
             grad=plan.grad,
             decompositions=options.decompositions,
@@ -345,9 +356,9 @@ def _trace_once(
         run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
-        convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored)
+        convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"])
-    return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in identical])
+    return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in arrangement.identical])
 
 
 def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol]) -> None:

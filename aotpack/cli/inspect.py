@@ -257,6 +257,8 @@ def _value(graph: schema.Graph, output: int) -> str:
 
 def _primal(method: schema.Method, index: int) -> str:
     primal = method.primals[index]
+    if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+        return "what " + ", ".join(method.leaves[member.leaf].path for member in primal.members) + " share"
     return method.leaves[primal.leaf].path if isinstance(primal, schema.InputPrimal) else primal.name
 
 

@@ -20,6 +20,7 @@ from aotpack_loader.format import schema
 from .. import _torch_compat as compat
 from .. import partition, trees
 from ..expressions import bound, render
+from ..rearrange import Arrangement
 from ..returned import Returned
 from ..state import StoredTensors
 from .backward import Backward
@@ -53,13 +54,14 @@ def assemble(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     stored: StoredTensors,
+    arrangement: Arrangement,
 ) -> Convention:
-    """Work out the calling convention of one method.
+    """Work out the calling convention of one method; ``args`` and ``kwargs`` are the user's, however they were arranged.
 
     Raises:
         UnsupportedError: names every construct a bundle cannot keep true.
     """
-    return _Assembler(joint, returned, parts, model, args, kwargs, stored).run()
+    return _Assembler(joint, returned, parts, model, args, kwargs, stored, arrangement).run()
 
 
 class _Assembler(Backward):

@@ -12,6 +12,7 @@ from aotpack_loader.format import expressions, schema
 
 from .. import _torch_compat as compat
 from .. import partition
+from ..rearrange import Arrangement
 from ..returned import Returned
 from ..state import StoredTensors
 
@@ -28,7 +29,9 @@ class Context:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stored: StoredTensors,
+        arrangement: Arrangement,
     ) -> None:
+        self.arrangement = arrangement
         self.joint, self.parts, self.model, self.stored = joint, parts, model, stored
         self.returned = returned
         self.args, self.kwargs = args, kwargs

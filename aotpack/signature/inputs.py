@@ -43,7 +43,7 @@ class Inputs(Context):
         kwargs_tree, kwargs_paths = trees.describe(kwargs_spec, "kwargs")
         paths = args_paths + kwargs_paths
         fakes = {
-            getattr(d, "idx", None): node.meta.get("val")
+            d.idx - len(self.arrangement.bases): node.meta.get("val")
             for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)
             if isinstance(d, compat.desc.PlainAOTInput)
         }
@@ -62,15 +62,18 @@ class Inputs(Context):
 
     def _primals(self) -> None:
         params = dict(self.model.named_parameters(remove_duplicate=False))
+        bases, prefix = self.arrangement.bases, self.arrangement.prefix
         for node, descriptor in zip(self.primal_nodes, self.joint.primal_descriptors, strict=True):
             if isinstance(descriptor, compat.desc.ParamAOTInput):
-                self.primals.append(schema.ParameterPrimal(descriptor.target))
-                if descriptor.target not in params:
-                    self.problems.append(Problem(descriptor.target, "a parameter the model does not own"))
+                name = descriptor.target.removeprefix(prefix)
+                self.primals.append(schema.ParameterPrimal(name))
+                if name not in params:
+                    self.problems.append(Problem(name, "a parameter the model does not own"))
             elif isinstance(descriptor, compat.desc.BufferAOTInput):
-                self.primals.append(schema.BufferPrimal(descriptor.target))
+                self.primals.append(schema.BufferPrimal(descriptor.target.removeprefix(prefix)))
             elif isinstance(descriptor, compat.desc.PlainAOTInput):
-                self.primals.append(schema.InputPrimal(descriptor.idx))
+                leaf = descriptor.idx - len(bases)
+                self.primals.append(schema.InputPrimal(leaf) if leaf >= 0 else bases[descriptor.idx])
             else:
                 self.problems.append(Problem(node.name, f"a graph input of kind {type(descriptor).__name__}"))
         self._drop_constant_inputs()

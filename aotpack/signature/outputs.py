@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from msgspec import structs
 from torch.fx import Node
 
@@ -16,6 +17,7 @@ from .. import _torch_compat as compat
 from .. import views
 from ..expressions import size_expression
 from ..graph import NOT_A_LITERAL, literal_argument
+from ..rearrange import count_twins, returned_argument
 from .context import tensor_of
 from .inputs import Inputs
 
@@ -91,6 +93,9 @@ class Outputs(Inputs):
         return None
 
     def _literal_result(self, value: Any, i: int) -> schema.Result:
+        leaf = returned_argument(value)
+        if leaf is not None:
+            return schema.InputResult(self.primals.index(schema.InputPrimal(leaf)))
         if isinstance(value, torch.SymInt):
             return schema.SizeResult(size_expression(value, self.shape_env))
         literal = literal_argument(self.returned.constants.get(i, value))
@@ -103,12 +108,36 @@ class Outputs(Inputs):
         index = self._primal_index(info.base_idx)
         source: Node = self.primal_nodes[index]
         updated = self._updated_value(info.base_idx)
+        member, taken = self._member_of_base(index, node, [base for base in (updated, source) if base is not None])
+        if taken is not None:
+            index, updated = member, taken
         steps = None
         for base in filter(None, (updated, source)):
             steps = steps or views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
         return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
+
+    def _member_of_base(self, index: int, node: Node, bases: list[Node]) -> tuple[int, Node | None]:
+        """The argument inside base ``index`` that ``node`` is a view of, and the value in the graph that stands for it."""
+        primal = self.primals[index]
+        if not isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+            return index, None
+        flat = pytree.tree_leaves((self.args, self.kwargs))
+        places: dict[Any, list[int]] = {}
+        for m in primal.members:
+            places.setdefault((flat[m.leaf].shape, flat[m.leaf].stride(), m.offset), []).append(m.leaf)
+        chain = views.chain(node)
+        start = next((i for i in reversed(range(len(chain))) if chain[i] in bases), len(chain))
+        below = chain[start + 1 :]
+        for i, value in enumerate(below):
+            tensor = value.meta["val"]
+            leaves = places.get((tensor.shape, tensor.stride(), tensor.storage_offset()))
+            if leaves is not None:
+                twin = count_twins([str(view.target) for view in below[i + 1 :]])
+                leaf = leaves[min(twin, len(leaves) - 1)]
+                return self.primals.index(schema.InputPrimal(leaf)), below[i + 2 * leaves.index(leaf)]
+        return index, None
 
     def _updated_value(self, index: int) -> Node | None:
         mutated = self.metadata.mutated_inp_runtime_indices

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .harness import TRAIN, Call, Case, case, g, inputs, n, t, together
+from .harness import TRAIN, Call, Case, Given, case, g, inputs, n, t, together
 
 SHARED = "shar|same|alias|memory"
 
@@ -94,6 +94,123 @@ def base_and_view_of_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
 def storage_only(gen: torch.Generator) -> tuple[Any, ...]:
     x = torch.randn(4, generator=gen)
     return x, x.detach()
+
+
+def detached_of_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(4)(gen)
+    return x, x.detach()
+
+
+def detached_of_leaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = g(4)(gen)
+    return x.detach(), x
+
+
+def data_of_plain(gen: torch.Generator) -> tuple[Any, ...]:
+    """Storage only, and each with a version counter of its own."""
+    x = torch.randn(6, generator=gen)
+    return x[1:5].data, x[2:6]
+
+
+def offset_views(gen: torch.Generator) -> tuple[Any, ...]:
+    """As ``overlapping``, elsewhere in a larger storage."""
+    x = torch.randn(20, generator=gen)
+    return x[7:11], x[9:13]
+
+
+def columns(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, 2, generator=gen)
+    return x[:, 0], x[:, 1]
+
+
+def transposed(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(3, 4, generator=gen)
+    return x.t(), x[1:, ::2].t()
+
+
+def transposed_nonleaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(3, 4)(gen)
+    left, right = x.t(), x[1:, ::2].t()
+    left.source = x.source  # type: ignore[attr-defined]
+    return left, right
+
+
+def three(gen: torch.Generator) -> tuple[Any, ...]:
+    """A chain of overlaps, one of them given twice, and one that is apart."""
+    x = torch.randn(10, generator=gen)
+    first, second, third = x[:4], x[2:6], x[4:8]
+    return first, second, third, first, torch.randn(4, generator=gen)
+
+
+def weighted(gen: torch.Generator) -> tuple[Any, ...]:
+    """Plain views of one tensor, and a weight that requires a gradient."""
+    x = torch.randn(8, generator=gen)
+    return x[:4], x[2:6], g(4)(gen)
+
+
+def weighted_by_storage(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, x.detach(), g(4)(gen)
+
+
+def of_other_bases(gen: torch.Generator) -> tuple[Any, ...]:
+    """Both require a gradient, share memory, and are no views of one tensor."""
+    x = torch.randn(6, generator=gen)
+    left, right = x[:4].detach().requires_grad_(), x[2:].detach().requires_grad_()
+    return left.view(4), right.view(4)  # results of earlier computation, over the leaves' memory
+
+
+def other_type(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, x.view(torch.int32)
+
+
+def weighted_twice(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    x.mul_(w)
+    return (y * w).sum() + x
+
+
+def mutate_second(x: Tensor, y: Tensor) -> Tensor:
+    before = x * 2
+    y.mul_(3)
+    return before + x.sin() + y
+
+
+def mutate_and_return(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.add_(1)
+    return x, y, x[1:], y.view(-1), x * y
+
+
+def mutate_matrix(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sum(0) * 2 + y.sum()
+
+
+def mutate_of_five(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Any:
+    b.add_(a)
+    d.mul_(2)
+    return {"sum": a + b + c + d + e, "same": (a, d), "part": c[1:]}
+
+
+def reshape_first(x: Tensor, y: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    return x + y
+
+
+def reshape_and_write(x: Tensor, y: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    y.mul_(2)
+    return x + y
+
+
+def in_tree(x: dict[str, Any], *, y: list[Tensor]) -> Tensor:
+    x["a"].mul_(2)
+    return x["a"] + y[0]
+
+
+def tree_of_views(gen: torch.Generator) -> Any:
+    x = torch.randn(8, generator=gen)
+    return ({"b": 1, "a": x[:4]},), {"y": [x[2:6]]}
 
 
 def pair(build: Any) -> Any:
@@ -191,6 +308,80 @@ CASES: list[Case] = [
     case("identity: aliasing inputs, both mutated, differentiable", mutate_both, pair(views_of_nonleaf)),
     case("identity: aliasing inputs by storage only, one mutated", mutate_first, pair(storage_only)),
     case("identity: aliasing inputs, mutated under no_grad", mutate_first_no_grad, pair(overlapping)),
+    case("identity: aliasing inputs, mutated under no_grad, differentiable", mutate_first_no_grad, pair(views_of_nonleaf)),
+    case("identity: aliasing inputs, the other mutated", mutate_second, pair(overlapping)),
+    case("identity: aliasing inputs, the other mutated, differentiable", mutate_second, pair(views_of_nonleaf)),
+    case("identity: aliasing inputs, a detached alias mutated", mutate_second, pair(detached_of_nonleaf)),
+    case("identity: aliasing inputs, a detached alias of a leaf mutated", mutate_first, pair(detached_of_leaf)),
+    case("identity: aliasing inputs, written by alias and used by the tensor", mutate_second, pair(storage_only)),
+    case("identity: aliasing inputs, separate version counters", mutate_both, pair(data_of_plain)),
+    case("identity: aliasing inputs, mutated and returned", mutate_and_return, pair(overlapping)),
+    case("identity: aliasing inputs, mutated and returned, differentiable", mutate_and_return, pair(views_of_nonleaf)),
+    case("identity: aliasing inputs, mutated and returned, base and view", mutate_and_return, pair(base_and_view)),
+    case(
+        "identity: aliasing inputs, mutated and returned, differentiable base and view",
+        mutate_and_return,
+        pair(base_and_view_of_nonleaf),
+    ),
+    case("identity: aliasing inputs, mutated and returned, by storage only", mutate_and_return, pair(storage_only)),
+    case("identity: aliasing inputs, transposed and strided", mutate_matrix, pair(transposed)),
+    case("identity: aliasing inputs, transposed and strided, differentiable", mutate_matrix, pair(transposed_nonleaf)),
+    case("identity: aliasing inputs, columns that share no byte", mutate_first, pair(columns)),
+    case("identity: aliasing inputs, three in a chain, one twice", mutate_of_five, pair(three)),
+    case("identity: aliasing inputs, made part of the graph", weighted_twice, pair(weighted)),
+    case("identity: aliasing inputs, made part of the graph, by storage only", weighted_twice, pair(weighted_by_storage)),
+    case("identity: aliasing inputs, of other bases", mutate_first, pair(of_other_bases)),
+    case("identity: aliasing inputs, of another element type", lambda x, y: (x.mul_(2), y + 1)[1], pair(other_type)),
+    case("identity: aliasing inputs, in a tree", in_tree, Given(tree_of_views)),
+    case("identity: aliasing inputs, sizes changed in place", reshape_first, pair(base_and_view)),
+    case("identity: aliasing inputs, sizes changed in place and written", reshape_and_write, pair(base_and_view)),
+    case(
+        "identity: aliasing inputs, elsewhere in a larger storage at call",
+        mutate_first,
+        pair(overlapping),
+        calls=(TRAIN, Call(2, inputs=pair(offset_views)), Call(3, training=False, grad=False, inputs=pair(offset_views))),
+    ),
+    case(
+        "identity: aliasing inputs, other patterns at call",
+        mutate_first,
+        pair(overlapping),
+        calls=(
+            TRAIN,
+            Call(2, inputs=inputs(t(4), t(4)), refused=r"args\[[01]\].*args\[[01]\]"),
+            Call(3, inputs=pair(same), refused=r"args\[[01]\].*args\[[01]\]"),
+            Call(4, inputs=pair(disjoint), refused=r"args\[[01]\].*args\[[01]\]"),
+        ),
+    ),
+    case(
+        "identity: aliasing inputs, other patterns at call, differentiable",
+        mutate_first,
+        pair(views_of_nonleaf),
+        calls=(
+            TRAIN,
+            Call(2, inputs=inputs(n(4), n(4)), refused=r"args\[[01]\].*args\[[01]\]"),
+            Call(3, inputs=pair(detached_of_nonleaf), refused=r"args\[[01]\].*args\[[01]\]"),
+        ),
+    ),
+    case(
+        "identity: same tensor twice, one mutated, distinct at call",
+        mutate_first,
+        pair(same),
+        calls=(TRAIN, Call(2, inputs=inputs(t(4), t(4)), refused=r"args\[[01]\].*args\[[01]\]")),
+    ),
+    case("identity: same tensor twice, sizes changed in place", reshape_first, pair(same)),
+    case(
+        "identity: distinct at build, same at call, sizes changed in place",
+        reshape_first,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(same), refused=r"args\[[01]\].*args\[[01]\]")),
+    ),
+    case(
+        "identity: distinct at build, columns of one matrix at call, one mutated",
+        mutate_first,
+        pair(columns),
+        calls=(TRAIN, Call(2, inputs=pair(columns))),
+    ),
     case("identity: aliasing inputs, returned", return_both, pair(base_and_view)),
     case("identity: non-leaf inputs", add, n(4), n(4)),
     case("identity: a leaf and a non-leaf", add, g(4), n(4)),

@@ -344,7 +344,36 @@ class InputPrimal(Document, frozen=True, tag="user_input", tag_field="type"):
     leaf: Index
 
 
-Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal
+class BaseMember(Document, frozen=True):
+    """A tensor argument inside a base: its first element is the base's element ``offset``, counted in memory.
+
+    ``written``: the method writes to it. ``detached``: autograd does not know it as a view of the base.
+    """
+
+    leaf: Index
+    offset: Size = 0
+    written: bool = False
+    detached: bool = False
+
+
+class SyntheticBasePrimal(Document, frozen=True, tag="synthetic_base", tag_field="type"):
+    """Memory that several arguments share and that is written to: ``size`` elements in a row, without gradients."""
+
+    members: list[BaseMember]
+    dtype: DType
+    size: Size
+
+
+class ViewBasePrimal(Document, frozen=True, tag="view_base", tag_field="type"):
+    """The tensor that several arguments are views of (or one of them itself), where one is written to with gradients."""
+
+    members: list[BaseMember]
+    dtype: DType
+    shape: list[Size]
+    stride: list[Size]
+
+
+Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal | SyntheticBasePrimal | ViewBasePrimal
 
 
 class Mutation(Document, frozen=True):
@@ -489,7 +518,8 @@ class Method(Document, frozen=True):
     of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
     ``parameters`` names the positional parameters of the original, so that a call may pass them by name; ``defaults`` holds the
     values of those the example left out, which a call may spell out. ``non_differentiable`` lists forward outputs that carry no
-    gradient. ``identical`` lists groups of leaves that must be the same tensor at every call. ``autocast`` is the element type of
+    gradient. ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
+    different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
     """
 
@@ -511,6 +541,7 @@ class Method(Document, frozen=True):
     parameters: list[str] = []
     defaults: dict[str, Scalar] = {}
     identical: list[list[Index]] = []
+    distinct: bool = False
     autocast: DType | None = None
 
 

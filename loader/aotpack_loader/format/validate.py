@@ -7,7 +7,7 @@ is opened, lets everything above trust its indices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
 from . import expressions, schema, subgraphs
@@ -201,6 +201,8 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
             yield Problem(where, f"C7: {primal.name!r} is no parameter")
         elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
             yield Problem(where, f"C7: {primal.name!r} is no buffer")
+        elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+            yield from _base_problems(primal, method.leaves, where)
     for i, group in enumerate(method.identical):
         yield from _in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
         if len(group) < 2:
@@ -217,6 +219,35 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
                 yield Problem(
                     f"{at}.results[{i}].shared", "C17: it is no earlier alias of the same base that begins with the same steps"
                 )
+
+
+def _base_problems(
+    base: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf], at: str
+) -> Iterator[Problem]:
+    """C17: each member is a tensor argument of known sizes and strides that lies inside the base."""
+    if isinstance(base, schema.ViewBasePrimal):
+        yield from _sizes_problems([*base.shape], [*base.stride], at)
+        size = _extent([*base.shape], [*base.stride])
+    else:
+        size = base.size
+    if len(base.members) < 2 or len({member.leaf for member in base.members}) < len(base.members):
+        yield Problem(at, "C17: a base has two members or more, each once")
+    if isinstance(base, schema.ViewBasePrimal) and all(member.detached for member in base.members):
+        yield Problem(at, "C17: no member is a view of the base")
+    for member in base.members:
+        leaf = leaves[member.leaf] if member.leaf < len(leaves) else None
+        if not isinstance(leaf, schema.TensorLeaf) or leaf.stride is None or leaf.dtype != base.dtype:
+            yield Problem(at, f"C17: leaf {member.leaf} is no tensor argument with strides and of the base's type")
+        elif not all(isinstance(n, int) for n in (*leaf.shape, *leaf.stride)):
+            yield Problem(at, f"C17: the sizes or strides of leaf {member.leaf} vary")
+        elif member.offset + _extent(leaf.shape, leaf.stride) > size:
+            yield Problem(at, f"C17: leaf {member.leaf} reaches beyond the base")
+
+
+def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
+    """Elements from the first to the last, both counted; 0 if there are none."""
+    pairs = [(int(size), int(step)) for size, step in zip(shape, stride, strict=False)]
+    return 0 if any(size == 0 for size, _ in pairs) else 1 + sum((size - 1) * step for size, step in pairs)
 
 
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from .._torch_compat import is_plain_tensor
 from ..errors import InputError, ModeError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
+from .bases import Base
 from .epilogue import Epilogue
+from .identity import Memory
 from .inputs import Inputs
 
 
@@ -47,21 +50,15 @@ class MethodCall:
         if backward is not None and method.backward is not None:
             self._differentiable = Differentiable(method, method.backward, forward, backward)
         self._epilogue = Epilogue(method)
-        self._primals = [_source(primal, constants) for primal in method.primals]
+        self._primals = _sources(method, constants)
         self._expected = {
             primal.name: _Expected(entries[primal.name], gradient, device)
             for primal, gradient in zip(method.primals, _gradients(method), strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
-        written = {mutation.primal for mutation in method.mutations}
-        inputs = [i for i, primal in enumerate(method.primals) if isinstance(primal, schema.InputPrimal)]
-        self._paths = {i: method.leaves[method.primals[i].leaf].path for i in inputs}  # type: ignore[union-attr]
-        leaf_of = {primal.leaf: i for i, primal in enumerate(method.primals) if isinstance(primal, schema.InputPrimal)}
-        self._identical = {
-            (leaf_of[a], leaf_of[b]) for group in method.identical for a in group for b in group if a in leaf_of and b in leaf_of
-        }
-        self._writes_inputs = [i for i in inputs if i in written] if len(inputs) > 1 else []
-        self._apart = _kept_apart(method, entries, written)
+        bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
+        self._bases = [Base(primal, method.leaves) for primal in bases]
+        self._memory = Memory(method, entries) if method.mutations else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
@@ -75,11 +72,10 @@ class MethodCall:
         self._check_autocast()
         given, laid_out, environment = self._inputs(args, kwargs)
         self._check_state(state)
+        if self._memory is not None:
+            self._memory.check(given, state)
+        versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
-        for i, others in self._apart:
-            self._refuse_overlap_with_state(i, primals[i], others, state)
-        for written in self._writes_inputs:
-            self._refuse_overlap(written, primals)
         # The forward empties its list, the epilogue needs the caller's own tensors: read again only if some had to be laid out.
         as_given = all(map(operator.is_, given, laid_out))
         arguments = primals.copy() if as_given else [read(state, laid_out) for read in self._primals]
@@ -88,7 +84,18 @@ class MethodCall:
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
                 outputs = self._run(arguments, environment)
-        return self._epilogue(primals, outputs, environment)
+        results = self._epilogue(primals, outputs, environment)
+        for base, before in zip(self._bases, versions, strict=True):
+            base.count_writes(given, before)
+        return results
+
+    def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
+        """Add the bases to the leaves; return the versions of what is written through each."""
+        bases = [base(given, laid_out) for base in self._bases]
+        versions = [[given[leaf]._version for leaf in base.written] for base in self._bases]
+        given += bases
+        laid_out += bases
+        return versions
 
     def _run(self, primals: list[torch.Tensor], environment: Mapping[str, int]) -> list[Any]:
         if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
@@ -119,84 +126,29 @@ class MethodCall:
                 hint="The bundle's code was compiled for the original types and shapes; load it again to get them back.",
             )
 
-    def _refuse_overlap(self, written: int, primals: list[torch.Tensor]) -> None:
-        """The graphs were built for arguments that do not share memory with one they write to."""
-        start, stop = _memory(primals[written])
-        for other, path in self._paths.items():
-            low, high = _memory(primals[other])
-            if other != written and (written, other) not in self._identical and low < stop and start < high:
-                raise _overlap(self._paths[written], path)
-
-    def _refuse_overlap_with_state(
-        self, i: int, argument: torch.Tensor, others: list[tuple[str, int]], state: Mapping[str, torch.Tensor]
-    ) -> None:
-        low, high = _memory(argument)
-        for name, span in others:
-            start = state[name].data_ptr()
-            if start < high and low < start + span:
-                raise _overlap(name, self._paths[i])
-
-
-def _overlap(written: str, other: str) -> InputError:
-    return InputError(
-        "Tensors of this call share memory, and the model writes to one of them.",
-        [Problem(written, f"shares its memory with {other}")],
-        hint="Pass a clone of one, or build with example inputs that share memory in the same way.",
-    )
-
-
-def _kept_apart(
-    method: schema.Method, entries: Mapping[str, schema.StateEntry], written: set[int]
-) -> list[tuple[int, list[tuple[str, int]]]]:
-    """For each argument the state it must share no memory with, as name and span: what is written to; buffers if it is itself."""
-    found = []
-    for i, primal in enumerate(method.primals):
-        if isinstance(primal, schema.InputPrimal):
-            others = [
-                (other.name, _span(entries[other.name]))
-                for j, other in enumerate(method.primals)
-                if (isinstance(other, (schema.ParameterPrimal, schema.BufferPrimal)) and j in written)
-                or (isinstance(other, schema.BufferPrimal) and i in written)
-            ]
-            if others:
-                found.append((i, others))
-    return found
-
-
-def _span(entry: schema.StateEntry) -> int:
-    """How many bytes an entry reaches over; its tensor is known to have its sizes and strides."""
-    if 0 in entry.shape:
-        return 0
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    return (1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))) * dtype.itemsize
-
-
-def _memory(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte a tensor may touch, as addresses; empty for a tensor without elements."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return start, start + span * tensor.element_size()
-
 
 def _gradients(method: schema.Method) -> list[int | None]:
     return [None] * len(method.primals) if method.backward is None else method.backward.gradients
 
 
-def _source(
-    primal: schema.Primal, constants: Mapping[str, torch.Tensor]
-) -> Callable[[Mapping[str, torch.Tensor], list[Any]], torch.Tensor]:
-    if isinstance(primal, schema.InputPrimal):
-        leaf = primal.leaf
-        return lambda state, given: given[leaf]
+_Read = Callable[[Mapping[str, torch.Tensor], list[Any]], torch.Tensor]
+
+
+def _sources(method: schema.Method, constants: Mapping[str, torch.Tensor]) -> list[_Read]:
+    """Where each primal comes from: the state, or the leaves, after which the bases stand."""
+    bases = itertools.count(len(method.leaves))
+    return [_source(primal, constants, bases) for primal in method.primals]
+
+
+def _source(primal: schema.Primal, constants: Mapping[str, torch.Tensor], bases: Iterator[int]) -> _Read:
     if isinstance(primal, schema.ConstantPrimal):
         constant = constants[primal.name]
         return lambda state, given: constant
-    name = primal.name
-    return lambda state, given: state[name]
+    if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
+        name = primal.name
+        return lambda state, given: state[name]
+    position = primal.leaf if isinstance(primal, schema.InputPrimal) else next(bases)
+    return lambda state, given: given[position]
 
 
 class _Expected:

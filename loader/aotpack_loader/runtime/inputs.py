@@ -16,6 +16,7 @@ from ..devices.operators import literal
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import expressions, schema
 from ..format.validate import call_trees
+from .identity import Pattern
 from .tree import MISSING, flattener
 
 Environment = dict[str, int]
@@ -33,8 +34,7 @@ class Inputs:
         self._keywords = frozenset(str(key) for key in kwargs_tree.keys)
         self._parameters = method.parameters
         self._defaults = {name: literal(value) for name, value in method.defaults.items()}
-        self._identical = method.identical
-        self._paths = [leaf.path for leaf in method.leaves]
+        self._pattern = Pattern(method)
         bound: set[str] = set()
         graded = method.backward is not None or any(mode.grad for mode in method.serves)
         self._checks = [_leaf_check(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
@@ -57,8 +57,7 @@ class Inputs:
         for check, leaf in self._binders(leaves):
             check.bind(leaf, environment)
         checked = [check(leaf, environment, problems) for check, leaf in zip(self._checks, leaves, strict=True)]
-        for group in self._identical:
-            problems += _not_identical([(self._paths[i], leaves[i]) for i in group])
+        self._pattern.check(leaves, problems)
         if problems:
             raise _error(problems)
         for text, holds in self._constraints:
@@ -95,15 +94,6 @@ class Inputs:
     def _is_default(self, name: str, value: Any) -> bool:
         """Whether a call spells out the default that the example left out."""
         return name in self._defaults and _same(self._defaults[name], value)
-
-
-def _not_identical(group: list[tuple[str, Any]]) -> list[Problem]:
-    (first, value), *others = group
-    return [
-        Problem(path, f"must be the same tensor as {first}, as it was when the bundle was built")
-        for path, other in others
-        if other is not value
-    ]
 
 
 def _error(problems: list[Problem]) -> InputError:

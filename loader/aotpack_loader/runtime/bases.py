@@ -1,0 +1,89 @@
+"""Bases: the one tensor that stands for arguments which share memory, where a method writes to one of them.
+
+The counterpart of AOTAutograd's synthetic bases, driven by data: the graph takes the base, and takes the arguments from
+it as views. What it writes comes back through the base, so every argument sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import InputError, Problem
+from ..format import schema
+
+
+class Base:
+    """Makes one base from the arguments of a call."""
+
+    def __init__(self, primal: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf]) -> None:
+        order = sorted(primal.members, key=lambda member: (member.detached, not member.written, member.leaf))
+        self._first, self._members = order[0], order
+        self._paths = {member.leaf: leaves[member.leaf].path for member in order}
+        dtype: torch.dtype = getattr(torch, primal.dtype)
+        self._itemsize = dtype.itemsize
+        self._size = primal.size if isinstance(primal, schema.SyntheticBasePrimal) else None
+        self._geometry = (tuple(primal.shape), tuple(primal.stride)) if isinstance(primal, schema.ViewBasePrimal) else None
+
+    def __call__(self, given: Sequence[torch.Tensor], laid_out: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The base of the leaves ``given``; ``laid_out`` is another tensor where one has not the strides of the build.
+
+        Raises:
+            InputError: they do not share memory as they did at build; names the arguments.
+        """
+        for member in self._members:
+            if laid_out[member.leaf] is not given[member.leaf]:
+                raise self._refused(member.leaf, "has other strides than at build, where it shared memory with")
+        base = self._base(given[self._first.leaf])
+        memory, start = base.untyped_storage().data_ptr(), base.data_ptr()
+        for member in self._members:
+            tensor = given[member.leaf]
+            apart = tensor.data_ptr() - start != member.offset * self._itemsize
+            if apart or tensor.untyped_storage().data_ptr() != memory:
+                raise self._refused(member.leaf, "must share memory, as it did when the bundle was built, with")
+            if self._geometry is not None and not _is_related(tensor, base, member):
+                raise self._refused(member.leaf, "must be related in autograd, as it was when the bundle was built, to")
+        return base
+
+    def _base(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The base, as the first member has it."""
+        if self._size is None:
+            base = tensor if tensor._base is None else tensor._base
+            if (base.shape, base.stride()) != self._geometry:
+                raise self._refused(
+                    self._first.leaf, "is a view of a tensor of another shape than at build, where it shared it with"
+                )
+            return base
+        # A view of a detached alias shares the argument's version counter: what is written is noticed as in eager.
+        offset = tensor.storage_offset() - self._first.offset
+        room = tensor.untyped_storage().nbytes() // self._itemsize
+        if offset < 0 or offset + self._size > room:
+            raise self._refused(self._first.leaf, "must share memory, as it did when the bundle was built, with")
+        return tensor.detach().as_strided((self._size,), (1,), offset)
+
+    def count_writes(self, given: Sequence[torch.Tensor], before: Sequence[int]) -> None:
+        """Move the version counters of what was written and has one of its own, as a write in place does."""
+        for leaf, version in zip(self.written, before, strict=True):
+            if given[leaf]._version == version:
+                torch.autograd.graph.increment_version(given[leaf])
+
+    @property
+    def written(self) -> list[int]:
+        """Leaves that are written to."""
+        return [member.leaf for member in self._members if member.written]
+
+    def _refused(self, leaf: int, message: str) -> InputError:
+        other = next(path for i, path in self._paths.items() if i != leaf)
+        return InputError(
+            "The arguments do not share memory as they did when the bundle was built, and the model writes to one of them.",
+            [Problem(self._paths[leaf], f"{message} {other}")],
+            hint="Call it with arguments that share memory in the same way, or build with arguments that share none.",
+        )
+
+
+def _is_related(tensor: torch.Tensor, base: torch.Tensor, member: schema.BaseMember) -> bool:
+    """Whether autograd knows ``tensor`` as a view of ``base``; a detached one must be without gradients."""
+    if member.detached:
+        return not tensor.requires_grad
+    return tensor is base or (tensor._base is base and tensor.requires_grad == base.requires_grad)

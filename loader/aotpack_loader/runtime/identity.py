@@ -1,0 +1,110 @@
+"""Which arguments are one tensor, and which share memory with what a method writes to: checked at every call.
+
+Only methods that write look at memory; the others are right for every pattern. Arguments that shared memory at build
+are one base to the graph (:mod:`.bases`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError, Problem
+from ..format import schema
+from .memory import extent, overlap, span
+
+WRITES = ("data", "data_and_metadata", "storage")
+"""Kinds of mutations that write elements; ``metadata`` changes one tensor object and no memory."""
+
+
+class Pattern:
+    """Which leaves must be, and which must not be, the same tensor object."""
+
+    def __init__(self, method: schema.Method) -> None:
+        self._paths = [leaf.path for leaf in method.leaves]
+        self._identical = method.identical
+        repeated = {leaf for _, *others in method.identical for leaf in others}
+        tensors = [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf)]
+        self._distinct = [i for i in tensors if i not in repeated] if method.distinct else []
+
+    def check(self, leaves: Sequence[Any], problems: list[Problem]) -> None:
+        """Add what does not hold of a call's leaves to ``problems``."""
+        for first, *others in self._identical:
+            for i in others:
+                if leaves[i] is not leaves[first]:
+                    message = f"must be the same tensor as {self._paths[first]}, as it was when the bundle was built"
+                    problems.append(Problem(self._paths[i], message))
+        seen: dict[int, int] = {}
+        for i in self._distinct:
+            first = seen.setdefault(id(leaves[i]), i)
+            if first != i:
+                message = f"must not be the same tensor as {self._paths[first]}: the model asks whether it is"
+                problems.append(Problem(self._paths[i], message))
+
+
+class Memory:
+    """What the tensors of a call must not share: memory that the method writes to, unless it was shared at build."""
+
+    def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> None:
+        self._paths = [leaf.path for leaf in method.leaves]
+        kinds = {mutation.primal: mutation.kind for mutation in method.mutations}
+        written: set[int] = set()
+        reshaped: set[int] = set()
+        expected = {tuple(group) for group in method.identical}
+        state = []
+        for i, primal in enumerate(method.primals):
+            writes = kinds.get(i) in WRITES
+            if isinstance(primal, schema.InputPrimal) and i in kinds:
+                (written if writes else reshaped).add(primal.leaf)
+            elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+                expected.add(tuple(member.leaf for member in primal.members))
+                written |= {member.leaf for member in primal.members if member.written}
+            elif isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
+                state.append((primal.name, _reach(entries[primal.name]), writes))
+        tensors = [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf)]
+        self._overlap = list(_pairs(written, tensors, expected))
+        self._same = list(_pairs(reshaped, tensors, expected))
+        kept_apart = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
+        self._state = [(i, items) for i, items in kept_apart if items]
+
+    def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
+        """Compare the tensors of a call that fit otherwise.
+
+        Raises:
+            InputError: names two that share memory; nothing was run.
+        """
+        for a, b in self._overlap:
+            if overlap(leaves[a], leaves[b]):
+                raise _shared(self._paths[a], self._paths[b])
+        for a, b in self._same:
+            if leaves[a] is leaves[b]:
+                raise _shared(self._paths[a], self._paths[b])
+        for leaf, entries in self._state:
+            low, high = span(leaves[leaf])
+            for name, reach, written in entries:
+                start = state[name].data_ptr()
+                if start < high and low < start + reach and overlap(leaves[leaf], state[name]):
+                    raise _shared(name, self._paths[leaf]) if written else _shared(self._paths[leaf], name)
+
+
+def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    for a in sorted(some):
+        for b in others:
+            if a != b and not (b in some and b < a) and not any(a in group and b in group for group in expected):
+                yield a, b
+
+
+def _reach(entry: schema.StateEntry) -> int:
+    """Bytes from the first to the last of an entry; its tensor is known to have its sizes and strides."""
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return 0 if 0 in entry.shape else extent(entry.shape, entry.stride) * dtype.itemsize
+
+
+def _shared(written: str, other: str) -> InputError:
+    return InputError(
+        "Tensors of this call share memory, and the model writes to one of them.",
+        [Problem(written, f"shares its memory with {other}")],
+        hint="Pass a clone of one, or build with example inputs that share memory in the same way.",
+    )

@@ -1,0 +1,63 @@
+"""Which bytes a tensor covers, and whether two tensors have one in common."""
+
+from __future__ import annotations
+
+import torch
+
+_PATIENCE = 4096
+"""Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address a tensor covers, and the one after its last; equal for a tensor without elements."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    return start, start + extent(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[int]) -> int:
+    """Elements from the first to the last, both counted, of a tensor that has some."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` and ``b`` have a byte in common; columns of one matrix have none, though their spans cross."""
+    start, stop = span(a)
+    low, high = span(b)
+    if not (low < stop and start < high):
+        return False
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    # Is there an element of a and one of b whose addresses differ by less than an element?
+    ranges: dict[int, tuple[int, int]] = {}
+    for tensor, sign in ((a, 1), (b, -1)):
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+            if size > 1 and step:
+                first, last = ranges.get(step * tensor.element_size(), (0, 0))
+                reach = sign * (size - 1)
+                ranges[step * tensor.element_size()] = (first + min(reach, 0), last + max(reach, 0))
+    steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]
+    apart = low - start
+    return _reaches(steps, apart - a.element_size() + 1, apart + b.element_size() - 1)
+
+
+def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:
+    """Whether a sum of multiples of the steps, each within its bounds, lies in ``low..high``; steps descend."""
+    tails = [steps[i:] for i in range(len(steps) + 1)]
+    rest = [(sum(s * first for s, first, _ in tail), sum(s * last for s, _, last in tail)) for tail in tails]
+    pending, looked = [(0, low, high)], 0
+    while pending:
+        i, low, high = pending.pop()
+        looked += 1
+        if looked > _PATIENCE:
+            return True
+        if i == len(steps):
+            return True  # only sums that can still get there are followed: nothing is left to add
+        step, first, last = steps[i]
+        least, most = rest[i + 1]
+        nearest, farthest = max(first, -((most - low) // step)), min(last, (high - least) // step)
+        pending += [(i + 1, low - count * step, high - count * step) for count in range(nearest, farthest + 1)]
+    return False
