@@ -429,6 +429,15 @@ _LEAF = schema.LeafNode()
 _VIEW = schema.ViewStep("aten.unsqueeze.default", [1])
 
 
+def _shared_memory(*members: schema.BaseMember, dtype: Any = "float32", view: bool = False, shape: Any = 4) -> dict[str, Any]:
+    """A method over a base of four elements, and one argument of two or another shape."""
+    base: Any = schema.SyntheticBasePrimal(list(members), dtype, 4)
+    if view:
+        base = schema.ViewBasePrimal(list(members), dtype, [2, 2], [2, 1])
+    leaves: list[Any] = [schema.TensorLeaf("args[0]", "float32", [2], [1]), schema.TensorLeaf("args[1]", "float32", [shape], [1])]
+    return {**_arguments(schema.TupleNode([_LEAF, _LEAF])), "leaves": leaves, "primals": [base]}
+
+
 def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = (), history: bool = True) -> dict[str, Any]:
     """An alias that goes on from an earlier one."""
     first = [] if earlier is None else [schema.AliasResult([_VIEW], primal=0, history=history)]
@@ -467,6 +476,18 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
         ("C17: ", _aliases([schema.ViewStep("aten.unsqueeze.default", [0])], schema.Shared(0, 1))),
         ("C17: ", _aliases([schema.ViewStep("aten.split.Tensor", [1], select=0)], schema.Shared(0, 0, call=True))),
         ("C17: ", _aliases([_VIEW], schema.Shared(0, 0))),
+        # C18 arguments in one memory
+        ("C18: a base has two", _shared_memory(schema.BaseMember(0))),
+        ("C18: a base has two", _shared_memory(schema.BaseMember(0), schema.BaseMember(0))),
+        ("C18: leaf 2 is no tensor", _shared_memory(schema.BaseMember(0), schema.BaseMember(2))),
+        ("C18: leaf 0 is no tensor", _shared_memory(schema.BaseMember(0), schema.BaseMember(1), dtype="int32")),
+        ("C18: leaf 0 reaches beyond", _shared_memory(schema.BaseMember(0, 3), schema.BaseMember(1))),
+        ("C18: the sizes or strides of leaf 1 vary", _shared_memory(schema.BaseMember(0), schema.BaseMember(1), shape="s0")),
+        ("C18: leaf 1 reaches beyond", _shared_memory(schema.BaseMember(0), schema.BaseMember(1, 1), view=True)),
+        (
+            "C18: no member is a view",
+            _shared_memory(schema.BaseMember(0, detached=True), schema.BaseMember(1, detached=True), view=True),
+        ),
     ],
 )
 def test_rules_of_methods(rule: str, changes: dict[str, Any]) -> None:

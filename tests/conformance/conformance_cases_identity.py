@@ -335,6 +335,7 @@ CASES: list[Case] = [
     case("identity: aliasing inputs, in a tree", in_tree, Given(tree_of_views)),
     case("identity: aliasing inputs, sizes changed in place", reshape_first, pair(base_and_view)),
     case("identity: aliasing inputs, sizes changed in place and written", reshape_and_write, pair(base_and_view)),
+    # A10: who shares what with whom is checked at every call.
     case(
         "identity: aliasing inputs, elsewhere in a larger storage at call",
         mutate_first,

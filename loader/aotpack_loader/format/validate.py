@@ -224,24 +224,24 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
 def _base_problems(
     base: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf], at: str
 ) -> Iterator[Problem]:
-    """C17: each member is a tensor argument of known sizes and strides that lies inside the base."""
+    """C18: each member is a tensor argument of known sizes and strides that lies inside the base."""
     if isinstance(base, schema.ViewBasePrimal):
         yield from _sizes_problems([*base.shape], [*base.stride], at)
         size = _extent([*base.shape], [*base.stride])
     else:
         size = base.size
     if len(base.members) < 2 or len({member.leaf for member in base.members}) < len(base.members):
-        yield Problem(at, "C17: a base has two members or more, each once")
+        yield Problem(at, "C18: a base has two members or more, each once")
     if isinstance(base, schema.ViewBasePrimal) and all(member.detached for member in base.members):
-        yield Problem(at, "C17: no member is a view of the base")
+        yield Problem(at, "C18: no member is a view of the base")
     for member in base.members:
         leaf = leaves[member.leaf] if member.leaf < len(leaves) else None
         if not isinstance(leaf, schema.TensorLeaf) or leaf.stride is None or leaf.dtype != base.dtype:
-            yield Problem(at, f"C17: leaf {member.leaf} is no tensor argument with strides and of the base's type")
+            yield Problem(at, f"C18: leaf {member.leaf} is no tensor argument with strides and of the base's type")
         elif not all(isinstance(n, int) for n in (*leaf.shape, *leaf.stride)):
-            yield Problem(at, f"C17: the sizes or strides of leaf {member.leaf} vary")
+            yield Problem(at, f"C18: the sizes or strides of leaf {member.leaf} vary")
         elif member.offset + _extent(leaf.shape, leaf.stride) > size:
-            yield Problem(at, f"C17: leaf {member.leaf} reaches beyond the base")
+            yield Problem(at, f"C18: leaf {member.leaf} reaches beyond the base")
 
 
 def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
