@@ -36,6 +36,7 @@ from aotpack_loader.errors import (
 )
 from aotpack_loader.format import expressions, media_types, schema
 from aotpack_loader.format.validate import validate_graph, validate_program
+from aotpack_loader.runtime.bases import Base
 from aotpack_loader.runtime.call import MethodCall
 from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.selftest import run_self_test
@@ -683,3 +684,17 @@ def test_problems_name_their_place() -> None:
     with pytest.raises(CorruptBundleError) as caught:
         validate_program(_program(symbols=[schema.Symbol("s0", 2)]), "program")
     assert caught.value.problems == (Problem("$.methods['infer'].symbols", "A2: no argument determines the sizes s0"),)
+
+
+def test_a10_arguments_share_memory_as_they_did() -> None:
+    described = _shared_memory(schema.BaseMember(0, written=True), schema.BaseMember(1, 2), shape=2)
+    base = Base(described["primals"][0], described["leaves"])
+    storage = torch.arange(9.0)
+    good = [storage[3:5], storage[5:7]]
+    assert base(good, good).tolist() == [3.0, 4.0, 5.0, 6.0]
+    assert base(good, good)._version == storage._version
+    for bad in ([storage[3:5], storage[6:8]], [storage[3:5], storage[5:7].clone()], [storage[7:9], storage[0:2]]):
+        with pytest.raises(InputError, match=r"args\[[01]\]: must share memory.* with args\[[01]\]"):
+            base(bad, bad)
+    with pytest.raises(InputError, match=r"args\[1\]: has other strides"):
+        base([good[0], storage[5:9:2]], good)
