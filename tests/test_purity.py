@@ -57,7 +57,7 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
     tmp_path: Path, fresh_process: FreshProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
-    monkeypatch.setattr(CpuTarget, "_compile", lambda self, call, key: {"code": b"not code"})
+    monkeypatch.setattr(CpuTarget, "_compile", lambda self, call, key: {"code": b"not code", "layouts": b"{}"})
     example = torch.zeros(2, 4, 4, requires_grad=True)
     aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
     code = """

@@ -22,8 +22,8 @@ from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 from .base import GraphToCompile
 
-_Order = list[int]
-"""Dimensions of a tensor by their place in memory, outermost first; empty: strides are the graph's."""
+_Layouts = Mapping[int, Sequence[int]]
+"""Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 
 
 class CpuTarget:
@@ -61,12 +61,13 @@ class CpuTarget:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         toolchain = compat.inductor_fingerprint()
-        layouts: list[_Order] = []
+        layouts: _Layouts = {}
         for item in graphs:  # a forward graph comes before its backward
-            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items()})
+            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
             options = {**toolchain, "march": str(self.march), "bits": str(self._bits()), "call": call.fingerprint}
             files = cache.get_or_make(item.graph, options, partial(self._compile, call, item.key))
-            layouts = [json.loads(files["layouts"])[position] for position in call.outputs]
+            written = json.loads(files["layouts"])
+            layouts = {i: written[str(position)] for i, position in enumerate(call.outputs) if str(position) in written}
             code = store.add_compressed(files["code"], media_types.CODE_AOTI)
             layers.append(code)
             fallbacks = None
@@ -92,8 +93,8 @@ class CpuTarget:
     def _bits(self) -> int | None:
         return None if self.march is None else compat.x86_vector_bits(self.level)
 
-    def _compile_call(self, call: _Call, output: Path) -> list[_Order]:
-        """Compile to ``output``; the layouts of what it returns."""
+    def _compile_call(self, call: _Call, output: Path) -> _Layouts:
+        """Compile to ``output``; the layouts of what the code returns, by its position there."""
         compile_with = partial(
             compat.compile_with_aoti, output=output, march=self.march, vector_bits=self._bits(), training=call.training
         )
@@ -102,7 +103,7 @@ class CpuTarget:
             plain = [position for position in call.free if layouts[position] is not None]
             if plain != call.free:  # padded: a backward could not be told
                 layouts = compile_with(call.module, call.examples, free=plain)
-        return [order or [] for order in layouts]
+        return {position: order for position, order in enumerate(layouts) if order}
 
     def _compile(self, call: _Call, key: str) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
@@ -137,7 +138,7 @@ class _Call:
     fingerprint: str
 
 
-def _prepare(item: GraphToCompile, layouts: Mapping[int, _Order]) -> _Call:
+def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     """Copy the graph; read integer inputs off tensors; return each output once.
 
     ``layouts`` are the orders of dimensions in which the forward's code really writes what it saves.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _collector
+
 if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
     from .loading import BackendWarning as BackendWarning
@@ -25,7 +27,8 @@ def __getattr__(name: str) -> Any:
     """Import on first use: reading a bundle's documents needs no torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    with _collector.paused():
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
 

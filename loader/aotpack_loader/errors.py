@@ -7,11 +7,11 @@ wrong, where, what was expected and what to do; an error that found several prob
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One thing that is wrong: ``where`` is a path (``args[0]['x']``, ``$.methods.train``, a blob's digest)."""
 
     where: str

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
 
+from . import _collector
 from .archive.bundle import Bundle
 from .archive.weights import View
 from .devices.select import Selection, select
@@ -58,23 +57,11 @@ def load(
         raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
     if isinstance(operators, str):
         raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
-    with _uncollected():
+    with _collector.paused():
         module, fallback = _load(bundle, device, backend, weights, trust, operators, verify)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from walking all that ``import torch`` left (80 ms) because a bundle was decoded."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _load(

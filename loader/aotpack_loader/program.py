@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from .errors import AotpackError, ModeError, Problem, StateError
@@ -18,8 +18,7 @@ Mode = tuple[bool, bool]
 """Train (or eval) mode, gradients on (or off)."""
 
 
-@dataclass(frozen=True)
-class LoadInfo:
+class LoadInfo(Struct, frozen=True):
     """How a bundle was loaded: which target runs it, why, and why not the others.
 
     ``backend`` is the target's name; ``rejected`` maps each other target to its reason.
@@ -30,7 +29,7 @@ class LoadInfo:
     backend: str
     reason: str
     program: schema.Program
-    rejected: Mapping[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = {}
 
     @property
     def methods(self) -> tuple[str, ...]:

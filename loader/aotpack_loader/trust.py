@@ -10,8 +10,9 @@ import hashlib
 import os
 import platform
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from .archive import digest as digests
 from .archive.cache import private_directory, user_directory
@@ -27,8 +28,7 @@ class TrustArgumentError(AotpackError, ValueError):
     __str__ = AotpackError.__str__
 
 
-@dataclass(frozen=True, slots=True)
-class TrustDecision:
+class TrustDecision(Struct, frozen=True):
     """Whether native code may run, and why (or why not), as a phrase that follows "because"."""
 
     trusted: bool

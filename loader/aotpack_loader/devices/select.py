@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 import torch
+from msgspec import Struct
 
 from ..archive.bundle import Bundle
 from ..errors import Problem, TargetError, TrustError
@@ -20,14 +20,13 @@ from .portable import PortableDevice
 PORTABLE = "portable"
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The chosen target, opened; why it was chosen, and why not the others. ``fallback`` is a warning, or empty."""
 
     target: schema.Target
     device: Device
     reason: str
-    rejected: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, str] = {}
     fallback: str = ""
 
 

@@ -13,8 +13,6 @@ new arm of a union needs a new entry in :data:`Program.features`, because an old
 decode it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -204,7 +202,7 @@ class Graph(Document, frozen=True):
     input_values: list[Value]
     nodes: list[Node]
     outputs: list[Arg]
-    subgraphs: dict[str, Graph] = {}
+    subgraphs: dict[str, "Graph"] = {}
 
 
 # ---------------------------------------------------------------- trees (nested arguments and results)
@@ -217,19 +215,19 @@ class LeafNode(Document, frozen=True, tag="leaf", tag_field="type"):
 class TupleNode(Document, frozen=True, tag="tuple", tag_field="type"):
     """A tuple; ``size``: of integers, as a ``torch.Size``."""
 
-    items: list[Tree]
+    items: list["Tree"]
     size: bool = False
 
 
 class ListNode(Document, frozen=True, tag="list", tag_field="type"):
-    items: list[Tree]
+    items: list["Tree"]
 
 
 class DictNode(Document, frozen=True, tag="dict", tag_field="type"):
     """A mapping; ``keys`` keep the order in which the caller of the build wrote them."""
 
     keys: list[str | int | bool]
-    items: list[Tree]
+    items: list["Tree"]
     ordered: bool = False
 
 
@@ -241,7 +239,7 @@ class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
 
     name: str
     fields: list[str]
-    items: list[Tree]
+    items: list["Tree"]
     kind: Literal["tuple", "mapping", "object"] = "object"
     none_fields: list[str] = []
 
