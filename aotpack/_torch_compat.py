@@ -144,6 +144,8 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
                 ignored: getattr(torch._dynamo.config, ignored) | _message_functions(),
             }
         ),
+        # Else the value of a 0-dimensional example would be a hint, and decisions would be made on it.
+        mock.patch.object(torch._subclasses.fake_tensor, "_is_plain_tensor", return_value=False),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")

@@ -62,7 +62,11 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
     placeholders = backward.graph.find_nodes(op="placeholder")
     pairs = list(zip([*symbols, *tensors], placeholders, strict=False))
-    result = Partitioned(forward, backward, outputs[:count], pairs, placeholders[len(pairs) :], output_args(backward), chains)
+    for _, placeholder in (unused := [pair for pair in pairs if pair[0] in symbols and not pair[1].users]):
+        backward.graph.erase_node(placeholder)
+    tangents = placeholders[len(pairs) :]
+    pairs = [pair for pair in pairs if pair not in unused]
+    result = Partitioned(forward, backward, outputs[:count], pairs, tangents, output_args(backward), chains)
     _recompute_views_of_inputs(result)
     return result
 
@@ -86,10 +90,14 @@ def set_outputs(module: GraphModule, outputs: list[object]) -> None:
 
 
 def _is_impure(node: Node) -> bool:
-    """Keep inputs: they are the calling convention. Keep operators with effects; random ones only draw."""
+    """Keep inputs: they are the calling convention. Keep operators with effects and assertions; random ones only draw."""
     return node.op in ("placeholder", "output") or (
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        isinstance(node.target, torch._ops.OpOverload) and (node.target._schema.is_mutable or node.target in _ASSERTIONS)
     )
+
+
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
+"""What a model checks while it runs (``torch._check``): it fails in a bundle as in eager."""
 
 
 def _recompute_views_of_inputs(parts: Partitioned) -> None:

@@ -110,6 +110,13 @@ def _argument(arg: Any, shape_env: ShapeEnv | None) -> Any:
     return literal_argument(arg)
 
 
+def sizes_in(steps: list[schema.ViewStep]) -> list[str]:
+    """The expressions among the arguments of view steps."""
+    arguments = [arg for step in steps for arg in [*step.args, *step.kwargs.values()]]
+    flat = [item for arg in arguments for item in (arg if isinstance(arg, list) else [arg])]
+    return [item.value for item in flat if isinstance(item, schema.ExprArg)]
+
+
 def as_strided_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> list[schema.ViewStep]:
     """The last resort: sizes, strides and offset in the base's storage."""
 

@@ -489,6 +489,11 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
             "C18: no member is a view",
             _shared_memory(schema.BaseMember(0, detached=True), schema.BaseMember(1, detached=True), view=True),
         ),
+        # C24 sizes that depend on data
+        ("C24: index", {"output_symbols": [schema.OutputSymbol("u0", 9)]}),
+        ("C24: 'u0'", {"output_symbols": [schema.OutputSymbol("u0", 0), schema.OutputSymbol("u0", 0, 0)]}),
+        ("C24: '1'", {"output_symbols": [schema.OutputSymbol("1", 0)]}),
+        ("C13: unknown symbols u0", {"output_symbols": [schema.OutputSymbol("u0", 0)], "constraints": ["u0 > 1"]}),
     ],
 )
 def test_rules_of_methods(rule: str, changes: dict[str, Any]) -> None:

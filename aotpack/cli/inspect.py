@@ -238,6 +238,8 @@ def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -
     if isinstance(result, schema.AliasResult):
         base = f"result {result.output} of the graph" if result.primal is None else _primal(method, result.primal)
         return f"a view of {base}"
+    if isinstance(result, schema.NumberResult):
+        return f"a number that depends on data, output {result.output}"
     if isinstance(result, schema.SizeResult):
         return f"int = {result.expr}"
     return f"= {_constant(result.value)}"

@@ -79,6 +79,7 @@ class _Assembler(Backward):
         saved = self._saved()
         tangents = self._tangents(mutations)
         gradients, backward = self._gradients()
+        output_symbols = self._output_symbols()
         self._raise_problems()
         partition.set_outputs(self.parts.forward, list(self.outputs))
         out_tree, _ = trees.describe(self.returned.spec, "result")
@@ -92,6 +93,7 @@ class _Assembler(Backward):
             "symbols": self._symbols(leaves),
             "constraints": self._constraints(),
             "mutations": mutations,
+            "output_symbols": output_symbols,
             "non_differentiable": self._non_differentiable(mutations, results),
         }
         depends = self._depends()

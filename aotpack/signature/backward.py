@@ -42,8 +42,8 @@ class Backward(Outputs):
         return found
 
     def _saved_size(self, value: Node) -> schema.Saved:
-        size = size_expression(value.meta["val"], self.shape_env)
-        if self._is_known(size):
+        number = value.meta["val"]
+        if not isinstance(number, torch.SymFloat) and self._is_known(size := size_expression(number, self.shape_env)):
             return schema.SavedSize(size)
         return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
 
@@ -96,11 +96,18 @@ class Backward(Outputs):
             output = self._tangent_output(descriptor, mutations)
             kind = tensor_value(value, self.shape_env)
             static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
+            shape = kind.shape
+            if not all(map(self._is_known, shape)):  # direct tracing counts sizes that depend on data anew in the joint graph
+                shape = tensor_value(self.outputs[output].meta["val"], self.shape_env).shape
+            if not all(map(self._is_known, shape)):
+                self.problems.append(
+                    Problem(f"result {output}", "requires a gradient, and its sizes depend on data in a way unknown")
+                )
             found.append(
                 schema.Tangent(
                     output=output,
                     dtype=kind.dtype,
-                    shape=kind.shape,
+                    shape=shape,
                     stride=kind.stride if static else None,
                     memory_format=_memory_format(value),
                 )

@@ -12,6 +12,7 @@ from aotpack_loader.format import expressions, schema
 
 from .. import _torch_compat as compat
 from .. import partition
+from ..expressions import size_expression
 from ..rearrange import Arrangement
 from ..returned import Returned
 from ..state import StoredTensors
@@ -44,6 +45,7 @@ class Context:
         self.problems: list[Problem] = []
         self._dropped: list[int] = []
         self._bound: set[str] = set()
+        self._wanted: set[str] = set()
 
     def _raise_problems(self) -> None:
         if self.problems:
@@ -74,8 +76,46 @@ class Context:
         return copy
 
     def _is_known(self, size: schema.Dim) -> bool:
-        """Whether the arguments' sizes determine ``size``."""
-        return isinstance(size, int) or self._symbols_in([size]) <= self._bound
+        """Whether ``size`` can be computed after the forward: from the arguments' sizes, or from what depends on data."""
+        unbound = self._symbols_in([size]) - self._bound
+        if not all(self._origin(name) for name in unbound):
+            return False
+        self._wanted |= unbound
+        return True
+
+    def _origin(self, name: str) -> tuple[Node, int | None] | None:
+        """Where the forward learns a size that depends on data: an integer, or a tensor and the dimension that has it."""
+        nodes = [node for node in self.parts.forward.graph.nodes if node.op == "call_function"]
+        for node in nodes:
+            if isinstance(node.meta.get("val"), torch.SymInt) and self._is_symbol(node.meta["val"], name):
+                return node, None
+        return next(((node, dim) for node in nodes if (dim := self._dimension(node, name)) is not None), None)
+
+    def _dimension(self, node: Node, name: str) -> int | None:
+        tensor = tensor_of(node)
+        sizes = () if tensor is None else tensor.shape
+        return next((dim for dim, size in enumerate(sizes) if self._is_symbol(size, name)), None)
+
+    def _is_symbol(self, size: int | torch.SymInt, name: str) -> bool:
+        return isinstance(size, torch.SymInt) and size_expression(size, self.shape_env) == name
+
+    def _output_symbols(self) -> list[schema.OutputSymbol]:
+        """Where the sizes that depend on data are found; the forward returns those that no output has. After all outputs."""
+        found = []
+        for name in sorted(self._wanted):
+            dims = [(i, dim) for i, node in enumerate(self.outputs) if (dim := self._dimension(node, name)) is not None]
+            if dims:
+                found.append(schema.OutputSymbol(name, *dims[0]))
+                continue
+            node, dim = self._origin(name)  # type: ignore[misc]
+            if dim is not None:
+                graph = self.parts.forward.graph
+                with graph.inserting_after(node):
+                    size = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                size.meta["val"] = node.meta["val"].shape[dim]
+                node = size
+            found.append(schema.OutputSymbol(name, self._output(node, fresh=False)))
+        return found
 
     def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
         """Names of the symbols in sizes."""

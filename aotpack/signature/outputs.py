@@ -16,7 +16,7 @@ from aotpack_loader.format import schema
 from .. import _torch_compat as compat
 from .. import views
 from ..expressions import size_expression
-from ..graph import NOT_A_LITERAL, literal_argument
+from ..graph import NOT_A_LITERAL, literal_argument, source_line
 from ..rearrange import count_twins, returned_argument
 from .context import tensor_of
 from .inputs import Inputs
@@ -73,9 +73,10 @@ class Outputs(Inputs):
         if not isinstance(node, Node):
             return self._literal_result(node, i)
         value = node.meta["val"]
+        if isinstance(value, torch.SymInt) and self._is_known(size := size_expression(value, self.shape_env)):
+            return schema.SizeResult(size)
         if not isinstance(value, torch.Tensor):
-            size = size_expression(value, self.shape_env)
-            return schema.SizeResult(size) if self._is_known(size) else schema.FreshResult(self._output(node, fresh=True))
+            return schema.NumberResult(self._output(node, fresh=True))
         if info.output_type in FRESH:
             if node in self.primal_nodes:
                 if self.parts.backward is None:
@@ -116,6 +117,7 @@ class Outputs(Inputs):
             steps = steps or views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        self._check_steps(steps, node)
         return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _member_of_base(self, index: int, node: Node, bases: list[Node]) -> tuple[int, Node | None]:
@@ -138,6 +140,12 @@ class Outputs(Inputs):
                 leaf = leaves[min(twin, len(leaves) - 1)]
                 return self.primals.index(schema.InputPrimal(leaf)), below[i + 2 * leaves.index(leaf)]
         return index, None
+
+    def _check_steps(self, steps: list[schema.ViewStep], node: Node) -> None:
+        """The sizes that a view is rebuilt with must be known then."""
+        if unknown := [size for size in views.sizes_in(steps) if not self._is_known(size)]:
+            where = source_line(node) or node.name
+            self.problems.append(Problem(where, f"a view whose sizes depend on data: {', '.join(unknown)}"))
 
     def _updated_value(self, index: int) -> Node | None:
         mutated = self.metadata.mutated_inp_runtime_indices
@@ -162,6 +170,7 @@ class Outputs(Inputs):
         steps = views.steps_between(base, node, self.shape_env)
         if steps is None:
             steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _shared(self, results: list[schema.Result]) -> list[schema.Result]:

@@ -74,7 +74,7 @@ class CpuTarget:
             if "fallbacks" in files:
                 fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
                 layers.append(fallbacks)
-            executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks)
+            executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers)
         release = ".".join(torch.__version__.split(".")[:2])
         target = schema.Target(
             name=self.name,
@@ -133,6 +133,7 @@ class _Call:
     examples: list[torch.Tensor]
     inputs: list[schema.GivenInput | schema.SizeCarrier]
     outputs: list[int]
+    numbers: list[int]
     training: bool
     free: list[int]
     fingerprint: str
@@ -165,18 +166,31 @@ def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     distinct: list[Node] = []
     positions: list[int] = []
     for value in graph.output_node().args[0]:  # type: ignore[union-attr]
-        if not isinstance(value, Node) or not isinstance(value.meta["val"], torch.Tensor):
-            raise BuildError(f"{item.key} returns a size that is only known while it runs; the cpu target cannot.")
+        if not isinstance(value, Node) or isinstance(value.meta["val"], (bool, torch.SymBool)):
+            raise BuildError(f"{item.key} returns a truth value that is only known while it runs; the cpu target cannot.")
         if value not in distinct:
             distinct.append(value)
         positions.append(distinct.index(value))
+    numbers = [position for position, value in enumerate(distinct) if not isinstance(value.meta["val"], torch.Tensor)]
+    for position in numbers:
+        distinct[position] = _as_tensor(graph, distinct[position])
     graph.output_node().args = (tuple(distinct),)
     graph.lint()
     module.recompile()
     promised = {position for output, position in enumerate(positions) if output not in item.private}
     free = [position for position in range(len(distinct)) if position not in promised]
     fingerprint = json.dumps([item.training, free, sorted(layouts.items())])
-    return _Call(module, examples, inputs, positions, item.training, free, fingerprint)
+    return _Call(module, examples, inputs, positions, numbers, item.training, free, fingerprint)
+
+
+def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
+    """A number as a 0-dimensional tensor: compiled code returns nothing else."""
+    dtype = torch.float64 if isinstance(node.meta["val"], (float, torch.SymFloat)) else torch.int64
+    with graph.inserting_before(graph.output_node()):
+        tensor = graph.call_function(torch.ops.aten.scalar_tensor.default, (node,), {"dtype": dtype})
+    with compat.fake_mode_of(graph):
+        tensor.meta["val"] = torch.empty((), dtype=dtype)
+    return tensor
 
 
 def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Node]) -> bool:

@@ -34,6 +34,7 @@ REFUSED: dict[str, str] = {
     "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "BatchNorm counters, momentum None": "data-dependent",
+    "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
     "shapes: a branch on data": "Data-dependent branching",
     # Control flow that eager refuses as well, in its forward or its backward.
     "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",
@@ -63,7 +64,6 @@ _MISSING_TANGENT = (
     "runtime/autograd.py: zeros stand in for a missing tangent, so a gradient that no other tangent reaches is zeros, not None"
 )
 _REACHED = "runtime/autograd.py: every differentiable output requires grad as soon as any primal does, reached or not"
-_UNBACKED = "a saved unbacked size: CorruptBundleError when the program is written, neither carried nor refused"
 _NO_GRAD_VIEW = "signature.py: OutputAliasInfo.requires_grad_for_backward is not carried (torch.compile has the same fault)"
 
 XFAIL: dict[str, str] = {
@@ -83,8 +83,5 @@ XFAIL: dict[str, str] = {
     ),
     "shapes: dynamic batch, size 1": "Dim.DYNAMIC starts at 2",
     "shapes: dynamic batch, size 0": "Dim.DYNAMIC starts at 2",
-    "shapes: unbacked, boolean mask": _UNBACKED,
-    "shapes: unbacked, item as a size": _UNBACKED,
-    "shapes: unbacked, repeat_interleave": _UNBACKED,
 }
 """Case to what is wrong and where."""

@@ -35,7 +35,8 @@ class AotiExecutable:
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
         self._inputs = None if plain else inputs
         self._outputs = None if outputs == list(range(len(outputs))) else outputs
-        self._count = max(outputs, default=-1) + 1
+        self._numbers = executable.numbers
+        self._count = max([*outputs, *self._numbers], default=-1) + 1
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
@@ -46,10 +47,12 @@ class AotiExecutable:
         arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
         if arguments is not inputs:
             inputs.clear()
-        results = self._run(arguments)
+        results: list[Any] = list(self._run(arguments)) if self._numbers else self._run(arguments)
         arguments.clear()
         if len(results) < self._count:
             raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._count}.")
+        for position in self._numbers:
+            results[position] = results[position].item()
         return results if self._outputs is None else [results[position] for position in self._outputs]
 
 

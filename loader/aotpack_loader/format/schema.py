@@ -297,6 +297,14 @@ class Symbol(Document, frozen=True):
     hint: int | None = None
 
 
+class OutputSymbol(Document, frozen=True):
+    """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer."""
+
+    name: Name
+    output: Index
+    dim: Index | None = None
+
+
 Scalar = None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
 """A value that is the same at every call."""
 
@@ -448,12 +456,18 @@ class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):
 
 
 class SizeResult(Document, frozen=True, tag="size", tag_field="type"):
-    """An integer computed from the sizes of the inputs."""
+    """An integer computed from the sizes of inputs and outputs."""
 
     expr: Dim
 
 
-Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult
+class NumberResult(Document, frozen=True, tag="number", tag_field="type"):
+    """Forward output ``output``, which is a number and no tensor: it depends on data, and never meets autograd."""
+
+    output: Index
+
+
+Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult | NumberResult
 
 
 class SavedPrimal(Document, frozen=True, tag="primal", tag_field="type"):
@@ -469,7 +483,7 @@ class SavedOutput(Document, frozen=True, tag="output", tag_field="type"):
 
 
 class SavedSize(Document, frozen=True, tag="size", tag_field="type"):
-    """An integer input of the backward graph, computed from the sizes of the inputs."""
+    """An integer input of the backward graph, computed from the sizes of inputs and outputs."""
 
     expr: Dim
 
@@ -516,7 +530,8 @@ class Method(Document, frozen=True):
     of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
     ``parameters`` names the positional parameters of the original, so that a call may pass them by name; ``defaults`` holds the
     values of those the example left out, which a call may spell out. ``non_differentiable`` lists forward outputs that carry no
-    gradient. ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
+    gradient. ``output_symbols`` are sizes that the forward determines, and that results, tangents and saved sizes may use.
+    ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
     different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
     """
@@ -541,6 +556,7 @@ class Method(Document, frozen=True):
     identical: list[list[Index]] = []
     distinct: bool = False
     autocast: DType | None = None
+    output_symbols: list[OutputSymbol] = []
 
 
 class Program(Document, frozen=True):
@@ -577,13 +593,15 @@ class Executable(Document, frozen=True):
     """Compiled code of one graph.
 
     ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
-    graph's output i. ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher.
+    graph's output i. ``numbers`` are the positions of results that are 0-dimensional tensors and numbers in the graph.
+    ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher.
     """
 
     code: Descriptor
     inputs: list[GivenInput | SizeCarrier]
     outputs: list[Index]
     fallbacks: Descriptor | None = None
+    numbers: list[Index] = []
 
 
 class Target(Document, frozen=True):

@@ -7,7 +7,7 @@ is opened, lets everything above trust its indices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
 from . import expressions, schema, subgraphs
@@ -22,7 +22,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C16, less C14, and A1 and A2.
+    """Check rules C1 to C18, less C14, C24, and A1 and A2.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
@@ -251,7 +251,7 @@ def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
 
 
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
-    if isinstance(result, schema.FreshResult):
+    if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         yield from _in_range(at, "C9", [(result.output, outputs)])
     elif isinstance(result, schema.InputResult):
         yield from _in_range(at, "C9", [(result.primal, primals)])
@@ -313,18 +313,29 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
     for symbol in known:
         if not _SYMBOL.fullmatch(symbol):
             yield Problem(f"{at}.symbols", f"C13: {symbol!r} is no name of a symbol")
-    for where, text in _expressions(method):
+    yield from _unknown_symbols(_expressions_before(method), known, at)
+    measured = [symbol.name for symbol in method.output_symbols]
+    for i, size in enumerate(method.output_symbols):
+        where = f"{at}.output_symbols[{i}]"
+        yield from _in_range(where, "C24", [(size.output, method.num_outputs)])
+        if not _SYMBOL.fullmatch(size.name) or size.name in known or measured.count(size.name) > 1:
+            yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
+    yield from _unknown_symbols(_expressions_after(method), known.union(measured), at)
+
+
+def _unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
+    for where, text in found:
         try:
             expressions.parse(text)
         except CorruptBundleError as error:
             yield Problem(f"{at}{where}", f"C13: {error.summary}")
             continue
-        unknown = expressions.symbols(text) - known
-        if unknown:
+        if unknown := expressions.symbols(text).difference(known):
             yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
 
 
-def _expressions(method: schema.Method) -> Iterator[tuple[str, str]]:
+def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
+    """Those that are evaluated before the forward runs."""
     for text in method.constraints:
         yield ".constraints", text
     for i, leaf in enumerate(method.leaves):
@@ -332,6 +343,10 @@ def _expressions(method: schema.Method) -> Iterator[tuple[str, str]]:
             for size in [*leaf.shape, *(leaf.stride or [])]:
                 if isinstance(size, str):
                     yield f".leaves[{i}]", size
+
+
+def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
+    """Those that are evaluated after it."""
     for i, result in enumerate(method.results):
         if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
             yield f".results[{i}]", result.expr

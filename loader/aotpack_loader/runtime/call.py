@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._torch_compat import is_plain_tensor
-from ..errors import InputError, ModeError, Problem
+from ..errors import CorruptBundleError, InputError, ModeError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .bases import Base
@@ -50,6 +50,7 @@ class MethodCall:
         if backward is not None and method.backward is not None:
             self._differentiable = Differentiable(method, method.backward, forward, backward)
         self._epilogue = Epilogue(method)
+        self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
         self._expected = {
             primal.name: _Expected(entries[primal.name], gradient, device)
@@ -97,11 +98,15 @@ class MethodCall:
         laid_out += bases
         return versions
 
-    def _run(self, primals: list[torch.Tensor], environment: Mapping[str, int]) -> list[Any]:
+    def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
-            return self._differentiable(primals, environment)
-        with torch.no_grad():
-            return self._forward(primals)
+            outputs = self._differentiable(primals, environment)
+        else:
+            with torch.no_grad():
+                outputs = self._forward(primals)
+        for name, output, dim in self._measured:  # the backward reads them from the same environment
+            environment[name] = _measure(outputs[output], dim)
+        return outputs
 
     def _check_autocast(self) -> None:
         """Eager under autocast computes something else than the graphs, unless they were traced under the same."""
@@ -125,6 +130,15 @@ class MethodCall:
                 problems,
                 hint="The bundle's code was compiled for the original types and shapes; load it again to get them back.",
             )
+
+
+def _measure(value: Any, dim: int | None) -> int:
+    """The size that output ``value`` tells."""
+    if dim is None and type(value) is int:
+        return value
+    if dim is not None and isinstance(value, torch.Tensor) and dim < value.dim():
+        return value.shape[dim]
+    raise CorruptBundleError("C24: an output of the forward graph that should tell a size does not.")
 
 
 def _gradients(method: schema.Method) -> list[int | None]:

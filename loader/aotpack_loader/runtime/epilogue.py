@@ -53,7 +53,7 @@ def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor
 
 
 def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
-    if isinstance(result, schema.FreshResult):
+    if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         position = result.output
         return lambda primals, outputs, environment, kept: outputs[position]
     if isinstance(result, schema.InputResult):
