@@ -63,6 +63,9 @@ def render(expr: Any) -> str:
     if isinstance(expr, (sympy.And, sympy.Or)):
         word = " and " if isinstance(expr, sympy.And) else " or "
         return "(" + word.join(sorted(render(arg) for arg in expr.args)) + ")"
+    if name == "Piecewise" and len(expr.args) == 2 and expr.args[1].cond == sympy.true:
+        (value, holds), (other, _) = expr.args
+        return f"({render(holds)} * {render(value)} + (not {render(holds)}) * {render(other)})"
     if isinstance(expr, sympy.Not):
         return f"(not {render(expr.args[0])})"
     raise UnsupportedError(
