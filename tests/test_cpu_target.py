@@ -182,6 +182,18 @@ def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bu
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)
 
 
+@pytest.mark.parametrize("batch", [8, 3])
+def test_code_does_what_the_graphs_say(digits_bundle: Path, batch: int) -> None:
+    model = aotpack.load(digits_bundle, backend="cpu", check="full")
+    images, labels = torch.rand(batch, 1, 8, 8), torch.randint(10, (batch,))
+    for _ in range(2):
+        loss = model(images, labels)["loss"]
+        loss.backward(retain_graph=True)
+        loss.backward()
+    with torch.no_grad():
+        model.eval()(images, labels)
+
+
 # ---------------------------------------------------------------- threads
 
 THREADS = """

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.table import Table
@@ -44,6 +44,13 @@ class StepReport:
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps of plain SGD.")
 @click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of torch and of random inputs.")
+@click.option(
+    "--check",
+    type=click.Choice(["arguments", "full"]),
+    default="arguments",
+    show_default=True,
+    help="Full: assert all that the build assumed.",
+)
 @trust_option
 @json_option
 def command(
@@ -52,6 +59,7 @@ def command(
     steps: int,
     lr: float,
     seed: int,
+    check: Literal["arguments", "full"],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
 ) -> None:
@@ -61,14 +69,22 @@ def command(
     floating-point outputs.
     A bundle without a `train` method runs forward only.
     """
-    report = _run(bundle, backend, trust, steps, lr, seed)
+    report = _run(bundle, backend, trust, steps, lr, seed, check)
     if as_json:
         print_json(asdict(report))
     else:
         stdout().print(_table(report))
 
 
-def _run(path: Path, backend: str | None, trust: str | tuple[str, ...] | None, steps: int, lr: float, seed: int) -> StepReport:
+def _run(
+    path: Path,
+    backend: str | None,
+    trust: str | tuple[str, ...] | None,
+    steps: int,
+    lr: float,
+    seed: int,
+    check: Literal["arguments", "full"],
+) -> StepReport:
     import torch
 
     start = time.perf_counter()
@@ -76,7 +92,7 @@ def _run(path: Path, backend: str | None, trust: str | tuple[str, ...] | None, s
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack.BackendWarning)  # the report says the same
-        model = aotpack.load(path, backend=backend, trust=trust)
+        model = aotpack.load(path, backend=backend, trust=trust, check=check)
     load = time.perf_counter() - start
 
     info: Any = model.aotpack

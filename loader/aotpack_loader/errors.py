@@ -83,6 +83,10 @@ class AutogradError(AotpackError, RuntimeError):
     """A backward pass that the compiled program cannot do."""
 
 
+class CheckError(AotpackError, AssertionError):
+    """``load(..., check="full")`` found that a program does not do what its bundle says. What ran may have had effects."""
+
+
 class BuildError(AotpackError):
     """The compiler could not turn the model into a bundle. Nothing was written."""
 

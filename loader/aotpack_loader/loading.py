@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,6 +18,9 @@ from .format import schema
 from .format.validate import backward_arity
 from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
+
+if TYPE_CHECKING:
+    from .runtime.checks import Checks
 
 
 class BackendWarning(UserWarning):
@@ -33,6 +36,7 @@ def load(
     trust: str | Collection[str] | None = None,
     operators: Collection[str] = (),
     verify: Literal["code", "full"] = "code",
+    check: Literal["arguments", "full"] = "arguments",
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
 
@@ -47,6 +51,8 @@ def load(
         operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs of a bundle may call
             although it is not trusted; the packages that register them must have been imported.
         verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
+        check: ``"arguments"`` refuses calls that do not fit; ``"full"`` also asserts at every call all that the build assumed and
+            raises :class:`~aotpack_loader.errors.CheckError`. Slow: for finding out what is wrong.
 
     Raises:
         BundleError: the file is not a valid bundle.
@@ -55,10 +61,12 @@ def load(
     """
     if verify not in ("code", "full"):
         raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
+    if check not in ("arguments", "full"):
+        raise AotpackError(f"check={check!r} is not known.", hint='Use "arguments" or "full".')
     if isinstance(operators, str):
         raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
     with _collector.paused():
-        module, fallback = _load(bundle, device, backend, weights, trust, operators, verify)
+        module, fallback = _load(bundle, device, backend, weights, trust, operators, verify, check)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
@@ -72,6 +80,7 @@ def _load(
     trust: str | Collection[str] | None,
     operators: Collection[str],
     verify: str,
+    check: str,
 ) -> tuple[LoadedProgram, str]:
     """The module, and a warning about its backend, or nothing."""
     opened = Bundle.open(bundle)
@@ -87,7 +96,7 @@ def _load(
         program=program,
         rejected=chosen.rejected,
     )
-    return LoadedProgram(info, _state(opened, program, weights), _calls(opened, chosen)), chosen.fallback
+    return LoadedProgram(info, _state(opened, program, weights), _calls(opened, chosen, check)), chosen.fallback
 
 
 def _state(bundle: Bundle, program: schema.Program, weights: bool) -> dict[str, torch.Tensor]:
@@ -98,7 +107,7 @@ def _state(bundle: Bundle, program: schema.Program, weights: bool) -> dict[str, 
     return {entry.name: (blank if entry.persistent else stored).tensor(entry) for entry in entries}
 
 
-def _calls(bundle: Bundle, chosen: Selection) -> dict[Mode, MethodCall]:
+def _calls(bundle: Bundle, chosen: Selection, check: str) -> dict[Mode, MethodCall]:
     """By the modes (train/eval, gradients on/off) that they serve."""
     program = bundle.program
     entries = {entry.name: entry for entry in program.state}
@@ -118,9 +127,18 @@ def _calls(bundle: Bundle, chosen: Selection) -> dict[Mode, MethodCall]:
             constants,
             entries,
             chosen.device.device,
+            _checks(name, method, bundle, chosen) if check == "full" else None,
         )
         calls |= {(mode.training, mode.grad): call for mode in method.serves}
     return calls
+
+
+def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:
+    from .runtime.checks import Checks  # rarely wanted: not part of what every start imports
+
+    backward = None if method.backward is None else bundle.graph(method.backward.graph)
+    own_layout = chosen.target.kind != "portable"
+    return Checks(name, method, bundle.graph(method.forward), backward, chosen.device.device, own_layout=own_layout)
 
 
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:

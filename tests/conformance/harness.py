@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import aotpack
+from aotpack_loader.errors import CheckError
 
 from .observe import Observation, Tensors, copied, differences, tensors_in
 
@@ -118,8 +119,16 @@ def run(case: Case, out: Path) -> None:
         bundle = observe(case, call, loaded, make)
         lines = differences(eager, bundle)
         found += [f"call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
+    found += _check_errors(case, aotpack.load(out, backend=case.targets[0], check="full"), make_inputs)
     if found:
         raise MismatchError("\n".join([case.name, *found]))
+
+
+def _check_errors(case: Case, loaded: torch.nn.Module, make_inputs: MakeInputs) -> list[str]:
+    """What the same calls show under ``check="full"``, where everything the build assumed is asserted."""
+    calls = [call for call in case.calls if not call.refused]
+    errors = [observe(case, call, loaded, call.inputs or make_inputs).error for call in calls]
+    return [f"check='full': {error}" for error in errors if isinstance(error, CheckError)]
 
 
 def _refusal(case: Case, call: Call, loaded: torch.nn.Module, make: MakeInputs) -> list[str]:

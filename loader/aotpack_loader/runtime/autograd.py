@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch_compat import keeps_graph, release_saved_tensors
 from ..errors import AutogradError
 from ..format import expressions, schema
+
+if TYPE_CHECKING:
+    from .checks import Checks, Remembered
 
 Executable = Callable[[list[Any]], list[Any]]
 Environment = Mapping[str, int]
@@ -18,8 +21,15 @@ Environment = Mapping[str, int]
 class Differentiable:
     """A method's forward and backward, with what passes between them."""
 
-    def __init__(self, method: schema.Method, convention: schema.Backward, forward: Executable, backward: Executable) -> None:
-        self.forward, self.backward = forward, backward
+    def __init__(
+        self,
+        method: schema.Method,
+        convention: schema.Backward,
+        forward: Executable,
+        backward: Executable,
+        checks: Checks | None = None,
+    ) -> None:
+        self.forward, self.backward, self.checks = forward, backward, checks
         self.visible = _visible_outputs(method)
         self.saved = convention.saved
         self.gradients = convention.gradients
@@ -80,7 +90,7 @@ def _visible_outputs(method: schema.Method) -> list[int]:
 class _Call:
     """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
 
-    __slots__ = ("anchors", "environment", "method", "outputs", "shapes", "unchecked")
+    __slots__ = ("anchors", "environment", "method", "outputs", "remembered", "shapes", "unchecked")
 
     def __init__(self, method: Differentiable, environment: Environment) -> None:
         self.method = method
@@ -89,6 +99,7 @@ class _Call:
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
         self.unchecked: list[Any] | None = None
+        self.remembered: Remembered = []
 
 
 class _Tangent:
@@ -128,7 +139,11 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:
         method = call.method
-        outputs = method.forward(list(primals))
+        if method.checks is None:
+            outputs = method.forward(list(primals))
+        else:
+            outputs = method.checks.run_forward(method.forward, primals, call.environment)
+            call.remembered = method.checks.remember(primals, outputs)
         _save(ctx, call, primals, outputs)
         for position in method.unviewed:
             outputs[position] = _own(outputs[position])
@@ -151,7 +166,7 @@ class _Step(torch.autograd.Function):
         device = next(g.device for g in gradients if g is not None)
         for tangent, shape in zip(method.tangents, call.shapes, strict=True):
             arguments.append(tangent(gradients[tangent.position], shape, call.environment, device))
-        results = _run(method.backward, arguments, device)
+        results = _run(_backward_of(call), arguments, device)
         if torch.is_grad_enabled():
             results = _refuse_second_derivative(results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
         # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
@@ -159,6 +174,15 @@ class _Step(torch.autograd.Function):
             if not tangents & given:
                 results[i] = None
         return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _backward_of(call: _Call) -> Executable:
+    """The backward executable, with the checks of this call around it where they are on."""
+    method, checks = call.method, call.method.checks
+    if checks is None:
+        return method.backward
+    retained = keeps_graph()
+    return lambda arguments: checks.run_backward(method.backward, arguments, call.remembered, call.environment, retained=retained)
 
 
 def _own(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
 
+if TYPE_CHECKING:
+    from .checks import Checks
+
 
 class MethodCall:
     """Calls one method. Holds nothing of the module it is called for, so copies of a module share it.
@@ -29,6 +32,7 @@ class MethodCall:
         backward: the backward graph, where the method has one.
         constants: tensors the graphs close over, by stored name.
         device: where the executables run.
+        checks: what is asserted at every call, null: nothing.
     """
 
     def __init__(
@@ -40,16 +44,18 @@ class MethodCall:
         constants: Mapping[str, torch.Tensor],
         entries: Mapping[str, schema.StateEntry],
         device: torch.device,
+        checks: Checks | None = None,
     ) -> None:
         self.name = name
+        self._checks = checks
         self._device = device
         self._autocast: torch.dtype | None = None if method.autocast is None else getattr(torch, method.autocast)
         self._inputs = Inputs(method, device)
         self._forward = forward
         self._differentiable = None
         if backward is not None and method.backward is not None:
-            self._differentiable = Differentiable(method, method.backward, forward, backward)
-        self._epilogue = Epilogue(method)
+            self._differentiable = Differentiable(method, method.backward, forward, backward, checks)
+        self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
         self._expected = {
@@ -103,7 +109,8 @@ class MethodCall:
             outputs = self._differentiable(primals, environment)
         else:
             with torch.no_grad():
-                outputs = self._forward(primals)
+                checks = self._checks
+                outputs = self._forward(primals) if checks is None else checks.run_forward(self._forward, primals, environment)
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
         return outputs

@@ -6,7 +6,7 @@ The counterpart of AOTAutograd's runtime epilogue (``RuntimeWrapper``), driven b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from ..format import expressions, schema
 from .tree import unflattener
 from .views import Kept, Key, replayer, shared_values, with_origins
 
+if TYPE_CHECKING:
+    from .checks import Checks
+
 Environment = Mapping[str, int]
 _Build = Callable[[list[torch.Tensor], list[Any], Environment, Kept], Any]
 
@@ -23,12 +26,13 @@ _Build = Callable[[list[torch.Tensor], list[Any], Environment, Kept], Any]
 class Epilogue:
     """Applies mutations and assembles results from primals and forward outputs."""
 
-    def __init__(self, method: schema.Method) -> None:
+    def __init__(self, method: schema.Method, checks: Checks | None = None) -> None:
         if any(mutation.kind == "storage" for mutation in method.mutations):
             raise UnsupportedVersionError(
                 "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
                 hint="Install a newer aotpack-loader.",
             )
+        self._checks = checks
         self._mutations = method.mutations
         results = with_origins(method.results)
         wanted = shared_values(results)
@@ -37,10 +41,14 @@ class Epilogue:
 
     def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
         """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
+        before = [] if self._checks is None else self._checks.before_results(primals)
         for mutation in self._mutations:
             _apply(mutation, primals[mutation.primal], outputs[mutation.output])
         kept: Kept = {}
-        return self._unflatten(iter([build(primals, outputs, environment, kept) for build in self._results]))
+        results = [build(primals, outputs, environment, kept) for build in self._results]
+        if self._checks is not None:
+            self._checks.see_results(primals, before, outputs, results)
+        return self._unflatten(iter(results))
 
 
 def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor) -> None:

@@ -26,6 +26,18 @@ def count_leaves(tree: schema.Tree) -> int:
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(count_leaves, tree.items))
 
 
+def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
+    """A readable path for every leaf of ``tree``, in order."""
+    if isinstance(tree, schema.LeafNode):
+        return [path]
+    if isinstance(tree, schema.RecordNode):
+        steps = [f".{field}" for field in tree.fields]
+    else:
+        keys = tree.keys if isinstance(tree, schema.DictNode) else range(len(tree.items))
+        steps = [f"[{key!r}]" for key in keys]
+    return [leaf for step, item in zip(steps, tree.items, strict=True) for leaf in leaf_paths(item, path + step)]
+
+
 def flattener(tree: schema.Tree, path: str) -> Flattener:
     """Compile ``tree`` into a function ``(value, leaves, problems)`` that appends the value's leaves in order."""
     if isinstance(tree, schema.LeafNode):

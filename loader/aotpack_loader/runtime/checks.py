@@ -1,0 +1,268 @@
+"""``load(..., check="full")``: everything the build assumed of a method, asserted while it runs.
+
+The counterpart of AOTAutograd's debug asserts, and more: nothing here changes a result. A failed check means that the bundle, the
+code of its target, the loader or somebody who writes to memory behind autograd's back is at fault, never the caller's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CheckError, Problem
+from ..format import expressions, schema
+from .expectations import Expected, digest, fingerprint, origins, output_values, storage_of
+from .tree import leaf_paths
+
+Environment = Mapping[str, int]
+Executable = Callable[[list[Any]], list[Any]]
+Remembered = list[tuple[int, bytes] | None]
+"""Address and digest of each saved tensor as it was after the forward."""
+
+
+class Checks:
+    """The checks of one method.
+
+    Args:
+        name: the method's name.
+        method: its description.
+        forward, backward: its graphs, which record the type of every value.
+        own_layout: whether the target's code chooses the strides of what it saves for its own backward.
+        device: where the executables run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: schema.Method,
+        forward: schema.Graph,
+        backward: schema.Graph | None,
+        device: torch.device,
+        *,
+        own_layout: bool,
+    ) -> None:
+        self._name, self._method, self._device = name, method, device
+        primals = [_primal_name(primal, method) for primal in method.primals]
+        self._paths = primals
+        results = _results_by_output(method)
+        private = {i for i in range(method.num_outputs) if i not in results} if own_layout else set()
+        self._inputs = [Expected(f"{name}.forward, {p}", v) for p, v in zip(primals, forward.input_values, strict=True)]
+        self._outputs = [
+            Expected(f"{name}.forward, output {i}{results.get(i, '')}", value, i not in private)
+            for i, value in enumerate(output_values(forward))
+        ]
+        self._origins = origins(forward)
+        self._graph_inputs = set(forward.inputs)
+        self._fresh = [r.output for r in method.results if isinstance(r, schema.FreshResult)]
+        self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
+        self._written = {mutation.primal for mutation in method.mutations}
+        self._saved: list[schema.Saved] = []
+        if backward is not None and method.backward is not None:
+            self._prepare_backward(method.backward, backward, private)
+
+    def _prepare_backward(self, convention: schema.Backward, graph: schema.Graph, private: set[int]) -> None:
+        self._saved = convention.saved
+        words = [self._saved_name(saved) for saved in convention.saved]
+        words += [f"the tangent of output {tangent.output}" for tangent in convention.tangents]
+        strides = [not (isinstance(s, schema.SavedOutput) and s.output in private) for s in convention.saved]
+        strides += [True] * len(convention.tangents)
+        at = f"{self._name}.backward"
+        self._backward_inputs = [
+            Expected(f"{at}, {word}", value, counts)
+            for word, value, counts in zip(words, graph.input_values, strides, strict=True)
+        ]
+        of = {position: self._paths[i] for i, position in enumerate(convention.gradients) if position is not None}
+        self._backward_outputs = [
+            Expected(f"{at}, the gradient of {of.get(i, f'output {i}')}", value, strides=False)
+            for i, value in enumerate(output_values(graph))
+        ]
+        self._gradients = convention.gradients
+
+    def _saved_name(self, saved: schema.Saved) -> str:
+        if isinstance(saved, schema.SavedPrimal):
+            return f"saved {self._paths[saved.primal]}"
+        return f"saved output {saved.output}" if isinstance(saved, schema.SavedOutput) else f"saved size {saved.expr}"
+
+    # ------------------------------------------------------------ forward
+
+    def run_forward(self, forward: Executable, primals: Sequence[torch.Tensor], environment: Environment) -> list[Any]:
+        """Run the forward graph, and see that its inputs and outputs are what the graph says.
+
+        Raises:
+            CheckError: lists all that is not.
+        """
+        self._raise([*self._symbol_problems(environment), *self._problems(self._inputs, primals, environment)])
+        before = [fingerprint(primal) for primal in primals]
+        outputs = forward(list(primals))
+        problems = list(self._problems(self._outputs, outputs, environment))
+        if not problems:
+            problems += self._changed(self._inputs, primals, before, "was changed by the forward, which only computes")
+            problems += self._sharing(primals, outputs)
+        self._raise(problems)
+        return outputs
+
+    def _symbol_problems(self, environment: Environment) -> Iterator[Problem]:
+        for symbol in self._method.symbols:
+            size = environment.get(symbol.name)
+            if size is None:
+                yield Problem(f"{self._name}, size {symbol.name}", "no argument has determined it")
+            elif size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
+                most = "" if symbol.maximum is None else symbol.maximum
+                yield Problem(f"{self._name}, size {symbol.name}", f"should be in {symbol.minimum}..{most}, is {size}")
+        for text, holds in self._constraints:
+            if environment.keys() >= expressions.symbols(text) and not holds(environment):
+                yield Problem(f"{self._name}, sizes", f"should satisfy {text}, are {dict(environment)}")
+
+    def _sharing(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Iterator[Problem]:
+        """Fresh results are in memory of their own, donated values in memory that nothing else is in."""
+        of_primals = {storage_of(primal): self._paths[i] for i, primal in enumerate(primals)}
+        for i in self._fresh:
+            own = isinstance(outputs[i], torch.Tensor) and self._origins[i] not in self._graph_inputs
+            place = storage_of(outputs[i]) if own else 0
+            if place and place in of_primals:
+                yield Problem(self._outputs[i].where, f"is a fresh result, and shares its memory with {of_primals[place]}")
+        visible = _results_by_output(self._method)
+        for saved in self._saved:
+            if not isinstance(saved, schema.SavedOutput) or not saved.donated:
+                continue
+            value = outputs[saved.output]
+            place = storage_of(value) if isinstance(value, torch.Tensor) else 0
+            others = {storage_of(outputs[i]): self._outputs[i].where for i in visible if isinstance(outputs[i], torch.Tensor)}
+            if place and place in (others | of_primals):
+                other = (others | of_primals)[place]
+                yield Problem(
+                    self._outputs[saved.output].where, f"is donated to the backward, and shares its memory with {other}"
+                )
+
+    def remember(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Remembered:
+        """What the backward will need, as it is now."""
+        found: Remembered = []
+        for saved in self._saved:
+            value = None
+            if isinstance(saved, schema.SavedPrimal):
+                value = primals[saved.primal]
+            elif isinstance(saved, schema.SavedOutput):
+                value = outputs[saved.output]
+            found.append((value.data_ptr(), digest(value)) if isinstance(value, torch.Tensor) else None)
+        return found
+
+    # ------------------------------------------------------------ backward
+
+    def run_backward(
+        self, backward: Executable, arguments: list[Any], remembered: Remembered, environment: Environment, *, retained: bool
+    ) -> list[Any]:
+        """Run the backward graph, and see that what was saved, what came in and what goes out are as recorded.
+
+        Saved values must be those of the forward, however they were kept; only where a hook of the caller's brought them back in
+        other memory may they differ. ``retained``: the graph is kept, so donated values must outlive the run.
+
+        Raises:
+            CheckError: lists all that is not so.
+        """
+        problems = list(self._problems(self._backward_inputs, arguments, environment))
+        for expected, value, earlier in zip(self._backward_inputs, arguments, remembered, strict=False):
+            if earlier is not None and value.data_ptr() == earlier[0] and digest(value) != earlier[1]:
+                problems.append(Problem(expected.where, "was changed since the forward, unseen by its version counter"))
+        self._raise(problems)
+        kept = [retained or not (isinstance(saved, schema.SavedOutput) and saved.donated) for saved in self._saved]
+        kept += [True] * (len(arguments) - len(kept))
+        inputs = list(arguments)
+        before = [fingerprint(value) if keep else None for value, keep in zip(inputs, kept, strict=True)]
+        results = backward(arguments)
+        problems = list(self._problems(self._backward_outputs, results, environment))
+        if not problems:
+            problems += self._changed(self._backward_inputs, inputs, before, "was changed by the backward, and is not its own")
+            problems += self._gradient_problems(results, environment)
+        self._raise(problems)
+        return results
+
+    def _gradient_problems(self, results: Sequence[Any], environment: Environment) -> Iterator[Problem]:
+        for i, position in enumerate(self._gradients):
+            if position is not None:
+                where = f"{self._name}.backward, the gradient of {self._paths[i]}"
+                expected = Expected(where, self._inputs[i].value, strides=False)
+                yield from expected.problems(results[position], environment, self._device)
+
+    # ------------------------------------------------------------ results
+
+    def before_results(self, primals: Sequence[torch.Tensor]) -> Remembered:
+        """What the caller's tensors are before mutations are written to them."""
+        return [fingerprint(primal) for primal in primals]
+
+    def see_results(
+        self, primals: Sequence[torch.Tensor], before: Remembered, outputs: Sequence[Any], results: list[Any]
+    ) -> None:
+        """See that only declared tensors were written to, that aliases are aliases, and that gradients flow where they may.
+
+        Raises:
+            CheckError: lists all that is not so.
+        """
+        written = {storage_of(primals[i]) for i in self._written}
+        apart = [None if storage_of(primal) in written else mark for primal, mark in zip(primals, before, strict=True)]
+        problems = list(self._changed(self._inputs, primals, apart, "was written to, which the bundle does not declare"))
+        paths = leaf_paths(self._method.outputs, "result")
+        for path, description, result in zip(paths, self._method.results, results, strict=True):
+            where = f"{self._name}, {path}"
+            if isinstance(description, schema.AliasResult):
+                base = primals[description.primal] if description.primal is not None else outputs[description.output or 0]
+                if storage_of(result) != storage_of(base):
+                    problems.append(Problem(where, "should be a view of its base, and is in other memory"))
+            graded = getattr(description, "requires_grad", True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and not graded:
+                problems.append(Problem(where, "requires a gradient, and should carry none"))
+        self._raise(problems)
+
+    # ------------------------------------------------------------ common
+
+    def _problems(self, expected: Sequence[Expected], values: Sequence[Any], environment: Environment) -> Iterator[Problem]:
+        if len(expected) != len(values):
+            yield Problem(self._name, f"there should be {len(expected)} values, there are {len(values)}")
+            return
+        for item, value in zip(expected, values, strict=True):
+            yield from item.problems(value, environment, self._device)
+
+    def _changed(
+        self, places: Sequence[Expected], values: Sequence[Any], before: Sequence[tuple[int, bytes] | None], message: str
+    ) -> Iterator[Problem]:
+        for place, value, mark in zip(places, values, before, strict=True):
+            if mark is not None and fingerprint(value) != mark:
+                yield Problem(place.where, message)
+
+    def _raise(self, problems: list[Problem]) -> None:
+        if problems:
+            raise CheckError(
+                f"Method {self._name!r} does not do what the bundle says.",
+                problems,
+                hint="Where backend='portable' passes, the target's code is at fault.",
+            )
+
+
+def _primal_name(primal: schema.Primal, method: schema.Method) -> str:
+    if isinstance(primal, schema.InputPrimal):
+        return method.leaves[primal.leaf].path
+    if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+        return f"the memory of {', '.join(method.leaves[member.leaf].path for member in primal.members)}"
+    return f"{_KINDS[type(primal)]} {primal.name!r}"
+
+
+_KINDS: dict[type, str] = {
+    schema.ParameterPrimal: "parameter",
+    schema.BufferPrimal: "buffer",
+    schema.ConstantPrimal: "constant",
+}
+
+
+def _results_by_output(method: schema.Method) -> dict[int, str]:
+    """Forward outputs that somebody besides the backward sees, and as what."""
+    found = {
+        mutation.output: f" (new value of {_primal_name(method.primals[mutation.primal], method)})"
+        for mutation in method.mutations
+    }
+    for path, result in zip(leaf_paths(method.outputs, "result"), method.results, strict=True):
+        if isinstance(result, schema.FreshResult):
+            found[result.output] = f" ({path})"
+        elif isinstance(result, schema.AliasResult) and result.output is not None:
+            found.setdefault(result.output, f" (base of {path})")
+    return found

@@ -1,0 +1,118 @@
+"""What the graphs record of their values, and whether a value is like that."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..devices import operators
+from ..errors import CorruptBundleError, Problem
+from ..format import expressions, schema
+
+Environment = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One input or output of a graph: ``where`` it stands, in words, and its recorded type; ``strides``: they count too."""
+
+    where: str
+    value: schema.Value | None
+    strides: bool = True
+
+    def problems(self, value: Any, environment: Environment, device: torch.device) -> Iterator[Problem]:
+        """What of ``value`` is not as recorded. Sizes that depend on data are not looked at."""
+        kind = self.value
+        if isinstance(kind, schema.TensorValue):
+            if not isinstance(value, torch.Tensor):
+                yield Problem(self.where, f"should be a tensor of {kind.dtype}, is {value!r}")
+                return
+            shape = _sizes(kind.shape, environment)
+            wanted = f"{kind.dtype}[{','.join('?' if size is None else str(size) for size in shape)}] on {device.type}"
+            dtype = str(value.dtype).removeprefix("torch.")
+            if dtype != kind.dtype or value.device.type != device.type or not _agree(value.shape, shape):
+                found = f"{dtype}[{','.join(map(str, value.shape))}] on {value.device.type}"
+                yield Problem(self.where, f"should be {wanted}, is {found}")
+                return
+            stride = _sizes(kind.stride, environment)
+            relevant = [(a, b) for a, b, size in zip(value.stride(), stride, value.shape, strict=True) if size > 1]
+            if self.strides and value.numel() and not _agree([a for a, _ in relevant], [b for _, b in relevant]):
+                yield Problem(self.where, f"should have the strides {stride}, has {list(value.stride())}")
+        elif isinstance(kind, schema.IntValue):
+            (size,) = _sizes([kind.expr], environment)
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_floating_point():
+                value = value.item()  # compiled code returns integers so
+            if not isinstance(value, int) or (size is not None and value != size):
+                yield Problem(self.where, f"should be the integer {kind.expr if size is None else size}, is {value!r}")
+
+
+def _sizes(sizes: Sequence[schema.Dim], environment: Environment) -> list[int | None]:
+    return [_size(size, environment) for size in sizes]
+
+
+def _size(size: schema.Dim, environment: Environment) -> int | None:
+    try:
+        return expressions.evaluate(size, environment)
+    except CorruptBundleError:  # a size that only the data determines
+        return None
+
+
+def _agree(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(found) == len(wanted) and all(b is None or a == b for a, b in zip(found, wanted, strict=True))
+
+
+def output_values(graph: schema.Graph) -> list[schema.Value | None]:
+    """The recorded types of a graph's outputs; None for one that is no value."""
+    values = dict(zip(graph.inputs, graph.input_values, strict=True)) | {node.name: node.value for node in graph.nodes}
+    return [values[output.name] if isinstance(output, schema.ValueRef) else None for output in graph.outputs]
+
+
+def origins(graph: schema.Graph) -> list[str]:
+    """For each output the value whose memory it may be in, following views back: itself, an input, or another node."""
+    made = {node.name: node for node in graph.nodes}
+
+    def origin(name: str) -> str:
+        while name in made and (source := _viewed(made[name])) is not None:
+            name = source
+        return name
+
+    return [origin(output.name) if isinstance(output, schema.ValueRef) else "" for output in graph.outputs]
+
+
+def _viewed(node: schema.Node) -> str | None:
+    """The value that a node may return a view of."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, schema.ValueRef):
+        return None
+    if node.op in ("builtin.getitem", "aten._unsafe_view.default"):
+        return first.name
+    space, _, _ = node.op.partition(".")
+    if space not in operators.MATH_NAMESPACES or node.op in operators.STAND_INS:
+        return None
+    declared = operators.resolve(node.op)._schema  # type: ignore[attr-defined]
+    return first.name if declared.arguments and declared.arguments[0].alias_info is not None else None
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins; 0 where it has no memory."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """A digest of the elements."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if not plain.nbytes:
+        return b""
+    return hashlib.blake2b((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()), digest_size=16).digest()
+
+
+def fingerprint(value: Any) -> tuple[int, bytes] | None:
+    """Version and digest of a tensor; None for what is no tensor. A tensor of inference mode has no version."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return (0 if value.is_inference() else value._version), digest(value)
