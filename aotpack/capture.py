@@ -8,6 +8,7 @@ models that Dynamo rejects, and keep checkpoints with our help (:mod:`._torch_ch
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import operator
 import re
@@ -23,6 +24,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem
 
 from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
+from . import watching
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
 from .returned import Returned
@@ -200,13 +202,13 @@ def _with_export(
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     with compat.kept_state_changes():
-        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+        compares = _rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
-    return joint, _lost(regions, joint)
+    return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
 
 
 def _with_trace(
@@ -230,10 +232,22 @@ def _with_trace(
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
     with compat.kept_state_changes():
-        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+        compares = _rehearse(model, args, kwargs)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
             joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
-    return joint, _lost(regions, joint)
+    return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
+
+
+def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Run the model on fake tensors; return whether it asks which tensors are the same.
+
+    Raises:
+        UnsupportedError: it changes Python values that it reads.
+    """
+    with watching.watched(model) as seen:
+        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+    compat.refuse_changes(seen.changed)
+    return seen.compares
 
 
 def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,6 +125,7 @@ class _BuiltMethod:
     convention: signature.Convention
     front_end: str
     identical: list[list[int]]
+    distinct: bool
 
 
 class _Build:
@@ -305,10 +306,12 @@ def _trace_method(
     traced = functools.partial(_trace_once, run, plan, module, args, kwargs, shapes, stored, options)
     built = traced(Arrangement(module, *apart))
     writes = _writes(built.convention)
-    if not shared.leaves & (writes.data | writes.reshaped):
+    if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
     paths = [leaf.path for leaf in built.convention.method["leaves"]]
-    return traced(arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=False))
+    compares = built.distinct
+    arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
+    return replace(traced(arranged), distinct=compares)
 
 
 def _writes(convention: signature.Convention) -> Writes:
@@ -358,7 +361,9 @@ def _trace_once(
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"])
-    return _BuiltMethod(plan, convention, captured.front_end, [list(group) for group in arrangement.identical])
+    return _BuiltMethod(
+        plan, convention, captured.front_end, [list(group) for group in arrangement.identical], captured.joint.compares
+    )
 
 
 def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol]) -> None:
@@ -427,6 +432,7 @@ def _add_graphs(
             parameters=positional,
             defaults=defaults,
             identical=item.identical,
+            distinct=item.distinct,
             autocast=autocast,
             **convention.method,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -47,6 +48,18 @@ def first_unused(x: Tensor, y: Tensor) -> Tensor:
 
 def compared(x: Tensor, y: Tensor) -> Tensor:
     return x * (1.0 if x is y else 2.0) + y
+
+
+def by_id(x: Tensor, y: Tensor) -> Tensor:
+    return x * (1.0 if id(x) == id(y) else 2.0) + y
+
+
+def by_operator(x: Tensor, y: Tensor) -> Tensor:
+    return x * (1.0 if operator.is_(x, y) else 2.0) + y
+
+
+def by_dictionary(x: Tensor, y: Tensor) -> Tensor:
+    return x * len({x: 1, y: 2}) + y
 
 
 def same(gen: torch.Generator) -> tuple[Any, ...]:
@@ -268,6 +281,22 @@ CASES: list[Case] = [
         t(4),
         t(4),
         calls=(TRAIN, Call(1, inputs=pair(same), refused=SHARED)),
+    ),
+    *[
+        case(
+            f"identity: the model looks at identity by {how}, other patterns at call",
+            function,
+            pair(same),
+            calls=(TRAIN, Call(1, inputs=inputs(t(4), t(4)), refused=SHARED)),
+        )
+        for how, function in (("id()", by_id), ("operator.is_", by_operator), ("a dictionary", by_dictionary))
+    ],
+    case(
+        "identity: the model compares its inputs, as it does other things",
+        lambda x, y: x * 2 if x is None or type(y) is int else x + y,
+        t(4),
+        t(4),
+        calls=(TRAIN, Call(1, inputs=pair(same))),
     ),
     case("identity: distinct at build, same at call", add, g(4), g(4), calls=(TRAIN, Call(2, inputs=pair(same_leaf)))),
     case(

@@ -262,6 +262,49 @@ class Counter(nn.Module):
         return x * self.calls
 
 
+COUNT = [0]
+
+
+def count_calls(x: Tensor) -> Tensor:
+    COUNT[0] += 1
+    return x * COUNT[0]
+
+
+class Dictionary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, int] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["calls"] = self.seen.get("calls", 0) + 1
+        return x * self.seen["calls"]
+
+
+class PlainMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = torch.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.memory
+        self.memory = y.detach()
+        return y
+
+
+class NotesOnly(nn.Module):
+    """Changes what it does not read, and sets what it reads to what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.ready = 0, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.shape[0]
+        if self.ready:
+            self.ready = True
+        return x * 2
+
+
 COUNTERS = r"running_(mean|var): version counter"
 """Eager's kernel writes the statistics without moving their version counters; one case is about that."""
 
@@ -323,6 +366,10 @@ CASES: list[Case] = [
         "state: another element type is refused", Free, g(2, 3), calls=(Call(2, prepare=to_double, refused="no longer fit"),)
     ),
     module_case("state: a Python number that changes from call to call", Counter, g(3), calls=(Call(1), Call(2))),
+    case("state: a global that changes from call to call", count_calls, g(3)),
+    module_case("state: a dictionary that changes from call to call", Dictionary, g(3)),
+    module_case("state: a plain tensor that changes from call to call", PlainMemory, g(3)),
+    module_case("state: Python values that no later call reads", NotesOnly, g(3)),
     module_case("modes: code that looks at self.training", ModeDependent, g(3), calls=(*THRICE, Call(4, grad=False))),
     module_case(
         "RNG dropout: keep rate and scale", lambda: nn.Dropout(0.25), g(20000), calls=(Call(1, act=keep_rate_and_scale),)

@@ -1,0 +1,106 @@
+"""Which tensors are one and which share memory: single functions, and the front ends that only see one run."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import aotpack
+from aotpack import sharing, watching
+from aotpack_loader.errors import InputError, UnsupportedError
+from aotpack_loader.runtime.memory import overlap
+
+_FLOATS = torch.zeros(64)
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> Tensor:
+    """A tensor somewhere in 64 floats, with any strides, of 2 or 4 bytes an element."""
+    whole = draw(st.sampled_from([_FLOATS, _FLOATS.view(torch.int16)]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    stride = [draw(st.integers(0, 9)) for _ in shape]
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    return whole.as_strided(shape, stride, draw(st.integers(0, whole.numel() - max(reach, 1))))
+
+
+def bytes_of(tensor: Tensor) -> set[int]:
+    size, start = tensor.element_size(), tensor.storage_offset()
+    places = itertools.product(*[[i * step for i in range(n)] for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    return {(start + sum(place)) * size + byte for place in places for byte in range(size)}
+
+
+@settings(max_examples=500, deadline=None)
+@given(strided(), strided())
+def test_overlap_is_a_byte_in_common(a: Tensor, b: Tensor) -> None:
+    assert overlap(a, b) == bool(bytes_of(a) & bytes_of(b))
+
+
+def test_sharing_groups_what_overlaps_through_others() -> None:
+    x = torch.zeros(12)
+    a, b, c, apart = x[:4], x[2:6], x[5:8], x[8:]
+    found = sharing.sharing((a, {"b": b, "c": c}, a), {"apart": apart})
+    assert found.identical == ((0, 3),)
+    assert found.overlapping == ((0, 1, 2),)
+    assert found.neighbours == {0, 1, 2, 3, 4}
+
+
+def test_separated_keeps_types_and_what_is_a_leaf() -> None:
+    leaf = torch.zeros(3, 4).t().requires_grad_()
+    computed = (leaf * 1)[:, 1:]
+    example = (leaf, leaf, computed, computed)
+    (a, b, c, d), _ = sharing.separated(
+        (leaf, leaf, computed, computed), {}, sharing.sharing((leaf, leaf, computed, computed), {})
+    )
+    assert len({x.data_ptr() for x in (a, b, c, d)}) == 4
+    assert [x.stride() for x in (a, c)] == [leaf.stride(), computed.stride()]
+    assert [(x.is_leaf, x.requires_grad) for x in (a, b, c, d)] == [(True, True)] * 2 + [(False, True)] * 2
+
+
+def compared(x: Tensor, y: Tensor) -> Tensor:
+    return x * (1.0 if x is y else 2.0) + y
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.last = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.last  # read, and not changed
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_a_model_that_compares_its_arguments_gets_only_what_it_was_built_for(front_end: str, tmp_path: Path) -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    for args, other in (((x, y), (x, x)), ((x, x), (x, y))):
+        out = tmp_path / f"{args[0] is args[1]}.aotpack"
+        aotpack.build(compared, args, out=out, targets=("portable",), front_ends=(front_end,), methods=("infer",))
+        model = aotpack.load(out)
+        with torch.no_grad():
+            torch.testing.assert_close(model(*args), compared(*args))
+            with pytest.raises(InputError, match=r"args\[1\]: must (not )?be the same tensor as args\[0\]"):
+                model(*other)
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_a_value_that_is_read_and_changed_is_refused(front_end: str, tmp_path: Path) -> None:
+    model, out = Counter(), tmp_path / "counter.aotpack"
+    with pytest.raises(UnsupportedError, match=r"\.?calls: read, and changed for the next call"):
+        aotpack.build(model, (torch.randn(3),), out=out, targets=("portable",), front_ends=(front_end,))
+    assert model.calls == 0
+
+
+def test_watched_models_are_left_as_they_were() -> None:
+    model = Counter()
+    with watching.watched(model) as seen:
+        model(torch.randn(3))
+    assert (seen.changed, seen.compares, model.calls) == ({"calls"}, False, 0)
+    assert "__getattribute__" not in vars(nn.Module)
