@@ -54,9 +54,7 @@ def test_separated_keeps_types_and_what_is_a_leaf() -> None:
     leaf = torch.zeros(3, 4).t().requires_grad_()
     computed = (leaf * 1)[:, 1:]
     example = (leaf, leaf, computed, computed)
-    (a, b, c, d), _ = sharing.separated(
-        (leaf, leaf, computed, computed), {}, sharing.sharing((leaf, leaf, computed, computed), {})
-    )
+    (a, b, c, d), _ = sharing.separated(example, {}, sharing.sharing(example, {}))
     assert len({x.data_ptr() for x in (a, b, c, d)}) == 4
     assert [x.stride() for x in (a, c)] == [leaf.stride(), computed.stride()]
     assert [(x.is_leaf, x.requires_grad) for x in (a, b, c, d)] == [(True, True)] * 2 + [(False, True)] * 2
