@@ -39,15 +39,18 @@ class Differentiable:
         plain = frozenset(method.non_differentiable)
         self.plain = [i for i, output in enumerate(self.visible) if output in plain]
         self.unviewed = [r.output for r in method.results if isinstance(r, schema.FreshResult) and r.unviewed]
-        self._sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
+        sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
+        # A result without a way back to any primal (torch has operators that give undefined gradients) requires grad as in eager.
+        self._sources = [found or range(len(self.gradients)) for found in sources]
+        self._detached = [gradient is None and all(sources) for gradient in self.gradients]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward; the outputs that carry a gradient are attached to autograd."""
         # A primal that gets no gradient goes in detached: autograd must not walk its history (AOTAutograd,
         # "Detaching inputs that never need gradients").
         arguments = [
-            primal if gradient is not None or not primal.requires_grad else primal.detach()
-            for primal, gradient in zip(primals, self.gradients, strict=True)
+            primal.detach() if detached and primal.requires_grad else primal
+            for primal, detached in zip(primals, self._detached, strict=True)
         ]
         call = _Call(self, environment)
         call.anchors = [_Anchor.apply(primal) for primal in arguments if primal.grad_fn is not None]  # type: ignore[no-untyped-call]
@@ -171,7 +174,7 @@ class _Step(torch.autograd.Function):
             results = _refuse_second_derivative(results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
         # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
         for i, tangents in enumerate(method.depends):
-            if not tangents & given:
+            if tangents and not tangents & given:
                 results[i] = None
         return (None, *[None if position is None else results[position] for position in method.gradients])
 
