@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aotpack_loader import AotpackError as AotpackError
     from aotpack_loader import BackendWarning as BackendWarning
+    from aotpack_loader import LayoutWarning as LayoutWarning
     from aotpack_loader import LoadedProgram as LoadedProgram
     from aotpack_loader import load as load
 
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from .pipeline import build as build
 
 __version__ = "0.1.0"
-__all__ = ["AotpackError", "BackendWarning", "BuildReport", "LoadedProgram", "Observer", "build", "load"]
+__all__ = ["AotpackError", "BackendWarning", "BuildReport", "LayoutWarning", "LoadedProgram", "Observer", "build", "load"]
 
 _HOME = {
     "load": "aotpack_loader",
     "AotpackError": "aotpack_loader",
     "BackendWarning": "aotpack_loader",
+    "LayoutWarning": "aotpack_loader",
     "LoadedProgram": "aotpack_loader",
     "build": "aotpack.pipeline",
     "BuildReport": "aotpack.pipeline",

@@ -710,7 +710,8 @@ def inductor_fingerprint() -> dict[str, str]:
     """What a compiled graph depends on besides the graph: the tool chain's versions."""
     compiler = os.environ.get("CXX") or "g++"
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
-    return {"torch": str(torch.__version__), "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+    found = {"torch": str(torch.__version__), "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+    return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})
 
 
 def tree_children(spec: Any) -> list[Any]:

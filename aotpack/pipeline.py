@@ -434,6 +434,7 @@ def _add_graphs(
             identical=item.identical,
             distinct=item.distinct,
             autocast=autocast,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
             **convention.method,
         )
     return methods, graphs

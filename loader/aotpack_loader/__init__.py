@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from .loading import BackendWarning as BackendWarning
     from .loading import load as load
     from .program import LoadedProgram as LoadedProgram
+    from .runtime.inputs import LayoutWarning as LayoutWarning
 
 __version__ = "0.1.0"
-__all__ = ["AotpackError", "BackendWarning", "LoadedProgram", "load"]
+__all__ = ["AotpackError", "BackendWarning", "LayoutWarning", "LoadedProgram", "load"]
 
-_HOME = {"load": "loading", "BackendWarning": "loading", "LoadedProgram": "program", "AotpackError": "errors"}
+_HOME = {
+    "load": "loading",
+    "BackendWarning": "loading",
+    "LayoutWarning": "runtime.inputs",
+    "LoadedProgram": "program",
+    "AotpackError": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:

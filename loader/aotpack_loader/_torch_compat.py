@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 TRIED_ON = ("2.13.0",)
+
+_running_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def keeps_graph() -> bool:
@@ -28,6 +31,16 @@ def is_plain_tensor(value: Any) -> bool:
     """A tensor or parameter, not a tensor subclass that intercepts operations."""
     kind = type(value)
     return kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is running, or forward-mode gradients are being taken."""
+    return _running_transform() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for several, as gradients do under ``is_grads_batched=True``: it has no memory to read."""
+    return not torch._C._has_storage(tensor)
 
 
 def is_dispatched(operator: torch._ops.OpOverload) -> bool:

@@ -128,6 +128,7 @@ def _calls(bundle: Bundle, chosen: Selection, check: str) -> dict[Mode, MethodCa
             entries,
             chosen.device.device,
             _checks(name, method, bundle, chosen) if check == "full" else None,
+            native=_is_native(chosen),
         )
         calls |= {(mode.training, mode.grad): call for mode in method.serves}
     return calls
@@ -137,8 +138,11 @@ def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection)
     from .runtime.checks import Checks  # rarely wanted: not part of what every start imports
 
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
-    own_layout = chosen.target.kind != "portable"
-    return Checks(name, method, bundle.graph(method.forward), backward, chosen.device.device, own_layout=own_layout)
+    return Checks(name, method, bundle.graph(method.forward), backward, chosen.device.device, own_layout=_is_native(chosen))
+
+
+def _is_native(chosen: Selection) -> bool:
+    return chosen.target.kind != "portable"
 
 
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:

@@ -53,27 +53,9 @@ REFUSED: dict[str, str] = {
 }
 """Case to a pattern of the build's message."""
 
-_LAID_OUT = (
-    "runtime/inputs.py _laid_out: a copy with the strides of the build takes the caller's place, also in the epilogue: "
-    "what is written to it or returned of it is not the caller's"
-)
-_CONSTANT = "signature.py _inputs: KeyError, a constant argument's placeholder has no meta['val']"
-_SYNTHETIC = "signature.py _drop_constant_inputs: a plain ValueError hides the refusal of aliased inputs"
-_SAVED_MUTATED = (
-    "partition.py: the partitioner saves a primal and recomputes AOTAutograd's protective clone of it in the backward, "
-    "the epilogue then writes to the primal (torch.compile has the same fault)"
-)
-_FALLBACK = "capture.py: a later front end takes, and gets wrong, what an earlier one refused for its meaning"
-_MISSING_TANGENT = (
-    "runtime/autograd.py: zeros stand in for a missing tangent, so a gradient that no other tangent reaches is zeros, not None"
-)
-_REACHED = "runtime/autograd.py: every differentiable output requires grad as soon as any primal does, reached or not"
-_NO_GRAD_VIEW = "signature.py: OutputAliasInfo.requires_grad_for_backward is not carried (torch.compile has the same fault)"
 
 XFAIL: dict[str, str] = {
     # Silently wrong.
-    "shapes: other strides at call, mutated": _LAID_OUT,
-    "shapes: other strides at call": ("the result has the strides of the build's example, not those that follow from the call's"),
     "input mutation: resize_ larger": "refused in 1a94895, again built and an error at call since d769ad5",
     "input mutation: storage resize_(0)": "inductor.resize_storage_bytes_ is dropped from the graph",
     "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),

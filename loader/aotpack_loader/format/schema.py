@@ -534,6 +534,7 @@ class Method(Document, frozen=True):
     ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
     different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
+    ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled.
     """
 
     serves: list[Mode]
@@ -556,6 +557,7 @@ class Method(Document, frozen=True):
     identical: list[list[Index]] = []
     distinct: bool = False
     autocast: DType | None = None
+    deterministic: bool = False
     output_symbols: list[OutputSymbol] = []
 
 

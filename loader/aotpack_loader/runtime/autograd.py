@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import keeps_graph, release_saved_tensors
+from .._torch_compat import is_batched, keeps_graph, release_saved_tensors
 from ..errors import AutogradError
 from ..format import expressions, schema
 
@@ -28,8 +28,10 @@ class Differentiable:
         forward: Executable,
         backward: Executable,
         checks: Checks | None = None,
+        *,
+        native: bool = False,
     ) -> None:
-        self.forward, self.backward, self.checks = forward, backward, checks
+        self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
         self.visible = _visible_outputs(method)
         self.saved = convention.saved
         self.gradients = convention.gradients
@@ -165,6 +167,11 @@ class _Step(torch.autograd.Function):
         given = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
         if not given:
             return (None,) * (1 + len(method.gradients))
+        if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
+            raise AutogradError(
+                "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
+                hint="Load the bundle with backend='portable', or loop over the gradients.",
+            )
         arguments = _unpack(ctx, call)
         device = next(g.device for g in gradients if g is not None)
         for tangent, shape in zip(method.tangents, call.shapes, strict=True):

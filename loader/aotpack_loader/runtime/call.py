@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch_compat import is_plain_tensor
-from ..errors import CorruptBundleError, InputError, ModeError, Problem
+from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .bases import Base
 from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
+from .modes import Modes
 
 if TYPE_CHECKING:
     from .checks import Checks
@@ -33,6 +34,7 @@ class MethodCall:
         constants: tensors the graphs close over, by stored name.
         device: where the executables run.
         checks: what is asserted at every call, null: nothing.
+        native: whether the executables are compiled code rather than an interpreter.
     """
 
     def __init__(
@@ -45,16 +47,18 @@ class MethodCall:
         entries: Mapping[str, schema.StateEntry],
         device: torch.device,
         checks: Checks | None = None,
+        *,
+        native: bool = False,
     ) -> None:
         self.name = name
         self._checks = checks
         self._device = device
-        self._autocast: torch.dtype | None = None if method.autocast is None else getattr(torch, method.autocast)
+        self._modes = Modes(method, device, native=native)
         self._inputs = Inputs(method, device)
         self._forward = forward
         self._differentiable = None
         if backward is not None and method.backward is not None:
-            self._differentiable = Differentiable(method, method.backward, forward, backward, checks)
+            self._differentiable = Differentiable(method, method.backward, forward, backward, checks, native=native)
         self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
@@ -63,6 +67,7 @@ class MethodCall:
             for primal, gradient in zip(method.primals, _gradients(method), strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
+        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to]
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
@@ -76,7 +81,7 @@ class MethodCall:
         Raises:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
-        self._check_autocast()
+        self._modes.check()
         given, laid_out, environment = self._inputs(args, kwargs)
         self._check_state(state)
         if self._memory is not None:
@@ -86,7 +91,7 @@ class MethodCall:
         # The forward empties its list, the epilogue needs the caller's own tensors: read again only if some had to be laid out.
         as_given = all(map(operator.is_, given, laid_out))
         arguments = primals.copy() if as_given else [read(state, laid_out) for read in self._primals]
-        if self._autocast is None:
+        if self._modes.autocast is None:
             outputs = self._run(arguments, environment)
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
@@ -115,21 +120,14 @@ class MethodCall:
             environment[name] = _measure(outputs[output], dim)
         return outputs
 
-    def _check_autocast(self) -> None:
-        """Eager under autocast computes something else than the graphs, unless they were traced under the same."""
-        kind = self._device.type
-        current = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        if current is not self._autocast:
-            built = "without autocast" if self._autocast is None else f"under autocast to {self._autocast}"
-            now = "off" if current is None else f"on, to {current}"
-            raise ModeError(
-                f"This bundle was built {built}, and autocast is {now} at this call.",
-                hint="Call it in the state it was built in, or build it in the state it is called in.",
-            )
-
     def _check_state(self, state: Mapping[str, Any]) -> None:
         problems = [
             Problem(name, message) for name, expected in self._expected.items() if (message := expected.mismatch(state[name]))
+        ]
+        problems += [
+            Problem(name, f"was tied to {other} when the bundle was built, and no longer is")
+            for name, other in self._ties
+            if state[name] is not state[other]
         ]
         if problems:
             raise InputError(

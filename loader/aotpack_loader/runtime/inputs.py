@@ -6,6 +6,7 @@ sizes and strides blindly, so nothing unchecked gets past here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ from .tree import MISSING, flattener
 
 Environment = dict[str, int]
 _Check = Callable[[Any, Environment, list[Problem]], Any]
+
+
+class LayoutWarning(UserWarning):
+    """An argument has other strides than at build: it is copied, and results keep the build's strides. Once for each argument."""
 
 
 class Inputs:
@@ -154,6 +159,7 @@ class _TensorCheck:
         self.on_cpu = device.type == "cpu"
         static = all(isinstance(size, int) for size in [*leaf.shape, *(leaf.stride or [])])
         self.shape = tuple(leaf.shape) if static else None
+        self.warned = False
         self.stride = None if leaf.stride is None else tuple(leaf.stride)
         limits = {symbol.name: symbol for symbol in symbols}
         self.binds: list[tuple[int, schema.Symbol]] = []
@@ -221,6 +227,9 @@ class _TensorCheck:
         fits = all(a == b or n <= 1 for a, b, n in zip(strides, wanted, value.shape, strict=True))
         if fits or len(known) < len(wanted) or not value.numel():
             return value
+        if not self.warned:
+            self.warned = True
+            warnings.warn(_copied(self.leaf.path, list(strides), known), LayoutWarning, stacklevel=2)
         fresh = torch.empty_strided(value.shape, known, dtype=value.dtype, device=value.device)
         return fresh.copy_(value)
 
@@ -228,6 +237,13 @@ class _TensorCheck:
         limits = {symbol.name: symbol for _, symbol in self.binds}
         sizes = [_show_size(size, limits) for size in self.leaf.shape]
         return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
+
+
+def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
+    return (
+        f"{path} has the strides {strides}; the bundle was built for {wanted}. It is copied at every such call, and results "
+        "have the strides that follow from the build's: the same values, perhaps in another order in memory than eager's."
+    )
 
 
 def _try(size: str, environment: Environment) -> int | None:
