@@ -13,9 +13,11 @@ import logging
 import operator
 import os
 import re
+import shlex
 import subprocess
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -605,7 +607,53 @@ def x86_vector_bits(level: str) -> int:
     return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
 
 
-def compile_with_aoti(
+class Library:
+    """A shared library that AOTInductor has written the sources of: the compiler's commands, to be run beside those of others.
+
+    AOTInductor runs them one after the other and waits for each; most of a build is spent in them.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self._objects: list[str] = []
+        self._link = ""
+        self._running: list[Future[None]] = []
+
+    def take(self, command: str, cwd: str) -> None:
+        """Stands in for Inductor's ``run_compile_cmd``: keeps the commands of this library, runs others (headers)."""
+        words = shlex.split(command)
+        target = Path(words[words.index("-o") + 1])
+        if target == self.output:
+            self._link = command
+            for word in words:  # AOTInductor removes objects once they are linked; those that are there now are needed then
+                if word.endswith(".o") and os.path.getsize(word):
+                    kept = f"{word}.kept.o"
+                    os.link(word, kept)
+                    self._link = self._link.replace(word, kept)
+        elif any(word.endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
+            self._objects.append(command)
+            target.touch()
+        else:
+            _run_compiler(command, cwd)
+
+    def start(self, workers: Executor) -> None:
+        """Compile the objects."""
+        self._running = [workers.submit(_run_compiler, command, os.fspath(self.output.parent)) for command in self._objects]
+
+    def finish(self) -> None:
+        """Wait for the objects, link them to ``output``, strip debug sections."""
+        for running in self._running:
+            running.result()
+        _run_compiler(self._link, os.fspath(self.output.parent))
+        # The build id is made of what has just been stripped: it knows where the sources lay.
+        strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(self.output)]
+        subprocess.run(strip, check=True, capture_output=True)
+
+
+_run_compiler = cpp_builder.run_compile_cmd
+
+
+def lower_with_aoti(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     output: Path,
@@ -614,16 +662,16 @@ def compile_with_aoti(
     vector_bits: int | None,
     training: bool = False,
     free: Collection[int] = (),
-) -> list[list[int] | None]:
-    """Compile one graph to a shared library at ``output`` (AOTInductor), debug sections stripped.
+) -> tuple[Library, list[list[int] | None]]:
+    """Lower one graph to the sources of a shared library (AOTInductor).
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
     Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
     those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
     channels-last to contiguous.
 
-    Returns for each output how the code lays it out in memory: the order of its dimensions, outermost first; empty where its
-    strides are the graph's; null where they are neither.
+    Returns the library, and for each output how the code lays it out in memory: the order of its dimensions, outermost first;
+    empty where its strides are the graph's; null where they are neither.
     """
     options: dict[str, Any] = {
         "aot_inductor.output_path": str(output),
@@ -649,14 +697,17 @@ def compile_with_aoti(
             orders.extend(_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True))
             return super().codegen_with_cpp_wrapper()
 
-    with torch.no_grad(), _without_paths(), mock.patch.object(compile_fx, "GraphLowering", Watched):
+    library = Library(output)
+    with (
+        torch.no_grad(),
+        _without_paths(),
+        mock.patch.object(compile_fx, "GraphLowering", Watched),
+        mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
+    ):
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
         with _compiling_state_context():
             compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
-    # The build id is made of what has just been stripped: it knows where the sources lay.
-    strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(output)]
-    subprocess.run(strip, check=True, capture_output=True)
-    return orders
+    return library, orders
 
 
 def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -666,7 +717,7 @@ def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
-    """How Inductor lays out an output, as :func:`compile_with_aoti` returns it."""
+    """How Inductor lays out an output, as :func:`lower_with_aoti` returns it."""
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]

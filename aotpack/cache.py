@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from aotpack_loader.archive.cache import cache_root
@@ -26,21 +26,20 @@ class CompileCache:
         self.hits = 0
         self.misses = 0
 
-    def get_or_make(
-        self, graph: schema.Graph, options: Mapping[str, str], make: Callable[[], dict[str, bytes]]
-    ) -> dict[str, bytes]:
-        """The files compiled from ``graph`` under ``options``, from the cache or made now."""
+    def find(self, graph: schema.Graph, options: Mapping[str, str]) -> dict[str, bytes] | None:
+        """The files compiled from ``graph`` under ``options``, or None."""
         folder = self._folder(graph, options)
-        if self.enabled and (folder / "complete").exists():
-            found = _read(folder)
-            if found is not None:
-                self.hits += 1
-                return found
-        self.misses += 1
-        files = make()
+        found = _read(folder) if self.enabled and (folder / "complete").exists() else None
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return found
+
+    def keep(self, graph: schema.Graph, options: Mapping[str, str], files: Mapping[str, bytes]) -> None:
+        """Remember what was compiled."""
         if self.enabled:
-            _write(folder, files)
-        return files
+            _write(self._folder(graph, options), files)
 
     def _folder(self, graph: schema.Graph, options: Mapping[str, str]) -> Path:
         content = codec.encode(graph) + json.dumps(dict(options), sort_keys=True).encode()

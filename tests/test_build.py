@@ -123,13 +123,13 @@ def test_native_code_is_the_same_bytes_too(fresh_process: FreshProcess, tmp_path
 def test_unchanged_graphs_are_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
     compiled: list[str] = []
-    really = CpuTarget._compile
+    really = CpuTarget._lower
 
-    def counted(self: CpuTarget, call: Any, key: str) -> dict[str, bytes]:
+    def counted(self: CpuTarget, call: Any, key: str, folder: Path) -> Any:
         compiled.append(key)
-        return really(self, call, key)
+        return really(self, call, key, folder)
 
-    monkeypatch.setattr(CpuTarget, "_compile", counted)
+    monkeypatch.setattr(CpuTarget, "_lower", counted)
 
     def build(constant: float, name: str) -> aotpack.BuildReport:
         args = (torch.zeros(8),)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
+from aotpack._torch_compat import Library
 from aotpack.targets.cpu import CpuTarget
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -53,11 +54,19 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return (scores @ x * positions[:, None]).double().sum() + pooled.square().sum() + F.layer_norm(x, x.shape[-1:]).var()
 
 
+class NoCode(Library):
+    """A library that nothing compiles."""
+
+    def finish(self) -> None:
+        self.output.parent.mkdir(exist_ok=True)
+        self.output.write_bytes(b"not code")
+
+
 def test_portable_graphs_beside_native_code_need_no_compiler(
     tmp_path: Path, fresh_process: FreshProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
-    monkeypatch.setattr(CpuTarget, "_compile", lambda self, call, key: {"code": b"not code", "layouts": b"{}"})
+    monkeypatch.setattr(CpuTarget, "_lower", lambda self, call, key, folder: (NoCode(folder / "code.so"), {}))
     example = torch.zeros(2, 4, 4, requires_grad=True)
     aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
     code = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,7 @@ from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 from .base import GraphToCompile
 
+_Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 
@@ -61,20 +65,17 @@ class CpuTarget:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         toolchain = compat.inductor_fingerprint()
-        layouts: _Layouts = {}
-        for item in graphs:  # a forward graph comes before its backward
-            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
-            options = {**toolchain, "march": str(self.march), "bits": str(self._bits()), "call": call.fingerprint}
-            files = cache.get_or_make(item.graph, options, partial(self._compile, call, item.key))
-            written = json.loads(files["layouts"])
-            layouts = {i: written[str(position)] for i, position in enumerate(call.outputs) if str(position) in written}
-            code = store.add_compressed(files["code"], media_types.CODE_AOTI)
-            layers.append(code)
-            fallbacks = None
-            if "fallbacks" in files:
-                fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
-                layers.append(fallbacks)
-            executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers)
+        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+            jobs = self._start(graphs, cache, toolchain, Path(folder), workers)
+            for item, call, finish in jobs:
+                files = finish()
+                code = store.add_compressed(files["code"], media_types.CODE_AOTI)
+                layers.append(code)
+                fallbacks = None
+                if "fallbacks" in files:
+                    fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
+                    layers.append(fallbacks)
+                executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers)
         release = ".".join(torch.__version__.split(".")[:2])
         target = schema.Target(
             name=self.name,
@@ -93,33 +94,62 @@ class CpuTarget:
     def _bits(self) -> int | None:
         return None if self.march is None else compat.x86_vector_bits(self.level)
 
-    def _compile_call(self, call: _Call, output: Path) -> _Layouts:
-        """Compile to ``output``; the layouts of what the code returns, by its position there."""
-        compile_with = partial(
-            compat.compile_with_aoti, output=output, march=self.march, vector_bits=self._bits(), training=call.training
-        )
-        with compat.own_warnings():
-            layouts = compile_with(call.module, call.examples, free=call.free)
+    def _start(
+        self,
+        graphs: Sequence[GraphToCompile],
+        cache: CompileCache,
+        toolchain: Mapping[str, str],
+        folder: Path,
+        workers: Executor,
+    ) -> list[tuple[GraphToCompile, _Call, Callable[[], _Files]]]:
+        """Lower one graph after the other, while those before are being compiled. The functions wait for the code."""
+        jobs: list[tuple[GraphToCompile, _Call, Callable[[], _Files]]] = []
+        layouts: _Layouts = {}
+        for item in graphs:  # a forward graph comes before its backward
+            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
+            options = {**toolchain, "march": str(self.march), "bits": str(self._bits()), "call": call.fingerprint}
+            found = cache.find(item.graph, options)
+            if found is None:
+                library, written = self._lower(call, item.key, folder / item.key)
+                library.start(workers)
+                jobs.append(
+                    (item, call, partial(self._finish, item.key, library, written, partial(cache.keep, item.graph, options)))
+                )
+            else:
+                written = {int(position): order for position, order in json.loads(found["layouts"]).items()}
+                jobs.append((item, call, partial(dict, found)))
+            layouts = {i: written[position] for i, position in enumerate(call.outputs) if position in written}
+        return jobs
+
+    def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, _Layouts]:
+        """The sources of a graph, and the layouts of what the code returns, by its position there."""
+        lower = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits(), training=call.training)
+        with compat.own_warnings(), self._refusing(key):
+            library, layouts = lower(call.module, call.examples, folder / "code.so", free=call.free)
             plain = [position for position in call.free if layouts[position] is not None]
             if plain != call.free:  # padded: a backward could not be told
-                layouts = compile_with(call.module, call.examples, free=plain)
-        return {position: order for position, order in enumerate(layouts) if order}
+                library, layouts = lower(call.module, call.examples, folder / "plain" / "code.so", free=plain)
+        return library, {position: order for position, order in enumerate(layouts) if order}
 
-    def _compile(self, call: _Call, key: str) -> dict[str, bytes]:
-        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
-            output = Path(folder) / "code.so"
-            try:
-                layouts = self._compile_call(call, output)
-            except Exception as error:
-                raise BuildError(
-                    f"AOTInductor could not compile {key} for {self.name}.",
-                    [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
-                    hint="Build with --target portable to get a bundle that runs without native code.",
-                ) from error
-            files = {"code": output.read_bytes(), "layouts": json.dumps(layouts).encode()}
-            for fallbacks in Path(folder).glob("*.wrapper.json"):
-                files["fallbacks"] = fallbacks.read_bytes()
-            return files
+    def _finish(self, key: str, library: compat.Library, layouts: _Layouts, keep: Callable[[_Files], None]) -> _Files:
+        with self._refusing(key):
+            library.finish()
+        files = {"code": library.output.read_bytes(), "layouts": json.dumps(layouts).encode()}
+        for fallbacks in library.output.parent.glob("*.wrapper.json"):
+            files["fallbacks"] = fallbacks.read_bytes()
+        keep(files)
+        return files
+
+    @contextlib.contextmanager
+    def _refusing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise BuildError(
+                f"AOTInductor could not compile {key} for {self.name}.",
+                [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
+                hint="Build with --target portable to get a bundle that runs without native code.",
+            ) from error
 
 
 @dataclass(frozen=True)
