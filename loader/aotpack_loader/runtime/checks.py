@@ -18,7 +18,7 @@ from .tree import leaf_paths
 
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
-Remembered = list[tuple[int, bytes] | None]
+Remembered = list[tuple[int, int] | None]
 """Address and digest of each saved tensor as it was after the forward."""
 
 
@@ -224,7 +224,7 @@ class Checks:
             yield from item.problems(value, environment, self._device)
 
     def _changed(
-        self, places: Sequence[Expected], values: Sequence[Any], before: Sequence[tuple[int, bytes] | None], message: str
+        self, places: Sequence[Expected], values: Sequence[Any], before: Sequence[tuple[int, int] | None], message: str
     ) -> Iterator[Problem]:
         for place, value, mark in zip(places, values, before, strict=True):
             if mark is not None and fingerprint(value) != mark:
