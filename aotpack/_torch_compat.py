@@ -159,7 +159,7 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
         warnings.simplefilter("always")
         captured = _graph_capture(model)(*args, **kwargs)
     refuse_changes(changed)
-    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught], captured.graph)
+    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
     return captured
 
@@ -279,17 +279,15 @@ def _graph_capture(model: torch.nn.Module) -> Callable[..., torch.fx.GraphModule
 SIDE_EFFECTS = "aotpack_side_effects"
 
 
-def _side_effects(messages: Sequence[str], graph: torch.fx.Graph) -> tuple[str, ...]:
+def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
     """What the model changes besides tensors. Dynamo's export front end drops that: state must not get lost so.
 
     Raises:
-        SideEffectError: a tensor was assigned to a buffer or parameter, or ``.data`` or storage was replaced.
+        SideEffectError: a tensor was assigned to a buffer or parameter.
     """
     effects = " ".join(message for message in messages if "side effects" in message)
     if "._buffers" in effects or "._parameters" in effects:
         raise SideEffectError(ASSIGNS_STATE)
-    if any(getattr(node.target, "__name__", "") == "_lower_version_count_by_1" for node in graph.nodes):
-        raise SideEffectError("assigns to .data of a tensor, which a bundle cannot repeat; use copy_() under no_grad")
     return tuple(dict.fromkeys(re.findall(r"\bL\[[^\s,\"]+", effects)))
 
 

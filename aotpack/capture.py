@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from aotpack_loader.errors import AotpackError, CaptureError, Problem
+from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
 from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
-from . import watching
+from . import views, watching
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
 from .returned import Returned
@@ -169,6 +169,7 @@ def _with_dynamo(
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = compat.capture_with_dynamo(model, args, kwargs)
+        _refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
@@ -205,9 +206,11 @@ def _with_export(
         compares = _rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
+    _refuse_storage_changes(exported.graph)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
+    _check_bounds(joint.graph_module.graph)
     return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
 
 
@@ -236,6 +239,34 @@ def _with_trace(
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
             joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
     return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
+
+
+def _check_bounds(graph: torch.fx.Graph) -> None:
+    """This front end makes ``resize_`` a view, which reaches beyond an argument's storage where the argument grows."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        source = views.root(node)
+        if source.op == "placeholder" and views.reach(node) > views.reach(source):
+            raise ValueError(f"{source_line(node) or node.name}: reaches beyond the storage of an argument")
+
+
+_STORAGE_CHANGES = {
+    "_lower_version_count_by_1": "assigns to .data of a tensor; use copy_() under no_grad",
+    "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
+}
+
+
+def _refuse_storage_changes(graph: torch.fx.Graph) -> None:
+    """What is done to storage beside the graph would be left out of it.
+
+    Raises:
+        UnsupportedError: names each place.
+    """
+    calls = [(node, getattr(node.target, "_opname", getattr(node.target, "__name__", ""))) for node in graph.nodes]
+    problems = [
+        Problem(source_line(node) or node.name, _STORAGE_CHANGES[name]) for node, name in calls if name in _STORAGE_CHANGES
+    ]
+    if problems:
+        raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
 
 
 def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

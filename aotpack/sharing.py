@@ -26,7 +26,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class Sharing:
     """Leaf numbers: ``identical`` are one tensor, ``overlapping`` have memory in common, directly or through others.
 
-    ``neighbours`` are all these, and those that lie apart in one storage.
+    ``neighbours`` are all these, those that lie apart in one storage, and those that begin inside theirs: a call's may not.
     """
 
     identical: tuple[tuple[int, ...], ...]
@@ -49,6 +49,7 @@ def sharing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharing:
             tensors[i] = leaf
     identical = tuple(tuple(group) for group in places.values() if len(group) > 1)
     neighbours = {leaf for group in identical for leaf in group}
+    neighbours |= {i for i, tensor in tensors.items() if _is_strided(tensor) and tensor.storage_offset()}
     groups = {group[0]: {group[0]} for group in places.values()}
     for a, b in itertools.combinations(groups, 2):
         if _is_beside(tensors[a], tensors[b]):
@@ -60,9 +61,13 @@ def sharing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharing:
     return Sharing(identical, tuple(tuple(sorted(group)) for group in distinct.values()), frozenset(neighbours))
 
 
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return is_plain_tensor(tensor) and tensor.layout == torch.strided
+
+
 def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors lie in one storage."""
-    if not all(is_plain_tensor(tensor) and tensor.layout == torch.strided for tensor in (a, b)):
+    if not (_is_strided(a) and _is_strided(b)):
         return False
     return bool(StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage()))
 

@@ -13,8 +13,9 @@ import torch
 from torch.fx import Node
 
 from aotpack_loader.format import schema
+from aotpack_loader.runtime.memory import extent
 
-from ._torch_compat import ShapeEnv
+from ._torch_compat import ShapeEnv, hint_of
 from .expressions import size_expression
 from .graph import NOT_A_LITERAL, literal_argument
 
@@ -51,6 +52,14 @@ def chain(node: Node) -> list[Node]:
     while (above := parent(found[-1])) is not None:
         found.append(above)
     return found[::-1]
+
+
+def reach(node: Node) -> int:
+    """Bytes of storage that a value needs, at the example's sizes."""
+    value = node.meta["val"]
+    sizes, strides = [[hint_of(size) for size in of] for of in (value.shape, value.stride())]
+    elements = extent(sizes, strides) + hint_of(value.storage_offset())
+    return 0 if 0 in sizes else elements * value.element_size()
 
 
 Chain = tuple[tuple[str, Any], ...]

@@ -703,3 +703,26 @@ def test_a10_arguments_share_memory_as_they_did() -> None:
             base(bad, bad)
     with pytest.raises(InputError, match=r"args\[1\]: has other strides"):
         base([good[0], storage[5:9:2]], good)
+
+
+@pytest.mark.parametrize("kind", ["metadata", "data_and_metadata", "resize"])
+def test_a12_what_is_reshaped_lies_as_it_did(kind: Any) -> None:
+    geometry = None if kind == "resize" else schema.Geometry([2, 2], [1, 2], 0, absolute=True)
+    leaves = [schema.TensorLeaf("args[0]", "float32", [2, 2], [2, 1]), schema.TensorLeaf("args[1]", "float32", [2], [1])]
+    method = _method(
+        **_arguments(schema.TupleNode([_LEAF, _LEAF])),
+        leaves=leaves,
+        primals=[schema.InputPrimal(0), schema.InputPrimal(1)],
+        mutations=[schema.Mutation(0, 0, kind=kind, geometry=geometry)],
+    )
+    call = _call(method, lambda inputs: [inputs[0].t() if kind == "metadata" else inputs[0].t().clone()])
+    storage = torch.arange(9.0)
+    call((storage[:4].clone().view(2, 2), storage[6:8]), {}, {})
+    with pytest.raises(InputError, match=r"args\[0\]: has other strides than at build, \[1, 2\]"):
+        call((storage[:4].clone().view(2, 2).t(), storage[6:8]), {}, {})
+    if kind != "metadata":
+        with pytest.raises(InputError, match=r"args\[0\]: shares its memory with args\[1\]"):
+            call((storage[:4].view(2, 2), storage[6:8]), {}, {})
+    if kind == "data_and_metadata":
+        with pytest.raises(InputError, match=r"args\[0\]: begins at element 1 of its storage"):
+            call((storage.clone()[1:5].view(2, 2), storage[6:8]), {}, {})

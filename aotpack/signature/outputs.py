@@ -16,9 +16,8 @@ from aotpack_loader.format import schema
 from .. import _torch_compat as compat
 from .. import views
 from ..expressions import size_expression
-from ..graph import NOT_A_LITERAL, literal_argument, source_line
+from ..graph import NOT_A_LITERAL, literal_argument, source_line, tensor_value
 from ..rearrange import count_twins, returned_argument
-from .context import tensor_of
 from .inputs import Inputs
 
 _OUT = compat.OutputType
@@ -39,8 +38,12 @@ class Outputs(Inputs):
             kind = _mutation_kind(info)
             if kind == "storage":
                 self.problems.append(Problem(self._primal_path(index), "the model replaces its storage (set_)"))
-            elif _storage_bytes(node) > _storage_bytes(self._raw_primal_nodes[index]):
-                self.problems.append(Problem(self._primal_path(index), "the model grows its storage (resize_)"))
+            elif kind in ("data", "data_and_metadata") and views.reach(node) > views.reach(self._raw_primal_nodes[index]):
+                kind = "resize"
+                if not node.meta["val"].is_contiguous():
+                    self.problems.append(
+                        Problem(self._primal_path(index), "the model grows it (resize_) and changes its strides")
+                    )
             hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
             found.append(
                 schema.Mutation(
@@ -49,9 +52,33 @@ class Outputs(Inputs):
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
                     hidden_from_autograd=hidden,
+                    geometry=self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None,
                 )
             )
+            self._refuse_what_depends_on_the_offset(index, found[-1])
+        for index, info in enumerate(self.metadata.input_info):
+            if getattr(info, "mutation_inductor_storage_resize", False):
+                self.problems.append(
+                    Problem(self._primal_path(index), "the model resizes its storage (untyped_storage().resize_)")
+                )
         return found
+
+    def _geometry(self, index: int, node: Node) -> schema.Geometry:
+        """Where an argument lies after its sizes and strides were changed; traced, it began at the start of its storage."""
+        kind = tensor_value(node.meta["val"], self.shape_env)
+        above = {*views.chain(node), self._raw_primal_nodes[index]}
+        strided = [n for n in self.parts.forward.graph.nodes if n.target in _AS_STRIDED and views.root(n) in above]
+        absolute = any(len(n.args) > 3 for n in strided)
+        return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
+
+    def _refuse_what_depends_on_the_offset(self, index: int, mutation: schema.Mutation) -> None:
+        primal = self.primals[mutation.primal]
+        if mutation.kind == "metadata" or mutation.geometry is None or not isinstance(primal, schema.InputPrimal):
+            return
+        example = pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]
+        if mutation.geometry.absolute and example.storage_offset():
+            message = "begins inside its storage, and the model writes to it through as_strided_, which counts from the start"
+            self.problems.append(Problem(self._primal_path(index), message))
 
     def _results(self) -> list[schema.Result]:
         metadata = self.metadata
@@ -218,9 +245,7 @@ class Outputs(Inputs):
         return sorted(plain - differentiable)
 
 
-def _storage_bytes(node: Node) -> int:
-    tensor = tensor_of(node)
-    return 0 if tensor is None else compat.hint_of(tensor.untyped_storage().nbytes())
+_AS_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 
 def _has_history(info: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -59,6 +60,29 @@ def both_data_first(x: Tensor) -> Tensor:
     x.mul_(3)
     x.t_()
     return x * x
+
+
+def strided_and_data(x: Tensor) -> Tensor:
+    x.as_strided_((3,), (1,), 2)
+    x.mul_(2)
+    return x + 1
+
+
+def squeezed_slice_and_data(x: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    x[:, 1:].add_(1)
+    x.transpose_(0, 1)
+    return x * 2
+
+
+def at_an_offset(*shape: int) -> Any:
+    """A tensor that begins inside its storage."""
+    return lambda gen: torch.randn(5 + math.prod(shape), generator=gen)[5:].view(shape)
+
+
+def other_way_round(*shape: int) -> Any:
+    """A tensor of this shape, its last size outermost in memory."""
+    return lambda gen: torch.randn(*shape[::-1], generator=gen).t()
 
 
 def returns_metadata(x: Tensor) -> Tensor:
@@ -125,6 +149,13 @@ def resize_larger(x: Tensor) -> Tensor:
     x.resize_(8)
     x.zero_()
     return x + 1
+
+
+def resize_and_part(x: Tensor) -> Tensor:
+    x.resize_(2, 4)
+    x[:, 2:] = 1.0
+    x[1, :2] = 3.0
+    return x * 2
 
 
 def resize_storage(x: Tensor) -> Tensor:
@@ -318,6 +349,43 @@ CASES: list[Case] = [
     case("input mutation: metadata only, as_strided_", metadata_as_strided, t(8)),
     case("input mutation: metadata only, returned", returns_metadata, t(3, 4)),
     case("input mutation: metadata and data", both, t(3, 4)),
+    case("input mutation: metadata and data, as_strided_ with an offset", strided_and_data, t(8)),
+    case("input mutation: metadata and data, through a view between", squeezed_slice_and_data, t(8)),
+    case("input mutation: metadata only, built at an offset", metadata, at_an_offset(3, 4)),
+    case("input mutation: metadata and data, built at an offset", both, at_an_offset(3, 4)),
+    case("input mutation: metadata and data, as_strided_, built at an offset", strided_and_data, at_an_offset(8)),
+    case(
+        "input mutation: metadata only, an offset at call", metadata, t(3, 4), calls=(Call(1, inputs=inputs(at_an_offset(3, 4))),)
+    ),
+    case(
+        "input mutation: metadata and data, an offset at call", both, t(3, 4), calls=(Call(1, inputs=inputs(at_an_offset(3, 4))),)
+    ),
+    case(
+        "input mutation: metadata and data, as_strided_, an offset at call",
+        strided_and_data,
+        t(8),
+        calls=(Call(1, inputs=inputs(at_an_offset(8)), refused="element 5 of its storage"),),
+    ),
+    case(
+        "input mutation: metadata only, as_strided_, an offset at call",
+        metadata_as_strided,
+        t(8),
+        calls=(Call(1, inputs=inputs(at_an_offset(8))),),
+    ),
+    case(
+        "input mutation: metadata only, other strides at call",
+        metadata,
+        t(3, 4),
+        calls=(Call(1, inputs=inputs(other_way_round(3, 4)), refused="other strides"),),
+    ),
+    case(
+        "input mutation: metadata and data, other strides at call",
+        both,
+        t(3, 4),
+        calls=(Call(1, inputs=inputs(other_way_round(3, 4)), refused="other strides"),),
+    ),
+    case("input mutation: data, built at an offset", data, at_an_offset(3, 4), calls=(TRAIN, Call(1, inputs=inputs(t(3, 4))))),
+    case("input mutation: data, an offset at call", data, t(3, 4), calls=(Call(1, inputs=inputs(at_an_offset(3, 4))),)),
     case("input mutation: metadata and data, non-leaf", both, n(3, 4)),
     case("input mutation: data and metadata", both_data_first, t(3, 4)),
     case("input mutation: data and metadata, non-leaf", both_data_first, n(3, 4)),
@@ -336,6 +404,8 @@ CASES: list[Case] = [
     case("input mutation: .data assigned", set_data, t(3, 4)),
     case("input mutation: resize_ smaller", resize, t(3, 4)),
     case("input mutation: resize_ larger", resize_larger, t(4)),
+    case("input mutation: resize_ larger and then written in part", resize_and_part, t(4)),
+    case("input mutation: out= argument that grows", out_argument, t(3), t(0)),
     case("input mutation: storage resize_(0)", resize_storage, t(4)),
     case("input mutation: through a view", through_view, t(3, 4)),
     case("input mutation: through a view, non-leaf", through_view, n(3, 4)),

@@ -165,7 +165,7 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
         before, state = state, _state(model)  # the model may have put another tensor in a buffer's place
         replaced = {path for path, tensor in state.items() if tensor is not before[path]}
         seen.see_result(result)
-        seen.see_tensors(outputs | given | state)
+        seen.see_tensors(outputs | given | state, given)
         seen.written = replaced | {path for path, x in (given | state).items() if x._version != versions[path]}
         if call.grad and not call.act:
             seen.phase = "backward"

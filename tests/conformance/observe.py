@@ -142,9 +142,11 @@ class Observation:
             if kind == "leaf" and not is_tensor:
                 self.constants[path] = (type(leaf).__name__, leaf)
 
-    def see_tensors(self, tensors: Tensors) -> None:
-        """Record tensors and how they relate."""
+    def see_tensors(self, tensors: Tensors, given: Tensors) -> None:
+        """Record tensors and how they relate; of those that were there before, also where they lie."""
         self.tensors = {path: Facts.of(tensor) for path, tensor in tensors.items()}
+        for path, tensor in given.items():
+            self.tensors[path].about["offset"] = tensor.storage_offset()
         self.relations = relations(tensors)
 
 

@@ -25,7 +25,6 @@ REFUSED: dict[str, str] = {
     "input mutation: through a view that is returned, non-leaf, without gradients": "view was created in no_grad mode",
     "input mutation: set_ to a new tensor": "set_ on a graph input",
     "input mutation: set_ to another input": "set_ on a graph input",
-    "input mutation: .data assigned": "assigns to .data",
     # torch's own tracing refuses these as well.
     "identity: aliasing inputs, of other bases": "does not know them as views of one tensor",
     "identity: aliasing inputs, of another element type": "under another element type",
@@ -34,6 +33,10 @@ REFUSED: dict[str, str] = {
     "state: a global that changes from call to call": r"COUNT.*: read, and changed",
     "state: a dictionary that changes from call to call": r"self.*\.seen.*: read, and changed",
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
+    "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
+    "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",
+    "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
+    "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
@@ -56,8 +59,6 @@ REFUSED: dict[str, str] = {
 
 XFAIL: dict[str, str] = {
     # Silently wrong.
-    "input mutation: resize_ larger": "refused in 1a94895, again built and an error at call since d769ad5",
-    "input mutation: storage resize_(0)": "inductor.resize_storage_bytes_ is dropped from the graph",
     "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),
     "BatchNorm: version counters of the statistics": "copy_ moves them, eager's kernel does not (as torch.compile)",
     # An error where eager works, or another kind of error than ours.

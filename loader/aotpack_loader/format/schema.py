@@ -382,19 +382,29 @@ class ViewBasePrimal(Document, frozen=True, tag="view_base", tag_field="type"):
 Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal | SyntheticBasePrimal | ViewBasePrimal
 
 
+class Geometry(Document, frozen=True):
+    """Sizes, strides and first element, from the tensor's own first element; ``absolute``: from its storage's first."""
+
+    shape: list[Dim]
+    stride: list[Dim]
+    offset: Dim = 0
+    absolute: bool = False
+
+
 class Mutation(Document, frozen=True):
     """After the forward, primal ``primal`` takes the value of forward output ``output``.
 
-    ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only; ``data_and_metadata`` both;
-    ``storage`` replaces the storage (``Tensor.set_``). ``hidden_from_autograd``: the original ran under
-    ``no_grad`` or on a detached view, so the write is made on a detached alias.
+    ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only, to ``geometry``; ``data_and_metadata`` both;
+    ``resize`` too, and the storage grows where it must (``Tensor.resize_``); ``storage`` replaces the storage (``Tensor.set_``).
+    ``hidden_from_autograd``: the original ran under ``no_grad`` or on a detached view, so the write is made on a detached alias.
     """
 
     primal: Index
     output: Index
-    kind: Literal["data", "metadata", "data_and_metadata", "storage"] = "data"
+    kind: Literal["data", "metadata", "data_and_metadata", "storage", "resize"] = "data"
     requires_grad: bool = False
     hidden_from_autograd: bool = False
+    geometry: Geometry | None = None
 
 
 class ViewStep(Document, frozen=True):

@@ -210,6 +210,8 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
     outputs, primals = method.num_outputs, len(method.primals)
     for i, mutation in enumerate(method.mutations):
         yield from _in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
+        if mutation.geometry is not None:
+            yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
     yield from _in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
@@ -347,6 +349,10 @@ def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
 
 def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
     """Those that are evaluated after it."""
+    for i, mutation in enumerate(method.mutations):
+        if mutation.geometry is not None:
+            sizes = [*mutation.geometry.shape, *mutation.geometry.stride, mutation.geometry.offset]
+            yield from ((f".mutations[{i}].geometry", size) for size in sizes if isinstance(size, str))
     for i, result in enumerate(method.results):
         if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
             yield f".results[{i}]", result.expr

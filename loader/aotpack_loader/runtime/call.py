@@ -18,6 +18,7 @@ from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
 from .modes import Modes
+from .mutations import Layouts
 
 if TYPE_CHECKING:
     from .checks import Checks
@@ -71,6 +72,7 @@ class MethodCall:
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
+        self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
@@ -86,6 +88,8 @@ class MethodCall:
         self._check_state(state)
         if self._memory is not None:
             self._memory.check(given, state)
+        if self._layouts is not None:
+            self._layouts.check(given, laid_out)
         versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
         # The forward empties its list, the epilogue needs the caller's own tensors: read again only if some had to be laid out.

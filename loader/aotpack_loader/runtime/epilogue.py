@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..devices.operators import literal
-from ..errors import UnsupportedVersionError
 from ..format import expressions, schema
+from .mutations import Mutations
 from .tree import unflattener
 from .views import Kept, Key, replayer, shared_values, with_origins
 
@@ -27,13 +27,8 @@ class Epilogue:
     """Applies mutations and assembles results from primals and forward outputs."""
 
     def __init__(self, method: schema.Method, checks: Checks | None = None) -> None:
-        if any(mutation.kind == "storage" for mutation in method.mutations):
-            raise UnsupportedVersionError(
-                "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
-                hint="Install a newer aotpack-loader.",
-            )
         self._checks = checks
-        self._mutations = method.mutations
+        self._mutate = Mutations(method)
         results = with_origins(method.results)
         wanted = shared_values(results)
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
@@ -42,22 +37,12 @@ class Epilogue:
     def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
         """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
         before = [] if self._checks is None else self._checks.before_results(primals)
-        for mutation in self._mutations:
-            _apply(mutation, primals[mutation.primal], outputs[mutation.output])
+        self._mutate(primals, outputs, environment)
         kept: Kept = {}
         results = [build(primals, outputs, environment, kept) for build in self._results]
         if self._checks is not None:
             self._checks.see_results(primals, before, outputs, results)
         return self._unflatten(iter(results))
-
-
-def _apply(mutation: schema.Mutation, owner: torch.Tensor, updated: torch.Tensor) -> None:
-    if mutation.kind in ("metadata", "data_and_metadata"):
-        owner.as_strided_(updated.shape, updated.stride(), updated.storage_offset())
-    if mutation.kind in ("data", "data_and_metadata"):
-        # A leaf that requires a gradient can only have been written behind autograd's back (AOTAutograd's epilogue).
-        hidden = mutation.hidden_from_autograd or (owner.requires_grad and owner.is_leaf)
-        (owner.detach() if hidden else owner).copy_(updated)
 
 
 def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:

@@ -15,8 +15,11 @@ from ..errors import InputError, Problem
 from ..format import schema
 from .memory import extent, overlap, span
 
-WRITES = ("data", "data_and_metadata", "storage")
+WRITES = ("data", "data_and_metadata", "storage", "resize")
 """Kinds of mutations that write elements; ``metadata`` changes one tensor object and no memory."""
+
+_MOVES = ("data_and_metadata", "resize")
+"""Kinds of mutations that may write beyond what the tensor covered."""
 
 
 class Pattern:
@@ -64,6 +67,8 @@ class Memory:
             elif isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
                 state.append((primal.name, _reach(entries[primal.name]), writes))
         tensors = [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf)]
+        grown = {p.leaf for i, p in enumerate(method.primals) if kinds.get(i) in _MOVES and isinstance(p, schema.InputPrimal)}
+        self._beside = list(_pairs(grown, tensors, expected))
         self._overlap = list(_pairs(written, tensors, expected))
         self._same = list(_pairs(reshaped, tensors, expected))
         kept_apart = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
@@ -77,6 +82,9 @@ class Memory:
         """
         for a, b in self._overlap:
             if overlap(leaves[a], leaves[b]):
+                raise _shared(self._paths[a], self._paths[b])
+        for a, b in self._beside:
+            if leaves[a].untyped_storage().data_ptr() == leaves[b].untyped_storage().data_ptr() != 0:
                 raise _shared(self._paths[a], self._paths[b])
         for a, b in self._same:
             if leaves[a] is leaves[b]:

@@ -1,0 +1,120 @@
+"""Mutations: what the forward graph computed is written back to the tensors the model changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError, Problem, UnsupportedVersionError
+from ..format import expressions, schema
+
+Environment = Mapping[str, int]
+Write = Callable[[torch.Tensor, torch.Tensor, Environment], None]
+
+
+class Mutations:
+    """Applies the mutations of a method, in order."""
+
+    def __init__(self, method: schema.Method) -> None:
+        if any(mutation.kind == "storage" for mutation in method.mutations):
+            raise UnsupportedVersionError(
+                "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
+                hint="Install a newer aotpack-loader.",
+            )
+        self._writes = [(mutation.primal, mutation.output, _writer(mutation)) for mutation in method.mutations]
+
+    def __call__(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any], environment: Environment) -> None:
+        """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
+        for primal, output, write in self._writes:
+            write(primals[primal], outputs[output], environment)
+
+
+def _writer(mutation: schema.Mutation) -> Write:
+    reshape, copy = _reshaper(mutation), _copier(mutation)
+    if mutation.kind == "data":
+        return copy
+    if mutation.kind == "metadata":
+        return reshape
+
+    def both(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+        reshape(owner, updated, environment)
+        copy(owner, updated, environment)
+
+    return both
+
+
+def _copier(mutation: schema.Mutation) -> Write:
+    hidden_always = mutation.hidden_from_autograd
+
+    def copy(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+        # A leaf that requires a gradient can only have been written behind autograd's back (AOTAutograd's epilogue).
+        hidden = hidden_always or (owner.requires_grad and owner.is_leaf)
+        (owner.detach() if hidden else owner).copy_(updated)
+
+    return copy
+
+
+def _reshaper(mutation: schema.Mutation) -> Write:
+    if mutation.kind == "resize":
+        return _resize
+    if mutation.geometry is None:
+        return _take_geometry
+    shape, stride, offset = (
+        _sizes(sizes) for sizes in (mutation.geometry.shape, mutation.geometry.stride, [mutation.geometry.offset])
+    )
+    absolute = mutation.geometry.absolute
+
+    def reshape(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+        (first,) = offset(environment)
+        owner.as_strided_(shape(environment), stride(environment), first if absolute else owner.storage_offset() + first)
+
+    return reshape
+
+
+def _resize(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+    with torch.no_grad():
+        owner.resize_(updated.shape)
+
+
+def _take_geometry(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+    owner.as_strided_(updated.shape, updated.stride(), updated.storage_offset())
+
+
+def _sizes(sizes: list[schema.Dim]) -> Callable[[Environment], list[int]]:
+    if all(isinstance(size, int) for size in sizes):
+        fixed = [int(size) for size in sizes]
+        return lambda environment: fixed
+    return lambda environment: [expressions.evaluate(size, environment) for size in sizes]
+
+
+class Layouts:
+    """Arguments whose sizes or strides a method changes in place: they must lie in memory as they did at build."""
+
+    def __init__(self, method: schema.Method) -> None:
+        self._leaves: list[tuple[int, str, bool]] = []
+        for mutation in method.mutations:
+            primal = method.primals[mutation.primal]
+            if mutation.kind != "data" and isinstance(primal, schema.InputPrimal):
+                from_start = mutation.kind != "metadata" and mutation.geometry is not None and mutation.geometry.absolute
+                self._leaves.append((primal.leaf, method.leaves[primal.leaf].path, from_start))
+
+    def check(self, given: Sequence[Any], laid_out: Sequence[Any]) -> None:
+        """Compare the caller's leaves; ``laid_out`` is another tensor where one has not the strides of the build.
+
+        Raises:
+            InputError: names all that lie otherwise; nothing was run.
+        """
+        problems = []
+        for leaf, path, from_start in self._leaves:
+            if laid_out[leaf] is not given[leaf]:
+                problems.append(Problem(path, f"has other strides than at build, {list(given[leaf].stride())}"))
+            elif from_start and given[leaf].storage_offset():
+                problems.append(Problem(path, f"begins at element {given[leaf].storage_offset()} of its storage, at build at 0"))
+        if problems:
+            raise InputError(
+                "The model changes sizes or strides of arguments in place, and they do not lie in memory as they did at build.",
+                problems,
+                hint="Pass a contiguous clone, or build with an example of this layout.",
+            )
