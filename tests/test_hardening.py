@@ -705,6 +705,7 @@ def test_a10_arguments_share_memory_as_they_did() -> None:
         base([good[0], storage[5:9:2]], good)
 
 
+@pytest.mark.filterwarnings("ignore:.*has the strides")
 @pytest.mark.parametrize("kind", ["metadata", "data_and_metadata", "resize"])
 def test_a12_what_is_reshaped_lies_as_it_did(kind: Any) -> None:
     geometry = None if kind == "resize" else schema.Geometry([2, 2], [1, 2], 0, absolute=True)
