@@ -44,6 +44,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
@@ -115,6 +116,14 @@ def own_warnings() -> Iterator[None]:
 # ------------------------------------------------------------------ front ends
 
 
+def free_sizes() -> contextlib.AbstractContextManager[Any]:
+    """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
+
+    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then.
+    """
+    return shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined,no-any-return]
+
+
 @contextlib.contextmanager
 def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator[None]:
     """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and take the marks off again."""
@@ -125,7 +134,8 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
                 if bounds.automatic:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
                 else:
-                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum, max=bounds.maximum)
+                    one_sided = bounds.minimum is not None and bounds.maximum is None
+                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum, max=int_oo if one_sided else bounds.maximum)
         yield
     finally:
         for (tensor, _), attributes in zip(dims, before, strict=True):

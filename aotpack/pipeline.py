@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 
 from aotpack_loader.errors import BuildError, CorruptBundleError, Problem, UnsupportedError
-from aotpack_loader.format import codec, media_types, schema, subgraphs
+from aotpack_loader.format import codec, expressions, media_types, schema, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
 from . import __version__, capture, decompositions, graph, partition, signature
-from ._torch_compat import Decompositions
+from ._torch_compat import Decompositions, free_sizes
 from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
@@ -204,7 +204,7 @@ def build(
     state = describe_state(module, stored)
     shapes = resolve_shapes(model, args, kwargs, dynamic_shapes)
     compile_cache = CompileCache(enabled=cache)
-    with BlobStore(out) as store:
+    with free_sizes(), BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
         built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
         program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
@@ -360,13 +360,18 @@ def _trace_once(
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
-    _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"])
+    constraints = convention.method["constraints"]
+    _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
+    if constraints:
+        run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
     return _BuiltMethod(
         plan, convention, captured.front_end, [list(group) for group in arrangement.identical], captured.joint.compares
     )
 
 
-def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol]) -> None:
+def _check_dynamic(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
+) -> None:
     """A size asked to vary must vary, over all of the range that was asked for."""
     ranges = {symbol.name: symbol for symbol in symbols}
     problems: list[Problem] = []
@@ -383,12 +388,20 @@ def _check_dynamic(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], sy
             found = ranges.get(size)
             if found is None:
                 continue
-            narrower = (low or 0) > 1 and found.minimum > (low or 0)
+            refused = [text for text in constraints for end in (low, high) if end is not None and not _allows(text, size, end)]
+            if refused:
+                problems.append(Problem(where, f"asked to vary more than the model allows: {', '.join(refused)}"))
+            narrower = low is not None and found.minimum > low
             if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum
                 problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
     if problems:
         raise BuildError("The model does not allow these sizes to vary as asked.", problems)
+
+
+def _allows(constraint: str, symbol: str, size: int) -> bool:
+    """Whether ``size`` meets a constraint on ``symbol`` alone."""
+    return expressions.symbols(constraint) != {symbol} or bool(expressions.evaluate(constraint, {symbol: size}))
 
 
 def _add_graphs(

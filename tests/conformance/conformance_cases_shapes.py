@@ -236,6 +236,27 @@ ANY = {"x": {0: Dim.DYNAMIC}}
 LAYOUT = r"^out\.stride: "
 """A LayoutWarning says that results keep the strides of the build (tests/test_call.py)."""
 
+ANY_SIZE = {
+    "reshape": lambda x: x.reshape(-1, 3).flatten() * 2,
+    "unsqueeze and expand": lambda x: x.unsqueeze(0).expand(5, -1, -1) * 2,
+    "reductions": lambda x: (x.sum(0), x.mean(1)),
+    "softmax": lambda x: x.softmax(0),
+    "product": lambda x: x @ x.t(),
+    "broadcast": lambda x: x + x.sum(0, keepdim=True),
+    "outer": lambda x: x[:, None] * x[None],
+    "slices": lambda x: (x[1:], x[:2] * 2),
+    "cat": lambda x: torch.cat([x, x * 2]),
+    "loss": lambda x: nn.functional.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long), reduction="sum"),
+    "arange": lambda x: x * torch.arange(x.shape[0])[:, None],
+    "layer norm": lambda x: nn.functional.layer_norm(x, (3,)),
+}
+NOT_ONE = {
+    "squeeze": lambda x: x.squeeze(0) * 2,
+    "transposed result": lambda x: x.t() * 2,
+    "Python asks": lambda x: x * 2 if x.shape[0] == 1 else x * 3,
+}
+"""What torch traces for one side of a question about the size; the other side is refused at the call."""
+
 CASES: list[Case] = [
     case(
         "shapes: dynamic batch",
@@ -253,6 +274,66 @@ CASES: list[Case] = [
     ),
     case("shapes: dynamic batch, size 1", lambda x: x.sin() * 2, g(4, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(1, 3)))),
     case("shapes: dynamic batch, size 0", lambda x: x.sin().sum(), g(4, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(0, 3)))),
+    *[
+        case(
+            f"shapes: sizes 0, 1 and more, {name}",
+            function,
+            g(4, 3),
+            dynamic_shapes=({0: Dim.DYNAMIC},),
+            calls=(at(g(1, 3)), at(g(0, 3)), at(g(7, 3)), at(g(1, 3), grad=False)),
+        )
+        for name, function in ANY_SIZE.items()
+    ],
+    *[
+        case(
+            f"shapes: size 1 is refused, {name}",
+            function,
+            g(4, 3),
+            dynamic_shapes=({0: Dim.DYNAMIC},),
+            calls=(at(g(7, 3)), at(g(1, 3), refused=r"must satisfy \(s\d+ != 1\); here s\d+ = 1")),
+        )
+        for name, function in NOT_ONE.items()
+    ],
+    case(
+        "shapes: the example has size 1", lambda x: x.sin(), g(1, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(5, 3)), at(g(0, 3)))
+    ),
+    module_case(
+        "shapes: sizes 0 and 1, attention",
+        Attention,
+        g(3, 5, 4),
+        dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
+        calls=(at(g(1, 5, 4)), at(g(0, 5, 4)), at(g(4, 2, 4))),
+    ),
+    module_case(
+        "shapes: size 1, BatchNorm and convolution",
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)),
+        t(4, 1, 6, 6),
+        dynamic_shapes=({0: Dim.DYNAMIC},),
+        calls=(TRAIN, at(t(1, 1, 6, 6)), at(t(1, 1, 6, 6), grad=False)),
+        ignore="version counter",
+    ),
+    case(
+        "shapes: equal sizes of the example vary independently",
+        joined,
+        g(4, 3),
+        g(4, 3),
+        dynamic_shapes={"x": {0: Dim.DYNAMIC}, "y": {0: Dim.DYNAMIC}},
+        calls=(TRAIN, at(g(6, 3), g(2, 3)), at(g(1, 3), g(0, 3))),
+    ),
+    case(
+        "shapes: equal dimensions of one argument vary independently",
+        lambda x: x.sin().sum(1),
+        g(4, 4),
+        dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
+        calls=(TRAIN, at(g(6, 3)), at(g(1, 5))),
+    ),
+    case(
+        "shapes: a size as an exponent and a divisor",
+        lambda x: x ** x.shape[0] / x.shape[0] + x.shape[0] % 3,
+        g(4, 3),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(g(2, 3)), at(g(1, 3))),
+    ),
     case("shapes: static size 1", lambda x: x.squeeze(0) * 2, g(1, 3)),
     case("shapes: static size 0", lambda x: x * 2, g(0, 3)),
     case(

@@ -65,7 +65,5 @@ XFAIL: dict[str, str] = {
     "state: names that the loaded module uses itself": (
         "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"
     ),
-    "shapes: dynamic batch, size 1": "Dim.DYNAMIC starts at 2",
-    "shapes: dynamic batch, size 0": "Dim.DYNAMIC starts at 2",
 }
 """Case to what is wrong and where."""
