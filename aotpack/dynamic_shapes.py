@@ -88,6 +88,8 @@ def _match(value: Any, given: Any, path: str, numbers: Any, found: dict[int, dic
         number = next(numbers)
         if given is not None and isinstance(value, torch.Tensor):
             found[number] = _sizes(value, given, path, problems)
+        elif not (given is None or isinstance(given, int) or given is torch.export.Dim.STATIC or _bounds(given).automatic):
+            problems.append(Problem(path, f"this {type(value).__name__} is fixed by a build; pass a size as that of a tensor"))
         return
     for key, child in children:
         part = None

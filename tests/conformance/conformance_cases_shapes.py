@@ -290,7 +290,7 @@ CASES: list[Case] = [
             function,
             g(4, 3),
             dynamic_shapes=({0: Dim.DYNAMIC},),
-            calls=(at(g(7, 3)), at(g(1, 3), refused=r"must satisfy \(s\d+ != 1\); here s\d+ = 1")),
+            calls=(at(g(7, 3)), at(g(1, 3), refused=r"must satisfy \(s\d+ != 1\); here s\d+ = args\[0\]\.shape\[0\] = 1")),
         )
         for name, function in NOT_ONE.items()
     ],
@@ -327,9 +327,17 @@ CASES: list[Case] = [
         dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
         calls=(TRAIN, at(g(6, 3)), at(g(1, 5))),
     ),
+    case("shapes: a size as an exponent", lambda x: x ** x.shape[0], g(4, 3), dynamic_shapes=ANY),
     case(
-        "shapes: a size as an exponent and a divisor",
-        lambda x: x ** x.shape[0] / x.shape[0] + x.shape[0] % 3,
+        "shapes: an integer argument that varies",
+        lambda x, n: x * n,
+        g(3),
+        const(4),
+        dynamic_shapes={"x": None, "n": Dim.DYNAMIC},
+    ),
+    case(
+        "shapes: a size as a factor, a divisor and a remainder",
+        lambda x: x * x.shape[0] ** 2 / x.shape[0] + x.shape[0] % 3,
         g(4, 3),
         dynamic_shapes=ANY,
         calls=(TRAIN, at(g(2, 3)), at(g(1, 3))),

@@ -42,6 +42,8 @@ REFUSED: dict[str, str] = {
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
+    "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
+    "shapes: an integer argument that varies": r"args\[1\]: this int is fixed",
     "shapes: a branch on data": "Data-dependent branching",
     # Control flow that eager refuses as well, in its forward or its backward.
     "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",

@@ -67,10 +67,15 @@ class Inputs:
             raise _error(problems)
         for text, holds in self._constraints:
             if not _is_met(holds, environment):
-                problems.append(Problem("sizes", f"must satisfy {text}; here {_show(text, environment)}"))
+                problems.append(Problem("sizes", f"must satisfy {text}; here {self._show(text, environment)}"))
         if problems:
             raise _error(problems)
         return leaves, checked, environment
+
+    def _show(self, text: str, environment: Environment) -> str:
+        """The symbols of a constraint: where they are from, and what they are."""
+        places = {symbol.name: f"{check.leaf.path}.shape[{dim}]" for _, check in self._binding for dim, symbol in check.binds}
+        return ", ".join(f"{name} = {places[name]} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
     def _binders(self, leaves: list[Any]) -> list[tuple[_TensorCheck, Any]]:
         return [(check, leaves[i]) for i, check in self._binding]
@@ -107,10 +112,6 @@ def _error(problems: list[Problem]) -> InputError:
         problems,
         hint="The bundle was built for these arguments; see `aotpack inspect` for all of them.",
     )
-
-
-def _show(text: str, environment: Environment) -> str:
-    return ", ".join(f"{name} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
 
 def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
