@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "digits" / "model.py"
 TRAIN = ROOT / "examples" / "digits" / "train.py"
 BENCH = ROOT / "scripts" / "bench"
+CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
 TARGETS = ("cpu", "portable")
 ACCURACY = 0.95
 RTOL, ATOL = 1e-4, 1e-5
@@ -80,7 +81,7 @@ def demo(directory: Path, repeat: int, threads: int) -> dict[str, Any]:
     places = Places(directory / "work", directory / "away")
     places.work.mkdir()
     places.away.mkdir()
-    for script in (TRAIN, BENCH / "contender.py", BENCH / "first_step.py"):
+    for script in (TRAIN, CONTENDER, BENCH / "first_step.py"):
         shutil.copy(script, places.away)
 
     build = build_bundle(places)

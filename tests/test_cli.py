@@ -371,6 +371,22 @@ def test_the_same_input_gives_the_same_bytes(model_py: Path, tmp_path: Path) -> 
     assert (tmp_path / "a.aotpack").read_bytes() == (tmp_path / "b.aotpack").read_bytes()
 
 
+def test_bench_measures_every_target_that_fits(tiny_bundle: Path) -> None:
+    (figures,) = document(invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--json"))
+    assert figures["name"] == "bundle, portable"
+    assert figures["start"] >= figures["load"] > 0
+    assert figures["step"] > 0
+    assert figures["faster"] is None
+
+
+def test_bench_says_why_a_process_failed(tmp_path: Path, tiny_bundle: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text("import torch\ndef example_inputs(): return (torch.ones(3),)\ndef model(): return lambda x: 1 / 0\n")
+    result = invoke("bench", tiny_bundle, "--model", source, "--rounds", 1, "--iterations", 1)
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stderr
+
+
 def test_run_shows_a_step(tiny_bundle: Path) -> None:
     result = invoke("run", tiny_bundle)
     assert result.exit_code == 0, result.output

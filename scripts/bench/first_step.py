@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -I leaves it out
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # contender.py lies beside it, where scripts/demo copies both
 
 from contender import loss_of
 

@@ -10,7 +10,7 @@ import json
 import statistics
 from pathlib import Path
 
-import contender
+from aotpack.measure import contender
 
 WARMUP, STEPS = 3, 5
 

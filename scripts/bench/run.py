@@ -26,6 +26,7 @@ from rich.console import Console
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent.parent
 RESULTS = BENCH / "results"
+CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
 EXAMPLES = ("digits", "gpt")
 GOALS = {"import": 1.05, "start": 100.0, "step": 1.0, "memory": 1.0, "build": 1.1}
 LARGE_BATCH = 1024
@@ -350,7 +351,7 @@ def start_of(
     source = ["--model", model(name)] if bundle is None else ["--bundle", bundle, "--backend", backend]
     rest = ["--inputs", bench.inputs(name), "--threads", 1, "--iterations", 7, "--warmup", 2, "--json"]
     # Not pinned: torch.compile starts worker processes, which would take the core from it.
-    return bench.json("-I", BENCH / "contender.py", "--kind", kind, *source, *rest, one_core=False, **environment)
+    return bench.json("-I", CONTENDER, "--kind", kind, *source, *rest, one_core=False, **environment)
 
 
 def memory_of(bench: Bench, *words: object) -> dict[str, Any]:

@@ -13,17 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from contender import loss_of, user_model
+from aotpack.measure.contender import loss_of, user_model
 
 Step = Callable[[], None]
 REFERENCE = "compile"

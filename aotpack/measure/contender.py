@@ -1,4 +1,4 @@
-"""One way to run a model, measured in its own fresh process; the other benchmarks start this file.
+"""One way to run a model, measured in its own fresh process: a script, started by path (``python -I contender.py``).
 
 The clock starts after ``import torch`` and stops after the first forward and backward: it covers importing the
 model (or aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same step, forward
@@ -7,7 +7,7 @@ model (or aotpack_loader), making it, compiling (or loading) and the step. Every
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json
 
-The inputs come from a file (``first_step.py --save-inputs``), so that a bundle is measured without the model's source
+The inputs come from a file, so that a bundle is measured without the model's source
 and no contender pays for making them. It imports nothing before the clock starts that the contenders would need.
 """
 
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="model.py[:factory]; not read by --kind bundle")
     parser.add_argument("--bundle")
     parser.add_argument("--backend", help="target of the bundle; default: the best that fits")
-    parser.add_argument("--trust", help="as aotpack.load takes it")
+    parser.add_argument("--trust", action="append", help="a digest, or all")
     parser.add_argument("--inputs", required=True, help="(args, kwargs) as torch.save wrote them")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=5)
@@ -66,7 +66,7 @@ def make(options: argparse.Namespace) -> Any:
         from aotpack_loader import load
 
         imported.append(time.perf_counter())
-        return load(options.bundle, backend=options.backend, trust=options.trust)
+        return load(options.bundle, backend=options.backend, trust="all" if options.trust == ["all"] else options.trust)
     model = user_model(options.model)
     if options.kind == "eager":
         return model

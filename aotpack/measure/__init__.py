@@ -1,0 +1,157 @@
+"""How fast a bundle starts and steps on this machine, beside eager and ``torch.compile`` where the model's source is there.
+
+Every figure is from a fresh process (:mod:`.contender`), the contenders take turns, and what counts is the ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aotpack_loader.errors import AotpackError, Problem
+
+CONTENDER = Path(__file__).with_name("contender.py")
+REFERENCE = "torch.compile, warm cache"
+_FORGOTTEN = ("PYTHON", "TORCHINDUCTOR")
+"""Prefixes of environment variables that a contender does not inherit."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Medians of one contender, in seconds and bytes.
+
+    ``start`` begins after ``import torch`` and ends with the first step; ``load`` is its part before that step. ``faster`` and
+    ``step_ratio`` compare with ``torch.compile`` with a warm cache: how many times sooner the first step is done, and the
+    step's time as a share of it; null where that was not measured.
+    """
+
+    name: str
+    start: float
+    load: float
+    first_step: float
+    step: float
+    peak_memory: int
+    runs: int
+    faster: float | None = None
+    step_ratio: float | None = None
+
+
+def measure(
+    bundle: Path,
+    *,
+    model: str | None = None,
+    trust: str | Collection[str] | None = None,
+    rounds: int = 3,
+    iterations: int = 30,
+    threads: int = 0,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[Figures]:
+    """Measure every target of ``bundle`` that can run here.
+
+    Args:
+        bundle: the bundle's path.
+        model: its source, ``model.py[:factory]``: adds eager and ``torch.compile`` (empty cache once, then warm).
+        trust: as :func:`aotpack.load` takes it.
+        rounds: processes of each contender; they take turns.
+        iterations: steps whose median is the step time.
+        threads: of each process, 0: torch's own choice.
+        seed: of random inputs, where neither the bundle nor ``model`` has any.
+        progress: told the name of each contender before it runs.
+
+    Raises:
+        AotpackError: a contender failed; gives the end of what it printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
+        inputs = Path(folder) / "inputs.pt"
+        targets = _prepare(bundle, model, inputs, seed)
+        words = ["--inputs", inputs, "--iterations", iterations, "--threads", threads, "--json"]
+        pins = [word for digest in _digests(trust) for word in ("--trust", digest)]
+        found: dict[str, list[dict[str, Any]]] = {}
+
+        def run(name: str, *arguments: object) -> None:
+            progress(name)
+            cache = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor")}
+            found.setdefault(name, []).append(_run([*arguments, *words], cache))
+
+        if model is not None:
+            run("torch.compile, empty cache", "--kind", "compile", "--model", os.path.abspath(model))
+        for _ in range(rounds):
+            if model is not None:
+                run("eager", "--kind", "eager", "--model", os.path.abspath(model))
+                run(REFERENCE, "--kind", "compile", "--model", os.path.abspath(model))
+            for target in targets:
+                run(f"bundle, {target}", "--kind", "bundle", "--bundle", bundle.resolve(), "--backend", target, *pins)
+    return _compared([_figures(name, runs) for name, runs in found.items()])
+
+
+def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str]:
+    """Write the inputs of all contenders; the names of the targets that fit this machine."""
+    import torch
+
+    from aotpack_loader.archive.bundle import Bundle
+    from aotpack_loader.devices.select import unfit
+    from aotpack_loader.selftest import random_inputs, recorded_inputs
+
+    with Bundle.open(path) as bundle:
+        reasons = {name: unfit(m.target, bundle.program, m.platform) for name, m in bundle.manifests.items()}
+        method = bundle.program.methods.get("train")
+        if method is None:
+            raise AotpackError("This bundle has no train method, so there is no step to measure.")
+        recorded = recorded_inputs(bundle)
+    if not any(not reason for reason in reasons.values()):
+        raise AotpackError("No target of this bundle can run here.", [Problem(name, why) for name, why in reasons.items()])
+    if model is not None:
+        from ..entry import load_entry
+
+        entry = load_entry(model)
+        given: Any = entry.args, entry.kwargs
+    else:
+        given = recorded or random_inputs(method, seed)
+    torch.save(given, inputs)
+    return [name for name, reason in reasons.items() if not reason]
+
+
+def _digests(trust: str | Collection[str] | None) -> Sequence[str]:
+    return () if trust is None else (trust,) if isinstance(trust, str) else tuple(trust)
+
+
+def _run(words: Sequence[object], environment: Mapping[str, str]) -> dict[str, Any]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FORGOTTEN)}
+    command = [sys.executable, "-I", str(CONTENDER), *map(str, words)]
+    done = subprocess.run(command, env={**kept, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"it exited with {done.returncode}"]
+        raise AotpackError("A process that was to be measured failed.", [Problem(" ".join(map(str, words[:4])), last[0])])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def _figures(name: str, runs: Sequence[Mapping[str, Any]]) -> Figures:
+    def middle(key: str) -> float:
+        return float(statistics.median(run[key] for run in runs))
+
+    return Figures(
+        name=name,
+        start=middle("t_from_import_to_first_step"),
+        load=middle("t_make"),
+        first_step=middle("t_first_step"),
+        step=middle("t_step_median"),
+        peak_memory=int(middle("peak_rss")),
+        runs=len(runs),
+    )
+
+
+def _compared(figures: Sequence[Figures]) -> list[Figures]:
+    reference = next((item for item in figures if item.name == REFERENCE), None)
+    if reference is None:
+        return list(figures)
+    return [replace(f, faster=reference.start / f.start, step_ratio=f.step / reference.step) for f in figures]
