@@ -28,7 +28,7 @@ ROOT = BENCH.parent.parent
 RESULTS = BENCH / "results"
 CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
 EXAMPLES = ("digits", "gpt")
-GOALS = {"import": 1.05, "start": 100.0, "step": 1.0, "memory": 1.0, "build": 1.1}
+GOALS = {"import": 1.05, "start": 100.0, "step": 1.0, "memory": 1.0, "build": 1.1, "recompute": 1.0}
 LARGE_BATCH = 1024
 
 console = Console(stderr=True, highlight=False, markup=False, width=None if sys.stderr.isatty() else 140)
@@ -326,12 +326,37 @@ def builds(bench: Bench) -> dict[str, Any]:
     }
 
 
+def recompute(bench: Bench) -> dict[str, Any]:
+    """Bytes that a step keeps for its backward, with and without checkpoints and memory budgets; the same gradients."""
+    models = {"blocks": ("cpu", "portable"), "gpt": ("portable",) if bench.quick else ("cpu", "portable")}
+    found: dict[str, Any] = {}
+    for name, targets in models.items():
+        words = [word for target in targets for word in ("--target", target)]
+        found[name] = bench.json(BENCH / "recompute.py", "--model", name, *words, one_core=False)
+    return {
+        "saved_bytes": found,
+        "ratios": {
+            f"{name}, {variant}, {target}": figures[target] / figures["eager"]
+            for name, variants in found.items()
+            for variant, figures in variants.items()
+            for target in models[name]
+        },
+        "ratios_to_everything_saved": {
+            f"{name}, {variant}, {kind}": variants[variant][kind] / variants["everything saved"][kind]
+            for name, variants in found.items()
+            for variant in variants
+            for kind in ("eager", *models[name])
+        },
+    }
+
+
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "import": imports,
     "start": start,
     "step": steps,
     "memory": memory,
     "build": builds,
+    "recompute": recompute,
 }
 
 
