@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -153,8 +154,13 @@ def checked_reentrant() -> Iterator[None]:
 def checkpoint_nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Checkpoints in a graph that Dynamo captured."""
     modules = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    operator = torch.ops.higher_order.tag_activation_checkpoint
-    return [node for part in modules for node in part.graph.find_nodes(op="call_function", target=operator)]
+    target = torch.ops.higher_order.tag_activation_checkpoint
+    return [node for part in modules for node in part.graph.find_nodes(op="call_function", target=target)]
+
+
+def is_recomputed(node: torch.fx.Node) -> bool:
+    """Whether ``node``, or the operator whose result it is one of, belongs to a checkpoint."""
+    return _NUMBER in node.meta or (node.target is operator.getitem and _NUMBER in node.args[0].meta)  # type: ignore[union-attr]
 
 
 def is_tagged(graph: torch.fx.Graph) -> bool:

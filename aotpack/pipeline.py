@@ -360,6 +360,10 @@ def _trace_once(
     with run.stage("partition", plan.name):
         parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
         convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
+    if written := ", ".join(convention.written_in_checkpoints):
+        run.warn(
+            f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
+        )
     constraints = convention.method["constraints"]
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
     if constraints:

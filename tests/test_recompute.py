@@ -219,6 +219,18 @@ def test_a_reentrant_checkpoint_with_a_detached_result_is_refused(tmp_path: Path
 
 
 @FRONT_ENDS
+def test_a_write_inside_a_checkpoint_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
+    """Eager writes once more as it recomputes; a bundle does not."""
+    only(monkeypatch, front_end)
+    model = Blocks(recomputed)
+    model.blocks[1] = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    report = build(model, torch.randn(ROWS, WIDTH), out=tmp_path / "m")
+    (warning,) = (warning for warning in report.warnings if "checkpoint" in warning)
+    assert "blocks.1.1.running_mean, blocks.1.1.running_var" in warning
+    assert "blocks.1.1.num_batches_tracked" in warning
+
+
+@FRONT_ENDS
 def test_contexts_of_other_kinds_are_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
     if front_end == "dynamo":
         pytest.skip("Dynamo takes dispatch modes only")

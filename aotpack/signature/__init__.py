@@ -39,6 +39,7 @@ class Convention:
     depends: list[list[int]]
     shape_env: compat.ShapeEnv | None
     saved_bytes: int
+    written_in_checkpoints: list[str]
 
     @property
     def seen(self) -> set[int]:
@@ -98,7 +99,16 @@ class _Assembler(Backward):
         }
         depends = self._depends()
         return Convention(
-            self.parts.forward, backward, method, saved, tangents, gradients, depends, self.shape_env, self._saved_bytes()
+            self.parts.forward,
+            backward,
+            method,
+            saved,
+            tangents,
+            gradients,
+            depends,
+            self.shape_env,
+            self._saved_bytes(),
+            self._written_in_checkpoints(),
         )
 
     def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:

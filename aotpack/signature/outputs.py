@@ -13,6 +13,7 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
+from .. import _torch_checkpoint as checkpoints
 from .. import _torch_compat as compat
 from .. import views
 from ..expressions import size_expression
@@ -79,6 +80,11 @@ class Outputs(Inputs):
         if mutation.geometry.absolute and example.storage_offset():
             message = "begins inside its storage, and the model writes to it through as_strided_, which counts from the start"
             self.problems.append(Problem(self._primal_path(index), message))
+
+    def _written_in_checkpoints(self) -> list[str]:
+        """What is written inside a checkpoint, where eager writes again as it recomputes."""
+        written = zip(self.parts.forward_outputs, self.metadata.mutated_inp_runtime_indices, strict=False)
+        return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
 
     def _results(self) -> list[schema.Result]:
         metadata = self.metadata
