@@ -37,6 +37,7 @@ from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AO
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
+from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.scan import ScanAutogradImpl
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
@@ -59,6 +60,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
+from ._torch_random import RANDOM, compiled_random, is_effectful, partitioned_random
+
 TRIED_ON = ("2.13.0", "2.9.0")
 
 __all__ = [
@@ -70,6 +73,7 @@ __all__ = [
     "ViewAndMutationMeta",
     "desc",
     "int_oo",
+    "with_effects",
 ]
 
 Decompositions = dict[Any, Callable[..., Any]]
@@ -101,6 +105,13 @@ class Joint:
     deduplicated: bool
     synthetic_bases: bool
     fake_mode: FakeTensorMode
+    tokens: int
+    backward_tokens: int
+
+    @property
+    def num_forward_outputs(self) -> int:
+        """Outputs of the joint graph that are the forward's: effect tokens, values written back, results, bases."""
+        return self.tokens + self.metadata.num_forward
 
 
 @contextlib.contextmanager
@@ -157,6 +168,7 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
                 "assume_static_by_default": True,
                 "automatic_dynamic_shapes": False,
                 "capture_scalar_outputs": True,
+                "use_numpy_random_stream": True,  # refused then; else NumPy's numbers would be torch's
                 ignored: getattr(torch._dynamo.config, ignored) | _message_functions(),
             }
         ),
@@ -486,24 +498,27 @@ def export_joint(
     All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
     the leaves that are traced.
     """
-    with contextlib.ExitStack() as stack, _faithful_results(note), _idle_dropout(), scans_without_aliases():
+    with contextlib.ExitStack() as stack, _faithful_results(note), scans_without_aliases():
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
         descriptors: Any = capture.updated_flat_args_descs
         if state.needs_autograd:
             descriptors = descriptors[0]
+        tokens = len(state.fw_metadata.tokens)
         return Joint(
             graph_module=joint.graph_module,
             metadata=state.fw_metadata,
             needs_autograd=state.needs_autograd,
             shape_env=mode.shape_env,
-            primal_descriptors=list(descriptors),
+            primal_descriptors=list(descriptors)[tokens:],
             side_effects=getattr(module, "meta", {}).get(SIDE_EFFECTS, ()),
             compares=getattr(module, "meta", {}).get(COMPARES, False),
             deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=mode,
+            tokens=tokens,
+            backward_tokens=state.fw_metadata.num_backward_tokens,
         )
 
 
@@ -526,22 +541,9 @@ def _faithful_results(note: Callable[[Any], list[Any]]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _idle_dropout() -> Iterator[None]:
-    """Trace dropout that does nothing as eager runs it, which returns its input itself; torch's decomposition clones it."""
-    dropout = torch.ops.aten.dropout.default
-    kernels = dict(dropout.py_kernels)
-
-    def kernel(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda value, p, train: decomposition(value, p, train) if train and p != 0 else value
-
-    dropout.py_kernels.update({key: kernel(rule) for key, rule in kernels.items()})
-    dropout._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        dropout.py_kernels.update(kernels)
-        dropout._dispatch_cache.clear()
+def has_effect(target: Any) -> bool:
+    """Whether an operator does more than to return values: it writes to an argument, or is registered as effectful."""
+    return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
 
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -549,16 +551,23 @@ Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
 
 def partition(
-    joint: Joint, *, partitioner: str, memory_budget: float | None, prepare: Callable[[torch.fx.GraphModule, Split], None]
+    joint: Joint,
+    *,
+    partitioner: str,
+    memory_budget: float | None,
+    prepare: Callable[[torch.fx.GraphModule, Split], None],
+    added: int = 0,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Split the joint graph into forward and backward; ``prepare`` is given it and the partitioner before."""
-    metadata = joint.metadata
-    static = list(range(len(joint.primal_descriptors)))
+    """Split the joint graph into forward and backward; ``prepare`` is given it and the partitioner before.
+
+    ``added``: outputs of the forward beyond AOTAutograd's.
+    """
+    static = list(range(joint.tokens + len(joint.primal_descriptors)))
     budget = functorch_config.activation_memory_budget if memory_budget is None else memory_budget
-    with functorch_config.patch(activation_memory_budget=budget), joint.fake_mode:
+    with functorch_config.patch(activation_memory_budget=budget), partitioned_random(joint.graph_module), joint.fake_mode:
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
-        keyword = {"num_fwd_outputs": metadata.num_forward, "static_lifetime_input_indices": static}
+        keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
 
 
@@ -595,14 +604,29 @@ def split_regions(module: torch.fx.GraphModule, split: Split) -> None:
 # ------------------------------------------------------------------ Inductor
 
 
-def inductor_decompositions() -> Decompositions:
+def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save.
+
+    ``exact_random`` leaves out those of operators that draw random numbers: they draw others than eager.
 
     Those into operators that only exist once Inductor is imported are left out: a stored graph must run without it. Inductor
     applies them when it compiles.
     """
     own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
-    return {op: rule for op, rule in select_decomp_table().items() if op.__name__.partition(".")[0] not in own}
+    with inductor_config.patch(fallback_random=exact_random):
+        table = select_decomp_table()
+    return {
+        op: rule
+        for op, rule in table.items()
+        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_otherwise(op))
+    }
+
+
+def _draws_otherwise(op: Any) -> bool:
+    """Whether Inductor's decomposition of ``op`` draws other numbers; of composite operators it is as good as torch's own."""
+    return RANDOM in getattr(op, "tags", ()) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeImplicitAutograd"
+    )
 
 
 def can_name_instruction_set() -> bool:
@@ -709,6 +733,7 @@ def lower_with_aoti(
     with (
         torch.no_grad(),
         _without_paths(),
+        compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
     ):

@@ -25,6 +25,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
 from . import views, watching
+from ._torch_random import no_python_random, traced_random
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
 from .returned import Returned
@@ -63,11 +64,12 @@ def capture(
     training: bool,
     grad: bool,
     decompositions: compat.Decompositions | None = None,
+    exact_random: bool = False,
     front_ends: Sequence[str] = FRONT_ENDS,
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
 
-    Nothing of the model is run on real data, and the model's mode is restored.
+    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw.
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
@@ -76,7 +78,13 @@ def capture(
     cause: Exception | None = None
     for name in front_ends:
         returned = Returned()
-        with _mode(model, training), torch.set_grad_enabled(grad), compat.unguarded_convolutions(), compat.own_warnings():
+        with (
+            _mode(model, training),
+            torch.set_grad_enabled(grad),
+            compat.unguarded_convolutions(),
+            compat.own_warnings(),
+            traced_random(exact=exact_random),
+        ):
             try:
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
@@ -202,7 +210,7 @@ def _with_export(
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
-    with compat.kept_state_changes():
+    with compat.kept_state_changes(), no_python_random():
         compares = _rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
@@ -234,7 +242,7 @@ def _with_trace(
         return fakes[id(leaf)]
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
-    with compat.kept_state_changes():
+    with compat.kept_state_changes(), no_python_random():
         compares = _rehearse(model, args, kwargs)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
             joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)

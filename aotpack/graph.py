@@ -104,7 +104,7 @@ class _Converter:
     def _subgraph(self, arg: FxNode, user: FxNode) -> schema.GraphArg | None:
         attribute = operator.attrgetter(str(arg.target))(self.module)
         if not isinstance(attribute, GraphModule):
-            self.problems.append(Problem(source_line(user) or user.name, f"uses the attribute {arg.target}"))
+            self.problems.append(Problem(source_line(user) or user.name, f"uses {_opaque(attribute)}"))
             return None
         return schema.GraphArg(self._stored_once(attribute, str(arg.target)))
 
@@ -120,6 +120,14 @@ class _Converter:
             self._names[id(attribute)] = known or name.replace(".", "__")
             self.subgraphs.setdefault(self._names[id(attribute)], converted)
         return self._names[id(attribute)]
+
+
+def _opaque(value: object) -> str:
+    """An object a graph closes over, which is no tensor and no graph, in words."""
+    name = getattr(value, "script_class_name", None) or type(value).__qualname__
+    if name.endswith("Generator"):
+        return "a torch.Generator of its own; a bundle draws from the default generator"
+    return f"an object of type {name}, which a bundle cannot hold"
 
 
 NOT_A_LITERAL = object()

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from . import _torch_compat as compat
-from . import subgraphs, views
+from . import effects, rng, subgraphs, views
 
 
 @dataclass
@@ -37,17 +37,30 @@ class Partitioned:
     chains: list[views.Chain]
 
 
-def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None) -> Partitioned:
+def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None, exact_random: bool = False) -> Partitioned:
     """Split ``joint``; a graph without autograd is its own forward.
 
-    ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's default, 1).
+    ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's default, 1). ``exact_random``:
+    every operator that draws random numbers stays in its pass, in the model's order, used or not.
+
+    Raises:
+        UnsupportedError: effects that are no operator's.
     """
+    pinned = rng.pin(joint) if exact_random else rng.Pinned()
     if not joint.needs_autograd:
         forward = joint.graph_module
+        _cut_outputs(forward, output_args(forward)[joint.tokens :], joint.tokens)
         subgraphs.make_self_contained(forward)
         return Partitioned(forward, None, output_args(forward), [], [], [], _chains(forward))
-    chains = _chains(joint.graph_module)[: joint.metadata.num_forward]
-    forward, backward = compat.partition(joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions)
+    chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
+    forward, backward = compat.partition(
+        joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
+    )
+    if exact_random:
+        rng.keep_order(joint, forward, backward)
+    outputs, first = output_args(forward), joint.num_forward_outputs + pinned.forward
+    _cut_outputs(forward, outputs[joint.tokens : joint.num_forward_outputs] + outputs[first:], joint.tokens)
+    _cut_outputs(backward, output_args(backward)[: len(joint.primal_descriptors)], 0)
     for half in (forward, backward):
         subgraphs.make_self_contained(half)
     return _halves(forward, backward, chains)
@@ -65,10 +78,19 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     for _, placeholder in (unused := [pair for pair in pairs if pair[0] in symbols and not pair[1].users]):
         backward.graph.erase_node(placeholder)
     tangents = placeholders[len(pairs) :]
-    pairs = [pair for pair in pairs if pair not in unused]
+    pairs = [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward)
     result = Partitioned(forward, backward, outputs[:count], pairs, tangents, output_args(backward), chains)
     _recompute_views_of_inputs(result)
     return result
+
+
+def _cut_outputs(module: GraphModule, outputs: list[object], tokens: int) -> None:
+    """Make a graph return ``outputs``, and take effect tokens out: the first inputs, or those named so."""
+    module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]
+    effects.unwrap(module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for node in [*placeholders[:tokens], *(node for node in placeholders[tokens:] if node.name.startswith("tangents_token"))]:
+        module.graph.erase_node(node)
 
 
 def _chains(module: GraphModule) -> list[views.Chain]:
@@ -90,9 +112,12 @@ def set_outputs(module: GraphModule, outputs: list[object]) -> None:
 
 
 def _is_impure(node: Node) -> bool:
-    """Keep inputs: they are the calling convention. Keep operators with effects and assertions; random ones only draw."""
-    return node.op in ("placeholder", "output") or (
-        isinstance(node.target, torch._ops.OpOverload) and (node.target._schema.is_mutable or node.target in _ASSERTIONS)
+    """Keep inputs: they are the calling convention. Keep operators with effects, assertions, and draws where it was asked for."""
+    return (
+        node.op in ("placeholder", "output")
+        or rng.KEPT in node.meta
+        or compat.has_effect(node.target)
+        or node.target in _ASSERTIONS
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -36,7 +36,9 @@ from .state import StoredTensors, describe_state, dtype_name
 from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
 
+RandomMode = Literal["default", "eager"]
 PARTITIONERS = ("min-cut", "default")
+RNG_MODES: tuple[RandomMode, ...] = ("default", "eager")
 LAYOUTS = ("file", "directory")
 
 
@@ -117,6 +119,11 @@ class _Options:
     memory_budget: float | None
     decompositions: Decompositions
     front_ends: Sequence[str]
+    rng: RandomMode
+
+    @property
+    def exact_random(self) -> bool:
+        return self.rng == "eager"
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,7 @@ class _BuiltMethod:
     front_end: str
     identical: list[list[int]]
     distinct: bool
+    rng: RandomMode
 
 
 class _Build:
@@ -165,6 +173,7 @@ def build(
     memory_budget: float | None = None,
     methods: Sequence[str] = ("train", "infer"),
     front_ends: Sequence[str] = capture.FRONT_ENDS,
+    rng: RandomMode = "default",
     self_test: bool = False,
     name: str | None = None,
     cache: bool = True,
@@ -183,6 +192,8 @@ def build(
         memory_budget: share of activation memory that may be saved for the backward, 0..1.
         methods: any of ``train``, ``infer``, ``eval``.
         front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
+        rng: ``"eager"`` draws eager's random numbers under the same seed, on every target, and leaves the generator as
+            eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
         self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name; default the model's class.
         cache: reuse compiled code of unchanged graphs.
@@ -193,11 +204,11 @@ def build(
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
-    _check_options(args, partitioner, memory_budget, methods, front_ends, layout)
+    _check_options(args, partitioner, memory_budget, methods, front_ends, rng, layout)
     chosen = resolve_targets(targets)
-    table = next((target.decompositions for target in chosen if target.decompositions is not None), None)
-    table = {**(table or {}), **decompositions.TABLE}
-    options = _Options(partitioner, memory_budget, table, front_ends)
+    tables = [target.decompositions(exact_random=rng == "eager") for target in chosen]
+    table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE}
+    options = _Options(partitioner, memory_budget, table, front_ends, rng)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     run = _Build(observer or Silent())
     stored = StoredTensors()
@@ -265,7 +276,13 @@ def _check_program(program: schema.Program) -> None:
 
 
 def _check_options(
-    args: Any, partitioner: str, memory_budget: float | None, methods: Sequence[str], front_ends: Sequence[str], layout: str
+    args: Any,
+    partitioner: str,
+    memory_budget: float | None,
+    methods: Sequence[str],
+    front_ends: Sequence[str],
+    rng: str,
+    layout: str,
 ) -> None:
     problems = []
     if not isinstance(args, tuple):
@@ -285,6 +302,8 @@ def _check_options(
     problems += [Problem("front_ends", f"{name!r} is none of {', '.join(known)}") for name in front_ends if name not in known]
     if not front_ends:
         problems.append(Problem("front_ends", "at least one is needed"))
+    if rng not in RNG_MODES:
+        problems.append(Problem("rng", f"{rng!r} is none of {', '.join(RNG_MODES)}"))
     if layout not in LAYOUTS:
         problems.append(Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}"))
     if problems:
@@ -347,6 +366,7 @@ def _trace_once(
             training=plan.training,
             grad=plan.grad,
             decompositions=options.decompositions,
+            exact_random=options.exact_random,
             front_ends=options.front_ends,
         )
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
@@ -358,7 +378,12 @@ def _trace_once(
         changed = ", ".join(captured.joint.side_effects)
         run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
     with run.stage("partition", plan.name):
-        parts = partition.partition(captured.joint, partitioner=options.partitioner, memory_budget=options.memory_budget)
+        parts = partition.partition(
+            captured.joint,
+            partitioner=options.partitioner,
+            memory_budget=options.memory_budget,
+            exact_random=options.exact_random,
+        )
         convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(
@@ -368,9 +393,8 @@ def _trace_once(
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
     if constraints:
         run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
-    return _BuiltMethod(
-        plan, convention, captured.front_end, [list(group) for group in arrangement.identical], captured.joint.compares
-    )
+    identical = [list(group) for group in arrangement.identical]
+    return _BuiltMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng)
 
 
 def _check_dynamic(
@@ -452,6 +476,7 @@ def _add_graphs(
             distinct=item.distinct,
             autocast=autocast,
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            rng=item.rng,
             **convention.method,
         )
     return methods, graphs

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="train, infer, eval (gradients in eval mode). May be repeated.",
 )
+@click.option(
+    "--rng",
+    type=click.Choice(["default", "eager"]),
+    default="default",
+    show_default=True,
+    help="eager: dropout and the like draw eager's numbers under one seed.",
+)
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option("--no-cache", is_flag=True, help="Compile everything anew.")
 @click.option("--directory", is_flag=True, help="Write an unpacked directory, as a PATH that ends in / does.")

@@ -163,6 +163,8 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
     if mutated:
         more = f" and {len(mutated) - 3} more" if len(mutated) > 3 else ""
         yield f"changes in place: {', '.join(mutated[:3])}{more}"
+    if method.rng == "eager":
+        yield "random numbers: eager's"
     if method.captured_with:
         yield f"captured with {method.captured_with}"
     yield from method.notes

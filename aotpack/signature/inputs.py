@@ -29,8 +29,6 @@ class Inputs(Context):
             self.problems.append(Problem("example inputs", "the same tensor is passed in two places"))
         if self.joint.synthetic_bases:
             self.problems.append(Problem("example inputs", "two arguments share memory and the model writes to it"))
-        if metadata.tokens or metadata.num_backward_tokens:
-            self.problems.append(Problem("graph", "an operator with side effects (effect tokens)"))
         if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:
             self.problems.append(Problem("graph", "functionalised random state"))
         if metadata.grad_enabled_mutation is not None:

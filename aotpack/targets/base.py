@@ -39,9 +39,11 @@ class Target(Protocol):
     def name(self) -> str:
         """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
 
-    @property
-    def decompositions(self) -> Decompositions | None:
-        """Decompositions to trace with, so that the partitioner saves what this target's compiler would."""
+    def decompositions(self, *, exact_random: bool) -> Decompositions | None:
+        """Decompositions to trace with, so that the partitioner saves what this target's compiler would.
+
+        ``exact_random``: none that draws other random numbers than eager.
+        """
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         """Compile ``graphs`` and put the code into ``store``.

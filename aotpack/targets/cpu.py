@@ -21,6 +21,7 @@ from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
 from .. import _torch_compat as compat
+from .._torch_random import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 from .base import GraphToCompile
@@ -56,10 +57,9 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{self.level}"
 
-    @property
-    def decompositions(self) -> compat.Decompositions:
+    def decompositions(self, *, exact_random: bool) -> compat.Decompositions:
         """Inductor's own: its partition is then ``torch.compile``'s."""
-        return compat.inductor_decompositions()
+        return compat.inductor_decompositions(exact_random=exact_random)
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         executables: dict[str, schema.Executable] = {}
@@ -205,6 +205,7 @@ def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     for position in numbers:
         distinct[position] = _as_tensor(graph, distinct[position])
     graph.output_node().args = (tuple(distinct),)
+    call_generator_operators(graph)
     graph.lint()
     module.recompile()
     promised = {position for output, position in enumerate(positions) if output not in item.private}

@@ -24,8 +24,7 @@ class PortableTarget:
     def name(self) -> str:
         return "portable"
 
-    @property
-    def decompositions(self) -> None:
+    def decompositions(self, *, exact_random: bool) -> None:
         """None: eager's own operators are the fastest to interpret, and draw eager's random numbers.
 
         Beside a target that does decompose, the shared graphs are that target's, and their random numbers with them.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -65,6 +65,7 @@ class Case:
         grad_outputs: paths of the results to send gradients through; None: all that can carry one.
         calls: in order, on the same two modules, gradients accumulating.
         methods: as for a build.
+        rng: as for a build; with ``eager`` the default generator's state is compared too, after forward and backward.
         ignore: differences, by pattern, that another case of the table shows.
     """
 
@@ -75,6 +76,7 @@ class Case:
     calls: Sequence[Call] = (TRAIN, INFER)
     targets: Sequence[str] = ("portable",)
     methods: Sequence[str] = ("train", "infer")
+    rng: Literal["default", "eager"] = "default"
     ignore: str = ""
 
 
@@ -90,6 +92,7 @@ def build(case: Case, out: Path) -> None:
         targets=case.targets,
         dynamic_shapes=case.dynamic_shapes,
         methods=case.methods,
+        rng=case.rng,
         cache=False,
     )
 
@@ -161,6 +164,8 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
     try:
         with torch.set_grad_enabled(call.grad):
             result = call.act(model, args, kwargs) if call.act else model(*args, **kwargs)
+        if case.rng == "eager":
+            seen.generator.append(torch.get_rng_state())
         outputs = tensors_in(result, "out")
         before, state = state, _state(model)  # the model may have put another tensor in a buffer's place
         replaced = {path for path, tensor in state.items() if tensor is not before[path]}
@@ -173,6 +178,8 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
     except Exception as error:
         seen.error = error
     leaves = {**given, **state, **watched}
+    if case.rng == "eager":
+        seen.generator.append(torch.get_rng_state())
     seen.after = {f"{path}.grad": _gradient(tensor) for path, tensor in leaves.items() if tensor.is_leaf}
     seen.after |= {f"{path} afterwards": copied(tensor) for path, tensor in {**given, **state}.items()}
     return seen

@@ -123,7 +123,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 @dataclass
 class Observation:
-    """Everything seen of one call. ``error`` is the phase in which it raised, and what."""
+    """Everything seen of one call. ``generator``: states of the default one; ``error``: in which phase it raised, and what."""
 
     structure: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -131,6 +131,7 @@ class Observation:
     relations: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     after: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    generator: list[torch.Tensor] = field(default_factory=list)
     error: BaseException | None = None
     phase: str = "forward"
 
@@ -165,6 +166,8 @@ def differences(eager: Observation, bundle: Observation) -> list[str]:
     found += [f"only in the bundle: {line}" for line in sorted(bundle.relations - eager.relations)]
     found += [f"{path}: version counter moved in eager only" for path in sorted(eager.written - bundle.written)]
     found += [f"{path}: version counter moved in the bundle only" for path in sorted(bundle.written - eager.written)]
+    states = zip(("forward", "backward"), eager.generator, bundle.generator, strict=False)
+    found += [f"generator: another state after the {phase}" for phase, a, b in states if not torch.equal(a, b)]
     for path, value in eager.after.items():
         found += _value_difference(path, value, bundle.after.get(path))
     return found

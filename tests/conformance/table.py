@@ -7,14 +7,14 @@ from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
+from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
 from . import conformance_cases_shapes as shapes
 from . import conformance_cases_state as state
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
-CASES += control_flow.CASES
-CASES += recompute.CASES
+CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -41,6 +41,19 @@ REFUSED: dict[str, str] = {
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
+    # What a graph cannot draw again, or not as eager does.
+    "RNG: torch.manual_seed in the model": "random state itself.*seed before the call.*at .*random.py:\\d+",
+    "RNG: torch.seed in the model": "random state itself.*at .*random.py:\\d+",
+    "RNG: torch.initial_seed in the model": "random state itself.*at .*random.py:\\d+",
+    "RNG: the state got and set in the model": "random state itself.*at .*random.py:\\d+",
+    "RNG: fork_rng in the model": "random state itself.*at .*random.py:\\d+",
+    "RNG: a generator of the model's own": "torch.Generator of its own",
+    "RNG: Python's random": "same at every call.*at .*random.py:\\d+",
+    "RNG: Python's random, by another name": "random or numpy.random",
+    "RNG: NumPy's random": "same at every call.*at .*random.py:\\d+",
+    "RNG: NumPy's random, an array": "same at every call.*at .*random.py:\\d+",
+    "RNG: checkpoint without the state": "preserve_rng_state=False.*at .*random.py:\\d+",
+    "effects: torch's print operator": "side effects.*print, which is no operator",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",

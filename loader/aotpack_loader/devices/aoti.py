@@ -21,6 +21,7 @@ from ..archive import digest
 from ..archive.bundle import Bundle
 from ..errors import AotpackError, CorruptBundleError, TargetError
 from ..format import schema
+from . import generator, operators
 
 _MODEL: Final = Path("data", "aotinductor", "model")
 _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
@@ -75,6 +76,7 @@ class AotiDevice:
         Raises:
             CorruptBundleError: the target lacks it.
             TargetError: the system cannot load it.
+            UnsupportedVersionError: it calls operators that nobody has registered.
         """
         executable = self._target.executables.get(key)
         if executable is None:
@@ -89,8 +91,25 @@ class AotiDevice:
             ) from error
 
     def _fallbacks(self, executable: schema.Executable) -> bytes | None:
-        found = executable.fallbacks
-        return None if found is None else bytes(self._bundle.read(found))
+        """What the code calls through the dispatcher, once all of it is there."""
+        if executable.fallbacks is None:
+            return None
+        found = bytes(self._bundle.read(executable.fallbacks))
+        called = _called(found)
+        if any(name.startswith("aotpack.") for name in called):
+            generator.register()
+        operators.require(called)
+        return found
+
+
+def _called(fallbacks: bytes) -> set[str]:
+    """Names of the operators in a list of fallbacks, which says ``namespace::name``, and ``.overload`` unless default."""
+    try:
+        targets = [str(item["node"]["target"]) for item in json.loads(fallbacks)["nodes"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptBundleError("The list of operators that compiled code calls cannot be read.") from error
+    names = [target.replace("::", ".", 1) for target in targets]
+    return {name if name.count(".") > 1 else f"{name}.default" for name in names}
 
 
 def _package(library: Path, fallbacks: bytes | None) -> Path:

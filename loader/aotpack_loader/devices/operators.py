@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from .._torch_compat import is_dispatched
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from ..format import schema
 from . import control_flow
+from .generator import exchange_random_state, random_state
 
 BUILTINS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
@@ -46,8 +47,10 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "ceil": math.ceil,
     "floor": math.floor,
     "trunc": math.trunc,
+    "random_state": random_state,
+    "exchange_random_state": exchange_random_state,
 }
-"""Operations on sizes and tuples, by their name after ``builtin.``; :func:`implementation` bounds them."""
+"""Operations on sizes, tuples and the random state, by their name after ``builtin.``; :func:`implementation` bounds them."""
 
 _LIMIT: Final = 2**63
 _NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -89,7 +92,12 @@ def _bad_builtin(name: str, operands: tuple[Any, ...], message: str) -> CorruptB
     return CorruptBundleError(f"A graph cannot compute builtin.{name}({kinds}): {message}.")
 
 
-_BOUNDED: Final = {**{name: _bounded(name, function) for name, function in BUILTINS.items()}, "getitem": _getitem}
+_BOUNDED: Final[dict[str, Callable[..., Any]]] = {
+    **{name: _bounded(name, function) for name, function in BUILTINS.items()},
+    "getitem": _getitem,
+    "random_state": random_state,
+    "exchange_random_state": exchange_random_state,
+}
 
 
 def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -159,6 +167,29 @@ def require_consent(declared: Collection[str], agreed: Collection[str], untruste
         )
 
 
+def require(names: Iterable[str]) -> None:
+    """Check that this process has the operators called ``names`` (``namespace.name.overload``).
+
+    Raises:
+        UnsupportedVersionError: lists those it lacks.
+    """
+    missing = sorted({name for name in names if _find(name) is None})
+    if missing:
+        spaces = ", ".join(sorted({name.partition(".")[0] for name in missing}))
+        raise UnsupportedVersionError(
+            "This bundle calls operators that this process does not have.",
+            [Problem(name, "not registered") for name in missing],
+            hint=f"Import the package that registers {spaces} before load(), or use the torch release the bundle asks for.",
+        )
+
+
+def _find(name: str) -> object | None:
+    """What torch has under the name of an operator, or nothing."""
+    space, _, rest = name.partition(".")
+    packet, _, overload = rest.rpartition(".")
+    return getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
+
+
 def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     """The operator called ``name``; ``declared`` are the namespaces of others that it may be from.
 
@@ -171,19 +202,18 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
         if rest not in BUILTINS:
             raise CorruptBundleError(f"A graph uses {name}, which is no built-in of the format.")
         return BUILTINS[rest]
-    packet, _, overload = rest.rpartition(".")
+    packet = rest.rpartition(".")[0]
     refusal = CorruptBundleError(f"A graph uses the operator {name}, which bundles may not use.")
     if space not in MATH_NAMESPACES and (space not in declared or space in TORCH_NAMESPACES):
         raise refusal
     if not packet or (space in MATH_NAMESPACES and (packet in _UNSAFE or any(part in packet for part in _UNSAFE_PARTS))):
         raise refusal
-    try:
-        found = getattr(getattr(getattr(torch.ops, space), packet), overload)
-    except AttributeError as error:
+    found = _find(name)
+    if found is None:
         raise UnsupportedVersionError(
             f"A graph uses the operator {name}, which torch {torch.__version__} does not have here.",
             hint="Import the package that registers it, or use the torch release the bundle asks for.",
-        ) from error
+        )
     # TorchScript's own operators (on strings, lists, dictionaries, files) can be found there too, past the dispatcher.
     if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable or not is_dispatched(found):
         raise refusal

@@ -121,10 +121,13 @@ class PortableDevice:
 
         Raises:
             CorruptBundleError: it takes or returns another number of values than the method says (C14).
+            UnsupportedVersionError: it calls operators that nobody has registered.
         """
         program = self._bundle.graph(graph)
         if (len(program.inputs), len(program.outputs)) != arity:
             raise CorruptBundleError(
                 f"C14: the graph of {key} has {len(program.inputs)} inputs and {len(program.outputs)} outputs, not {arity}."
             )
-        return PortableExecutable(program, self.device, self._bundle.program.requirements.operators)
+        declared = self._bundle.program.requirements.operators
+        operators.require({node.op for node in program.nodes if node.op.partition(".")[0] in declared})
+        return PortableExecutable(program, self.device, declared)

@@ -544,7 +544,8 @@ class Method(Document, frozen=True):
     ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
     different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
-    ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled.
+    ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled. ``rng`` is ``eager``
+    where the graphs draw the random numbers that the original draws, in its order; else they draw some of the same distributions.
     """
 
     serves: list[Mode]
@@ -569,6 +570,7 @@ class Method(Document, frozen=True):
     autocast: DType | None = None
     deterministic: bool = False
     output_symbols: list[OutputSymbol] = []
+    rng: Literal["default", "eager"] = "default"
 
 
 class Program(Document, frozen=True):

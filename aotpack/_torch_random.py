@@ -1,0 +1,326 @@
+"""The private torch APIs of random numbers and effects: what tracing, partitioning and Inductor do to them.
+
+Tried on: torch 2.13.0. Each function says what it wraps or puts right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, cast
+from unittest import mock
+
+import torch
+import torch._decomp.decompositions
+import torch._inductor.config as inductor_config
+import torch.utils.checkpoint
+from torch._C import DispatchKey
+from torch._dynamo.variables import user_defined
+from torch._functorch import compile_utils, partitioners
+from torch._higher_order_ops.effects import _get_effect
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
+from torch._inductor import decomposition, ir, pattern_matcher
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.utils._ordered_set import OrderedSet
+
+from aotpack_loader.devices import generator
+
+RANDOM = torch.Tag.nondeterministic_seeded
+
+Rule = Callable[..., Any]
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws from the default generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags
+
+
+def is_effectful(target: Any) -> bool:
+    """Whether an operator is registered to do more than to return values."""
+    return isinstance(target, torch._ops.OpOverload) and _get_effect(target) is not None
+
+
+def in_backward(node: Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward: only what came before it is marked without exception."""
+    return bool(node.meta.get("partitioner_tag") != "is_forward")
+
+
+def keep_in_backward(node: Node) -> None:
+    """Forbid the partitioner to compute a node in the forward, where it could: it needs no tangent."""
+    node.meta["partitioner_tag"] = "must_be_in_backward"
+
+
+class RandomStateError(Exception):
+    """The model draws random numbers in a way that the graphs of a bundle cannot repeat."""
+
+
+# ------------------------------------------------------------------ tracing
+
+
+@contextlib.contextmanager
+def traced_random(*, exact: bool) -> Iterator[None]:
+    """Trace operators that draw into ones that draw the same; ``exact``: also those whose results nobody uses.
+
+    Raises:
+        RandomStateError: the model looks at the generator's state, or changes it.
+    """
+    rules: dict[Any, Rule] = {torch.ops.aten.dropout.default: _dropout}
+    if exact:
+        rules[torch.ops.aten.bernoulli_.float] = _bernoulli_in_place
+    with (
+        _no_fresh_recomputation() if exact else contextlib.nullcontext(),
+        _ruled(rules),
+        mock.patch.object(torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout),
+        mock.patch.object(torch.random, "default_generator", _Watched(torch.default_generator)),
+        mock.patch.object(user_defined, "RandomValueSource", _refuse_traced_draw),
+        inductor_config.patch(fallback_random=exact or inductor_config.fallback_random),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _ruled(rules: dict[Any, Rule]) -> Iterator[None]:
+    """Trace operators by other rules than torch's own, which stand in their Python dispatch tables."""
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    before = {operator: dict(operator.py_kernels) for operator in rules}
+
+    def install(operator: Any, kernels: dict[Any, Any]) -> None:
+        operator.py_kernels.clear()
+        operator.py_kernels.update(kernels)
+        operator._dispatch_cache.clear()
+
+    for operator, rule in rules.items():
+        install(operator, {**before[operator], **dict.fromkeys(keys, rule)})
+    try:
+        yield
+    finally:
+        for operator, kernels in before.items():
+            install(operator, kernels)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+    """As eager, which draws nothing where nothing or everything is dropped; torch's rule draws, and clones what is kept whole."""
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return x * torch.zeros((), dtype=x.dtype, device=x.device)
+    return cast(torch.Tensor, torch.ops.aten.native_dropout(x, p, train)[0])
+
+
+def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """The functional form of ``bernoulli_`` fills a contiguous tensor; eager's order of drawing is that of the memory."""
+    if generator is not None or x.is_contiguous():
+        return x.copy_(torch.ops.aten.bernoulli.p(x.detach(), p, generator=generator))
+    mask = torch.ops.aten.native_dropout(torch.zeros_like(x, dtype=torch.float32), 1 - p, True)[1]
+    return x.copy_(mask)
+
+
+_rnn_without_dropout: Rule = torch._decomp.decompositions._rnn_helper
+
+
+def _rnn_with_dropout(
+    x: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, *rest: Any
+) -> Any:
+    """torch's decomposition of recurrent layers forgets the dropout between them (``num_layers < i - 1``)."""
+    *flags, layer_function = rest
+    last: list[Any] = []
+
+    def layer(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not last:
+            last[:] = [x, x]
+        elif x is not last[0]:  # not the other direction of the same layer
+            last[:] = [x, torch.dropout(x, dropout, True)]
+        return layer_function(last[1], *args, **kwargs)
+
+    chosen = layer if dropout and train else layer_function
+    return _rnn_without_dropout(x, hidden, params, has_biases, layers, 0.0, train, *flags, chosen)
+
+
+class _Watched:
+    """The default generator as ``torch.random`` sees it: refuses the model, and serves torch itself."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        if _asked_by_the_model():
+            raise RandomStateError(
+                f"the model uses the random state itself ({name} of the default generator), which a bundle cannot repeat: "
+                "seed before the call"
+            )
+        return getattr(self._generator, name)
+
+
+def _asked_by_the_model() -> bool:
+    """Whether the innermost frame, past this module, ``torch.random`` and wrappers, is outside torch or of a captured graph."""
+    passed = (__name__, "torch.random", "contextlib", "torch.utils._contextlib", "torch._compile", "torch._dynamo.eval_frame")
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in passed:
+        frame = frame.f_back
+    caller = str(frame.f_globals.get("__name__"))
+    return not caller.startswith("torch.") or caller.startswith("torch.fx.")
+
+
+@contextlib.contextmanager
+def _no_fresh_recomputation() -> Iterator[None]:
+    """Refuse checkpoints told not to keep the random state: eager computes again with other numbers."""
+    generate: Rule = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    tag: Rule = TagActivationCheckpoint.__call__
+
+    def check(preserve_rng_state: bool) -> None:
+        if not preserve_rng_state:
+            raise RandomStateError(
+                "checkpoint(preserve_rng_state=False) draws other numbers when it computes again, which a bundle never does"
+            )
+
+    def generated(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if not str(getattr(function, "__module__", "")).startswith("torch."):  # torch's own runs what Dynamo captured
+            check(preserve_rng_state)
+        return generate(function, preserve_rng_state, *args, **kwargs)
+
+    def tagged(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(kwargs.get("preserve_rng_state", True))
+        return tag(self, *args, **kwargs)
+
+    with (
+        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generated),
+        mock.patch.object(TagActivationCheckpoint, "__call__", tagged),
+    ):
+        yield
+
+
+def _refuse_traced_draw(index: int) -> None:
+    """In place of Dynamo's source of a number drawn by ``random``, which becomes a constant."""
+    raise RandomStateError(_DRAWS.format("random"))
+
+
+@contextlib.contextmanager
+def no_python_random() -> Iterator[None]:
+    """Run the model's Python while refusing draws from ``random`` and ``numpy.random``: they would become constants.
+
+    Raises:
+        RandomStateError: a number was drawn.
+    """
+    numpy = sys.modules.get("numpy")
+    modules = [random] if numpy is None else [random, numpy.random]
+    before = _python_states(modules)
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            for name, function in vars(module).items():
+                if callable(function) and not isinstance(function, type) and name[0] != "_":
+                    stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}", function)))
+        yield
+    if _python_states(modules) != before:
+        raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
+
+
+_DRAWS = "draws from Python's {}: in a bundle the number would be the same at every call; use torch's random functions"
+
+
+def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if caller.partition(".")[0] not in ("torch", "numpy", "sympy", "random"):
+            raise RandomStateError(_DRAWS.format(name))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _python_states(modules: list[Any]) -> list[str]:
+    return [repr(m.getstate() if m is random else m.get_state(legacy=False)) for m in modules]
+
+
+# ------------------------------------------------------------------ partitioning
+
+
+@contextlib.contextmanager
+def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
+    """Partition so that no draw is merged with another, and what is computed again is left to us.
+
+    The partitioner's list of operators that must not be merged lacks most of those that draw, and it hands over the generator's
+    state only to what was marked for recomputation.
+    """
+    graphs = [module.graph for module in joint.modules() if isinstance(module, torch.fx.GraphModule)]
+    drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
+    with (
+        mock.patch.object(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
+        mock.patch.object(partitioners, "functionalize_rng_ops", lambda joint, forward, backward, symbols: (forward, backward)),
+    ):
+        yield
+
+
+# ------------------------------------------------------------------ Inductor
+
+
+def call_generator_operators(graph: torch.fx.Graph) -> None:
+    """Put operators, which Inductor can trace and compiled code can call, in the place of the format's built-ins on the state."""
+    for node in graph.nodes:
+        if node.target is generator.random_state:
+            node.target, node.args = _generator_operators().random_state.default, (node.meta["val"].numel(),)
+        elif node.target is generator.exchange_random_state:
+            node.target = _generator_operators().exchange_random_state.default
+
+
+@cache
+def _generator_operators() -> Any:
+    library = generator.register()
+    torch.library.register_fake("aotpack::random_state", lambda size: torch.empty(size, dtype=torch.uint8), lib=library)
+    torch.library.register_fake("aotpack::exchange_random_state", torch.empty_like, lib=library)
+    return torch.ops.aotpack
+
+
+@contextlib.contextmanager
+def compiled_random(module: torch.fx.GraphModule) -> Iterator[None]:
+    """Compile ``module`` so that what draws or has effects runs as the graph says: in that order, each once, used or not."""
+    with (
+        mock.patch.object(pattern_matcher, "is_match", _matches_fixed),
+        inductor_config.patch(reorder_for_locality=inductor_config.reorder_for_locality and not _has_effects(module)),
+        mock.patch.object(post_grad, "_chain_random_ops_for_ordering", _chain),
+        mock.patch.object(ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
+        mock.patch.dict(decomposition.decompositions),
+    ):
+        # The one decomposition that draws otherwise than its operator, even with ``fallback_random``.
+        decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
+        yield
+
+
+def _has_effects(module: torch.fx.GraphModule) -> bool:
+    return any(is_effectful(node.target) for node in module.graph.nodes)
+
+
+def _always(self: Any) -> bool:
+    return True
+
+
+def _matches_fixed(match: Any) -> bool:
+    """Whether a pattern matches; none may take what is to stay where it is."""
+    return bool(match) and not any(_is_fixed(node) for node in match.nodes)
+
+
+def _is_fixed(node: Node) -> bool:
+    return is_random(node) or is_effectful(node.target)
+
+
+def _chain(graph: torch.fx.Graph) -> None:
+    """As Inductor chains random operators, with effectful ones among them.
+
+    The chain starts at a value of its own: what a first operator without results is followed by could not depend on it.
+    """
+    nodes = [node for node in graph.nodes if _is_fixed(node)]
+    if len(nodes) < 2:
+        return
+    fake = next(node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), FakeTensor))
+    with graph.inserting_before(nodes[0]):
+        start = graph.call_function(torch.ops.aten.full.default, ([1], 0), {"dtype": torch.uint8, "device": torch.device("cpu")})
+    with fake.fake_mode:
+        start.meta["val"] = torch.empty(1, dtype=torch.uint8)
+    after: dict[Node, OrderedSet[Node]] = {later: OrderedSet([earlier]) for earlier, later in itertools.pairwise([start, *nodes])}
+    preserve_node_ordering(graph, after)

@@ -1,0 +1,148 @@
+"""Random numbers of a traced method: drawn where eager draws them, and once; drawn again only from the forward's state.
+
+In mode ``eager`` every operator that draws stays in the pass (forward or backward) and at the place in its order where the model
+has it, whether its result is used or not. In both modes, what the backward computes again sees the state the forward saw.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.devices.generator import exchange_random_state, random_state
+
+from . import _torch_compat as compat
+from ._torch_random import in_backward, is_random, keep_in_backward
+
+KEPT = "aotpack_kept"
+"""In a node's ``meta``: it stays although nobody uses its value."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """How many outputs :func:`pin` has added to a joint graph's forward and backward."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+def pin(joint: compat.Joint) -> Pinned:
+    """Make every operator that draws stay in its pass, by outputs of that pass where it has no other reason to."""
+    graph = joint.graph_module.graph
+    drawing = [node for node in graph.nodes if is_random(node)]
+    for node in drawing:
+        node.meta[KEPT] = True
+    if not joint.needs_autograd:
+        return Pinned()
+    output = graph.output_node()
+    outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
+    count = joint.num_forward_outputs
+    forward, backward = _needed(outputs[:count]), _needed(outputs[count:])
+    lone_forward = [node for node in drawing if not in_backward(node) and node not in forward]
+    lone_backward = [node for node in drawing if in_backward(node) and node not in backward]
+    for node in drawing:
+        if in_backward(node):
+            keep_in_backward(node)
+    for place, nodes in ((len(outputs), lone_backward), (count, lone_forward)):
+        outputs[place:place] = [_tensor(node) for node in nodes]
+        descriptors[place:place] = [compat.desc.PlainAOTOutput(len(outputs) + i) for i in range(len(nodes))]
+    output.args = (tuple(outputs),)
+    output.meta["desc"] = descriptors
+    joint.graph_module.recompile()
+    return Pinned(len(lone_forward), len(lone_backward))
+
+
+def _needed(outputs: Iterable[object]) -> set[Node]:
+    """Everything that ``outputs`` are computed from, themselves included."""
+    found: set[Node] = set()
+    waiting = [value for value in outputs if isinstance(value, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _tensor(node: Node) -> Node:
+    """The node, or the first of its results."""
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return node
+    with node.graph.inserting_after(node):
+        first = node.graph.call_function(operator.getitem, (node, 0))
+    first.meta = {**node.meta, "val": value[0]}
+    return first
+
+
+def keep_order(joint: compat.Joint, forward: GraphModule, backward: GraphModule) -> None:
+    """Draw in the joint graph's order, which is the model's: partitioners move nodes."""
+    drawing = [node for node in joint.graph_module.graph.nodes if is_random(node)]
+    _order(forward, [node.name for node in drawing if not in_backward(node)])
+    _order(backward, [node.name for node in drawing if in_backward(node)])
+
+
+def _order(module: GraphModule, wanted: Iterable[str]) -> None:
+    """Bring the nodes called ``wanted`` into that order, moving others no more than their arguments need."""
+    nodes = {node.name: node for node in module.graph.nodes}
+    chain = [nodes[name] for name in wanted if name in nodes]
+    before = dict(zip(chain[1:], chain, strict=False))
+    done: set[Node] = set()
+    sorted_nodes: list[Node] = []
+
+    def visit(first: Node) -> None:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            needed = [*node.all_input_nodes, *([before[node]] if node in before else [])]
+            missing = [other for other in needed if other not in done]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if node not in done:
+                done.add(node)
+                sorted_nodes.append(node)
+
+    for node in module.graph.nodes:
+        visit(node)
+    if sorted_nodes != list(module.graph.nodes):
+        last = sorted_nodes[-1]
+        for node in sorted_nodes[:-1]:
+            last.prepend(node)
+
+
+def share_state(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
+    """Let what both graphs draw draw the same numbers: the backward starts from the state the forward has saved.
+
+    Returns:
+        The saved states: the forward's value and the backward's placeholder of each.
+    """
+    again = {node.name: node for node in backward.graph.nodes if is_random(node)}
+    pairs = [(node, again[node.name]) for node in forward.graph.nodes if is_random(node) and node.name in again]
+    return [_share(first, second) for first, second in pairs]
+
+
+def _share(first: Node, second: Node) -> tuple[Node, Node]:
+    state = _state_value(first)
+    with first.graph.inserting_before(first):
+        saved = first.graph.call_function(random_state)
+    with second.graph.inserting_before(next(iter(second.graph.nodes))):
+        given = second.graph.placeholder(f"{saved.name}_of_{second.name}")
+    with second.graph.inserting_before(second):
+        own = second.graph.call_function(exchange_random_state, (given,))
+    with second.graph.inserting_after(second):
+        back = second.graph.call_function(exchange_random_state, (own,))
+    for node in (saved, given, own, back):
+        node.meta = {"val": state, KEPT: True}
+    second.meta[KEPT] = True
+    return saved, given
+
+
+def _state_value(node: Node) -> torch.Tensor:
+    with compat.fake_mode_of(node.graph):
+        return torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)

@@ -1,0 +1,43 @@
+"""The default generator's state as a value, by which a backward draws again what its forward drew."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from ..errors import CorruptBundleError
+
+
+def random_state() -> torch.Tensor:
+    """The state of the default generator: a uint8 tensor that only :func:`exchange_random_state` can read."""
+    return torch.get_rng_state()
+
+
+def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
+    """Put the default generator into ``state``; returns the state it was in.
+
+    Raises:
+        CorruptBundleError: ``state`` is no state of a generator.
+    """
+    before = torch.get_rng_state()
+    try:
+        torch.set_rng_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise CorruptBundleError("A graph sets a state of the random generator that is none.") from error
+    return before
+
+
+@cache
+def register() -> torch.library.Library:
+    """Make both functions operators of the namespace ``aotpack``, for compiled code to call through the dispatcher.
+
+    ``random_state`` takes the size of the state in bytes: AOTInductor calls no operator without arguments.
+    """
+    library = torch.library.Library("aotpack", "DEF")
+    tags = (torch.Tag.nondeterministic_seeded,)
+    library.define("random_state(int size) -> Tensor", tags=tags)
+    library.impl("random_state", lambda size: random_state(), "CompositeExplicitAutograd")
+    library.define("exchange_random_state(Tensor state) -> Tensor", tags=tags)
+    library.impl("exchange_random_state", exchange_random_state, "CompositeExplicitAutograd")
+    return library
