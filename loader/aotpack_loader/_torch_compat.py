@@ -1,18 +1,18 @@
 """Every private, release-dependent torch API the loader touches, and nothing else.
 
-Tried on: torch 2.13.0.
+Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-TRIED_ON = ("2.13.0",)
+TRIED_ON = ("2.13.0", "2.9.0")
 
 _running_transform = torch._C._functorch.peek_interpreter_stack
 
@@ -31,6 +31,16 @@ def is_plain_tensor(value: Any) -> bool:
     """A tensor or parameter, not a tensor subclass that intercepts operations."""
     kind = type(value)
     return kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer
+
+
+def likeness(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether as many tensors are like these, each like the one in its place, and none there twice.
+
+    Alike are class, element type, device, sizes, strides, ``requires_grad`` and lazy negation or conjugation. The tensors are not
+    kept.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards.check
 
 
 def in_transform() -> bool:

@@ -33,7 +33,7 @@ class Differentiable:
     ) -> None:
         self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
         self.visible = _visible_outputs(method)
-        self.saved = convention.saved
+        self.saved = _Saved(convention.saved)
         self.gradients = convention.gradients
         positions = {output: i for i, output in enumerate(self.visible)}
         self.tangents = [_Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
@@ -90,6 +90,26 @@ def _visible_outputs(method: schema.Method) -> list[int]:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
             seen.add(result.output)
     return sorted(seen)
+
+
+class _Saved:
+    """What the backward takes of a call: primals and ``checked`` outputs kept by autograd, others beside it, sizes computed."""
+
+    def __init__(self, saved: list[schema.Saved]) -> None:
+        kinds: tuple[list[int], ...] = ([], [], [], [])
+        for i, item in enumerate(saved):
+            if isinstance(item, schema.SavedOutput):
+                kinds[1 if item.check_version else 2].append(i)
+            else:
+                kinds[0 if isinstance(item, schema.SavedPrimal) else 3].append(i)
+        self.primals = [item.primal for item in saved if isinstance(item, schema.SavedPrimal)]
+        outputs = [item for item in saved if isinstance(item, schema.SavedOutput)]
+        self.checked = [item.output for item in outputs if item.check_version]
+        self.unchecked = [item.output for item in outputs if not item.check_version]
+        self.sizes = [item.expr for item in saved if isinstance(item, schema.SavedSize)]
+        places = {i: place for place, i in enumerate(i for kind in kinds for i in kind)}
+        order = [places[i] for i in range(len(saved))]
+        self.order = None if order == list(range(len(order))) else order
 
 
 class _Call:
@@ -214,43 +234,31 @@ def _run(backward: Executable, arguments: list[Any], device: torch.device) -> li
 
 
 def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
-    checked: list[torch.Tensor] = []
-    unchecked: list[Any] = []
-    for item in call.method.saved:
-        if isinstance(item, schema.SavedPrimal):
-            checked.append(primals[item.primal])
-        elif isinstance(item, schema.SavedOutput):
-            value = outputs[item.output]
-            if not item.check_version:
-                unchecked.append(value)
-            else:
-                checked.append(value.detach() if value._is_view() else value)
-    ctx.save_for_backward(*checked)
+    saved = call.method.saved
+    ctx.save_for_backward(*[primals[i] for i in saved.primals], *[_unaliased(outputs[i]) for i in saved.checked])
     ctx.call = call
-    call.unchecked = unchecked
+    call.unchecked = [outputs[i] for i in saved.unchecked]
+
+
+def _unaliased(value: torch.Tensor) -> torch.Tensor:
+    return value.detach() if value._is_view() else value
 
 
 def _unpack(ctx: Any, call: _Call) -> list[Any]:
     """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
-    checked = iter(ctx.saved_tensors)
+    found = [*ctx.saved_tensors]
     if call.unchecked is None:
         raise AutogradError(
             "The backward of this call has already run, and what it needs has been freed.",
             hint="Pass retain_graph=True to the first backward to run it twice.",
         )
-    unchecked = iter(call.unchecked)
-    arguments: list[Any] = []
-    for item in call.method.saved:
-        if isinstance(item, schema.SavedSize):
-            arguments.append(expressions.evaluate(item.expr, call.environment))
-        elif isinstance(item, schema.SavedOutput) and not item.check_version:
-            arguments.append(next(unchecked))
-        else:
-            arguments.append(next(checked))
+    saved = call.method.saved
+    found += call.unchecked
+    found += [expressions.evaluate(size, call.environment) for size in saved.sizes]
     release_saved_tensors(ctx)
     if not keeps_graph():
         call.unchecked = None
-    return arguments
+    return found if saved.order is None else [found[i] for i in saved.order]
 
 
 class _Anchor(torch.autograd.Function):

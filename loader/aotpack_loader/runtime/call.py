@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_plain_tensor
-from ..errors import CorruptBundleError, InputError, Problem
+from ..errors import CorruptBundleError
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .bases import Base
@@ -19,6 +18,7 @@ from .identity import Memory
 from .inputs import Inputs
 from .modes import Modes
 from .mutations import Layouts
+from .state import State
 
 if TYPE_CHECKING:
     from .checks import Checks
@@ -63,12 +63,7 @@ class MethodCall:
         self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
-        self._expected = {
-            primal.name: _Expected(entries[primal.name], gradient, device)
-            for primal, gradient in zip(method.primals, _gradients(method), strict=True)
-            if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
-        }
-        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to]
+        self._state = State(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
@@ -85,7 +80,7 @@ class MethodCall:
         """
         self._modes.check()
         given, laid_out, environment = self._inputs(args, kwargs)
-        self._check_state(state)
+        self._state.check(state)
         if self._memory is not None:
             self._memory.check(given, state)
         if self._layouts is not None:
@@ -124,22 +119,6 @@ class MethodCall:
             environment[name] = _measure(outputs[output], dim)
         return outputs
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        problems = [
-            Problem(name, message) for name, expected in self._expected.items() if (message := expected.mismatch(state[name]))
-        ]
-        problems += [
-            Problem(name, f"was tied to {other} when the bundle was built, and no longer is")
-            for name, other in self._ties
-            if state[name] is not state[other]
-        ]
-        if problems:
-            raise InputError(
-                "Parameters or buffers of the module no longer fit this bundle.",
-                problems,
-                hint="The bundle's code was compiled for the original types and shapes; load it again to get them back.",
-            )
-
 
 def _measure(value: Any, dim: int | None) -> int:
     """The size that output ``value`` tells."""
@@ -148,10 +127,6 @@ def _measure(value: Any, dim: int | None) -> int:
     if dim is not None and isinstance(value, torch.Tensor) and dim < value.dim():
         return value.shape[dim]
     raise CorruptBundleError("C24: an output of the forward graph that should tell a size does not.")
-
-
-def _gradients(method: schema.Method) -> list[int | None]:
-    return [None] * len(method.primals) if method.backward is None else method.backward.gradients
 
 
 _Read = Callable[[Mapping[str, torch.Tensor], list[Any]], torch.Tensor]
@@ -172,33 +147,3 @@ def _source(primal: schema.Primal, constants: Mapping[str, torch.Tensor], bases:
         return lambda state, given: state[name]
     position = primal.leaf if isinstance(primal, schema.InputPrimal) else next(bases)
     return lambda state, given: given[position]
-
-
-class _Expected:
-    """What compiled code assumes of one parameter or buffer."""
-
-    def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> None:
-        self.dtype: torch.dtype = getattr(torch, entry.dtype)
-        self.shape = tuple(entry.shape)
-        self.stride = tuple(entry.stride)
-        self.complex = self.dtype.is_complex
-        self.device = device
-        self.on_cpu = device.type == "cpu"
-        self.frozen = entry.kind == "parameter" and gradient is None and not entry.requires_grad
-
-    def mismatch(self, value: torch.Tensor | None) -> str:
-        """What is wrong with ``value``, or nothing."""
-        if value is None:
-            return "was removed"
-        if not is_plain_tensor(value):
-            return f"is a {type(value).__name__}, which intercepts operations; compiled code reads memory"
-        if value.shape != self.shape or value.dtype is not self.dtype or value.is_cpu is not self.on_cpu:
-            found = f"{value.dtype}{list(value.shape)} on {value.device}"
-            return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"
-        if value.stride() != self.stride and value.numel() > 1:
-            return f"expected strides {list(self.stride)}, got {list(value.stride())}"
-        if value.is_neg() or (self.complex and value.is_conj()):
-            return "is lazily negated or conjugated; compiled code reads memory: resolve it first"
-        if self.frozen and value.requires_grad and torch.is_grad_enabled():
-            return "was frozen when the bundle was built and now requires a gradient, for which there is no code"
-        return ""

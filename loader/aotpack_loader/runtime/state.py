@@ -1,0 +1,86 @@
+"""The module's parameters and buffers: are they still what the code assumes of them? Asked at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch_compat import is_plain_tensor, likeness
+from ..errors import InputError, Problem
+from ..format import schema
+
+
+class State:
+    """What one method assumes of its parameters and buffers.
+
+    Those that passed once are remembered by what was looked at (not by what they hold): while they are alike, one call
+    into torch tells so for all of them.
+    """
+
+    def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> None:
+        gradients = [None] * len(method.primals) if method.backward is None else method.backward.gradients
+        self._expected = {
+            primal.name: _Expected(entries[primal.name], gradient, device)
+            for primal, gradient in zip(method.primals, gradients, strict=True)
+            if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
+        }
+        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to]
+        self._alike: dict[bool, Callable[..., bool]] = {}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check the module's current tensors, by name; None where one was removed.
+
+        Raises:
+            InputError: lists all that do not fit; nothing was run.
+        """
+        values = [state[name] for name in self._expected]
+        grad = torch.is_grad_enabled()
+        alike = self._alike.get(grad)
+        problems: list[Problem] = []
+        if alike is None or not alike(*values):
+            for (name, expected), value in zip(self._expected.items(), values, strict=True):
+                if message := expected.mismatch(value):
+                    problems.append(Problem(name, message))
+            if not problems:
+                self._alike[grad] = likeness(values)
+        for name, other in self._ties:
+            if state[name] is not state[other]:
+                problems.append(Problem(name, f"was tied to {other} when the bundle was built, and no longer is"))
+        if problems:
+            raise InputError(
+                "Parameters or buffers of the module no longer fit this bundle.",
+                problems,
+                hint="The bundle's code was compiled for the original types and shapes; load it again to get them back.",
+            )
+
+
+class _Expected:
+    """What compiled code assumes of one parameter or buffer."""
+
+    def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> None:
+        self.dtype: torch.dtype = getattr(torch, entry.dtype)
+        self.shape = tuple(entry.shape)
+        self.stride = tuple(entry.stride)
+        self.complex = self.dtype.is_complex
+        self.device = device
+        self.on_cpu = device.type == "cpu"
+        self.frozen = entry.kind == "parameter" and gradient is None and not entry.requires_grad
+
+    def mismatch(self, value: torch.Tensor | None) -> str:
+        """What is wrong with ``value``, or nothing."""
+        if value is None:
+            return "was removed"
+        if not is_plain_tensor(value):
+            return f"is a {type(value).__name__}, which intercepts operations; compiled code reads memory"
+        if value.shape != self.shape or value.dtype is not self.dtype or value.is_cpu is not self.on_cpu:
+            found = f"{value.dtype}{list(value.shape)} on {value.device}"
+            return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"
+        if value.stride() != self.stride and value.numel() > 1:
+            return f"expected strides {list(self.stride)}, got {list(value.stride())}"
+        if value.is_neg() or (self.complex and value.is_conj()):
+            return "is lazily negated or conjugated; compiled code reads memory: resolve it first"
+        if self.frozen and value.requires_grad and torch.is_grad_enabled():
+            return "was frozen when the bundle was built and now requires a gradient, for which there is no code"
+        return ""
