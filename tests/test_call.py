@@ -138,6 +138,7 @@ def test_arguments_may_go_by_position_or_keyword(loaded: aotpack.LoadedProgram, 
         torch.testing.assert_close(loaded(x, reordered, labels, **kwargs)["loss"], expected)
 
 
+@pytest.mark.filterwarnings("ignore::aotpack_loader.runtime.inputs.LayoutWarning")
 def test_inputs_need_not_be_contiguous(loaded: aotpack.LoadedProgram, eager: Caller) -> None:
     (x, pair), kwargs = arguments()
     wide = torch.randn(10, 8)

@@ -176,7 +176,7 @@ def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bu
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = model(torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64))
-    assert out["logits"].is_contiguous()
+    assert out["logits"].is_contiguous()  # X1
     images = [tensor for tensor in saved if tensor.dim() == 4 and min(tensor.shape[1:]) > 1 and len(tensor) == 8]
     assert images
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)

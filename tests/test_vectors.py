@@ -140,6 +140,7 @@ def test_a7_constants_and_a8_shared_memory() -> None:
     assert carry.eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore::aotpack_loader.runtime.inputs.LayoutWarning")
 def test_a4_strides_are_made_to_fit() -> None:
     model = load("mlp").eval()
     x, y = torch.randn(5, 6), torch.zeros(5, dtype=torch.int64)
