@@ -261,3 +261,33 @@ def test_code_compiled_for_a_level_uses_no_wider_vectors(digits_bundle: Path) ->
     assert target.name == f"cpu:{target.instruction_set}"
     assert set(target.cpu_features) <= cpuinfo.features()
     assert json.loads(json.dumps(target.toolchain)) == target.toolchain
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def masked(x: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, int, float]:
+    """A size that depends on data, in results and in the backward, beside a batch that varies; two kinds of numbers."""
+    chosen = (x[rows] @ weight).sin()
+    return chosen * chosen.shape[0], chosen.shape[0] + x.shape[0], rows.sum(dtype=torch.float64).item()
+
+
+def test_sizes_that_depend_on_data_and_sizes_zero_and_one(tmp_path: Path) -> None:
+    def inputs(count: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(count)
+        x, weight = torch.randn(count, 4, generator=generator), torch.randn(4, 3, generator=generator)
+        return x.requires_grad_(), torch.randn(count, generator=generator) > 0, weight.requires_grad_()
+
+    batch = {0: torch.export.Dim.DYNAMIC}
+    shapes = {"x": batch, "rows": batch, "weight": None}
+    aotpack.build(masked, inputs(6), out=tmp_path / "m", targets=("cpu",), methods=("train",), dynamic_shapes=shapes)
+    loaded = aotpack.load(tmp_path / "m", backend="cpu")
+    for count in (6, 1, 0, 13):
+        given, twins = inputs(count), inputs(count)
+        (expected, *numbers), (found, *same) = masked(*given), loaded(*twins)
+        torch.testing.assert_close(found, expected)
+        assert [(type(value), value) for value in same] == [(type(value), value) for value in numbers]
+        expected.sum().backward()
+        found.sum().backward()
+        for one, other in zip(twins, given, strict=True):
+            torch.testing.assert_close(one.grad, other.grad)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import aotpack
 from aotpack_loader.errors import BuildError
 
+from .conformance_cases_recompute import layers
 from .harness import Case, build, case, module_case, run, t
 from .table import CASES, REFUSED, XFAIL
 
@@ -72,3 +75,15 @@ def test_extraction_does_not_run_the_model_on_real_data(tmp_path: Path) -> None:
     assert RAN == []
     assert torch.equal(model.running_mean, torch.zeros(3))
     assert model.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_extraction_from_examples_without_data(tmp_path: Path, kind: str) -> None:
+    """The notebook builds from fake tensors; meta tensors do as well. What is built runs on real ones."""
+    with FakeTensorMode() if kind == "fake" else torch.device("meta"):
+        examples = torch.empty(4, 4, requires_grad=True), torch.empty(4, 4)
+    aotpack.build(layers, examples, out=tmp_path / "m", targets=("portable",), cache=False)
+    a, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    (expected,) = torch.autograd.grad(layers(a, w).sum(), a)
+    (found,) = torch.autograd.grad(aotpack.load(tmp_path / "m")(a, w).sum(), a)
+    torch.testing.assert_close(found, expected)
