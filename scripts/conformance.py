@@ -37,7 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
 """A line a unit: what became of its samples."""
 
-RECYCLED = 150
+RECYCLED = 300
 """Units after which a worker process is replaced: tracing leaves things behind."""
 
 console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)

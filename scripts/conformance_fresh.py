@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT), str(ROOT / "loader"), str(ROOT / "scripts")]
 
 import torch  # noqa: E402
 from conformance_observe import compare, observe  # noqa: E402
