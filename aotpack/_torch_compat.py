@@ -91,6 +91,13 @@ DynamicDims = Mapping[int, Bounds]
 """Dimension to how its size varies."""
 
 
+class Touched(NamedTuple):
+    """Inputs whose version counter moves when the model runs: leaf numbers of the arguments, names of parameters and buffers."""
+
+    leaves: frozenset[int]
+    names: frozenset[str]
+
+
 @dataclasses.dataclass(frozen=True)
 class Joint:
     """The joint graph of a model, or its forward graph alone where nothing needs a gradient."""
@@ -107,11 +114,20 @@ class Joint:
     fake_mode: FakeTensorMode
     tokens: int
     backward_tokens: int
+    touched: Touched | None = None
 
     @property
     def num_forward_outputs(self) -> int:
         """Outputs of the joint graph that are the forward's: effect tokens, values written back, results, bases."""
         return self.tokens + self.metadata.num_forward
+
+    def touches(self, descriptor: desc.AOTInput) -> bool | None:
+        """Whether running the model moves the version counter of an input; None where that is not known."""
+        if self.touched is None:
+            return None
+        if isinstance(descriptor, desc.PlainAOTInput):
+            return descriptor.idx in self.touched.leaves
+        return getattr(descriptor, "target", None) in self.touched.names
 
 
 @contextlib.contextmanager
@@ -348,8 +364,11 @@ def kept_state_changes() -> Iterator[None]:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
-def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Touched:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+
+    Returns what it touches. Kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
+    nothing to do: only running tells.
 
     Raises:
         SideEffectError: ``requires_grad`` or ``data`` of a tensor is changed.
@@ -365,8 +384,16 @@ def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...]
         twins: dict[int, torch.Tensor] = {}
         args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: twins.setdefault(id(t), twin(t)), (args, kwargs))
         state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        leaves = {
+            i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
+        }
+        before = {id(tensor): tensor._version for tensor in (*leaves.values(), *state.values())}
         with _RefusedFunctions():
             torch.func.functional_call(model, state, args, kwargs)
+        return Touched(
+            frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
+            frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
+        )
 
 
 class _RefusedFunctions(TorchFunctionMode):

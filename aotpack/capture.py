@@ -184,8 +184,18 @@ def _with_dynamo(
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
+        if joint.metadata.mutated_inp_runtime_indices:
+            joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
+
+
+def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Touched | None:
+    """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
+    try:
+        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs)
+    except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
+        return None
 
 
 @contextlib.contextmanager
@@ -211,7 +221,7 @@ def _with_export(
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     with compat.kept_state_changes(), no_python_random():
-        compares = _rehearse(model, args, kwargs)
+        compares, touched = _rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     _refuse_storage_changes(exported.graph)
@@ -219,7 +229,7 @@ def _with_export(
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
     _check_bounds(joint.graph_module.graph)
-    return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
+    return dataclasses.replace(joint, compares=compares, touched=touched), _lost(regions, joint)
 
 
 def _with_trace(
@@ -243,10 +253,10 @@ def _with_trace(
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
     with compat.kept_state_changes(), no_python_random():
-        compares = _rehearse(model, args, kwargs)
+        compares, touched = _rehearse(model, args, kwargs)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
             joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
-    return dataclasses.replace(joint, compares=compares), _lost(regions, joint)
+    return dataclasses.replace(joint, compares=compares, touched=touched), _lost(regions, joint)
 
 
 def _check_bounds(graph: torch.fx.Graph) -> None:
@@ -277,16 +287,16 @@ def _refuse_storage_changes(graph: torch.fx.Graph) -> None:
         raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
 
 
-def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Run the model on fake tensors; return whether it asks which tensors are the same.
+def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, compat.Touched]:
+    """Run the model on fake tensors; return whether it asks which tensors are the same, and whose version counters move.
 
     Raises:
         UnsupportedError: it changes Python values that it reads.
     """
     with watching.watched(model) as seen:
-        compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+        touched = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
     compat.refuse_changes(seen.changed)
-    return seen.compares
+    return seen.compares, touched
 
 
 def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:

@@ -208,6 +208,8 @@ class Worker:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
         )
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it has imported torch and the databases: from here on time counts
 
     def do(self, unit: Unit, outcomes: list[dict[str, str]]) -> tuple[bool, dict[str, str]]:
         """Append the outcomes of the unit's samples that have none yet. False and an outcome where the process died of one."""

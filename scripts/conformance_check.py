@@ -47,7 +47,7 @@ class Checker:
         fresh: where bundles are put by that a fresh process is to call.
     """
 
-    def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str] = ("trace",), fresh: Path) -> None:
+    def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], fresh: Path) -> None:
         self.path = folder / "sample.aotpack"
         self.dynamic = dynamic
         self.front_ends = front_ends

@@ -29,20 +29,23 @@ def observe(function: Callable[..., Any], sample: Sample) -> Observation:
     named = {f"args[{i}]": tensor for i, tensor in enumerate(tensors)}
     versions = {path: tensor._version for path, tensor in named.items()}
     torch.manual_seed(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
             result = function(*tensors)
-            outputs = tensors_in(result, "out")
+        except Exception as error:
+            seen.error = error
+        else:
             seen.see_result(result)
-            seen.see_tensors(outputs | named)
+            seen.see_tensors(tensors_in(result, "out") | named, {p: x for p, x in named.items() if x.layout == torch.strided})
             seen.written = {path for path, tensor in named.items() if tensor._version != versions[path]}
             seen.constants["generator"] = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
             seen.phase = "backward"
             written = {path: tensor for path, tensor in named.items() if path in seen.written}
-            _backward(tensors_in(sample.differentiated(result), "out") | written)
-    except Exception as error:
-        seen.error = error
+            try:
+                _backward(tensors_in(sample.differentiated(result), "out") | written)
+            except Exception as error:
+                seen.error = error
     seen.after = {f"gradient {i}": None if leaf.grad is None else copied(leaf.grad) for i, leaf in enumerate(leaves)}
     seen.after |= {f"{path} afterwards": copied(tensor) for path, tensor in named.items()}
     return seen

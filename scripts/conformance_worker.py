@@ -16,6 +16,8 @@ from conformance_check import Checker, Outcome
 from conformance_observe import one_line
 from conformance_samples import DATABASES, Sample, Unit, database, samples
 
+from aotpack.capture import FRONT_ENDS
+
 OTHERS = 2
 """How many further samples each bundle is called with, where they differ in values or sizes only."""
 
@@ -36,11 +38,14 @@ def serve(folder: Path, *, limit: float, count: int | None) -> None:
         database(name)
     gc.collect()
     gc.freeze()  # a collection walks all that importing torch has left: 0.3 s, several times an operator
+    tell(ready=True)
     for line in sys.stdin:
         told = json.loads(line)
         unit = Unit(**told["unit"])
         start = time.monotonic()
-        check = Checker(folder, dynamic=unit.dynamic, fresh=folder.parent / "fresh")
+        # Dynamo adds nothing to a call of one operator, and takes seconds; control flow needs it.
+        front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
+        check = Checker(folder, dynamic=unit.dynamic, front_ends=front_ends, fresh=folder.parent / "fresh")
         try:
             every = list(samples(unit))
         except Exception as error:
@@ -62,6 +67,5 @@ def serve(folder: Path, *, limit: float, count: int | None) -> None:
 def spread(every: Sequence[Sample], count: int | None) -> list[Sample]:
     """At most ``count`` samples of each variant, evenly."""
     kinds = [[s for s in every if s.in_place == kind] for kind in (False, True)]
-    if count is None:
-        return [sample for kind in kinds for sample in kind]
-    return [kind[i * len(kind) // count] for kind in kinds for i in range(count) if kind] if count else []
+    counts = [len(kind) if count is None else min(count, len(kind)) for kind in kinds]
+    return [kind[i * len(kind) // chosen] for kind, chosen in zip(kinds, counts, strict=True) for i in range(chosen)]

@@ -94,6 +94,7 @@ class _Assembler(Backward):
             "symbols": self._symbols(leaves),
             "constraints": self._constraints(),
             "mutations": mutations,
+            "touched": self._touched(mutations),
             "output_symbols": output_symbols,
             "non_differentiable": self._non_differentiable(mutations, results),
         }

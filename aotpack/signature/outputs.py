@@ -54,6 +54,7 @@ class Outputs(Inputs):
                     requires_grad=info.requires_grad and info.mutates_data,
                     hidden_from_autograd=hidden,
                     geometry=self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None,
+                    unversioned=self._touches(index) is False,
                 )
             )
             self._refuse_what_depends_on_the_offset(index, found[-1])
@@ -85,6 +86,18 @@ class Outputs(Inputs):
         """What is written inside a checkpoint, where eager writes again as it recomputes."""
         written = zip(self.parts.forward_outputs, self.metadata.mutated_inp_runtime_indices, strict=False)
         return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
+
+    def _touched(self, mutations: list[schema.Mutation]) -> list[int]:
+        """Primals that nothing is written to, and whose version counter moves all the same: in-place with nothing to do."""
+        written = {mutation.primal for mutation in mutations}
+        kept = [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped]
+        return [p for p, index in enumerate(kept) if p not in written and self._touches(index)]
+
+    def _touches(self, index: int) -> bool | None:
+        """Whether eager moves the version counter of AOTAutograd's input ``index``; None: not known, or a base's."""
+        primal = self.primals[self._primal_index(index)]
+        of_bases = not isinstance(primal, (schema.InputPrimal, schema.ParameterPrimal, schema.BufferPrimal))
+        return None if of_bases else self.joint.touches(self.joint.primal_descriptors[index])
 
     def _results(self) -> list[schema.Result]:
         metadata = self.metadata

@@ -27,6 +27,11 @@ def release_saved_tensors(ctx: Any) -> None:
     ctx.maybe_clear_saved_tensors()
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set the version counter, by which autograd notices that a tensor was written to."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 def is_plain_tensor(value: Any) -> bool:
     """A tensor or parameter, not a tensor subclass that intercepts operations."""
     kind = type(value)

@@ -30,6 +30,12 @@ def returns_mutated_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, x.add_(1)
 
 
+def nothing_to_do(x: Tensor, y: Tensor) -> Tensor:
+    x.t_()
+    nn.functional.dropout(y, 0.5, training=False, inplace=True)
+    return x * y
+
+
 def metadata(x: Tensor) -> Tensor:
     x.t_()
     return x + 1
@@ -342,6 +348,7 @@ CASES: list[Case] = [
     case("input mutation: returned, non-leaf", returns_mutated, n(3, 4)),
     case("input mutation: returned twice", returns_mutated_twice, n(3, 4)),
     case("input mutation: metadata only, t_()", metadata, t(3, 4)),
+    case("input mutation: in-place with nothing to do", nothing_to_do, t(3), t(3)),
     case("input mutation: metadata only, t_(), non-leaf", metadata, n(3, 4)),
     case("input mutation: metadata only, t_(), leaf that requires grad (eager raises)", metadata, g(3, 4)),
     case("input mutation: metadata only, unsqueeze_", metadata_unsqueeze, t(3, 4)),

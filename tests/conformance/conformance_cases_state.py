@@ -305,7 +305,6 @@ class NotesOnly(nn.Module):
         return x * 2
 
 
-COUNTERS = r"running_(mean|var): version counter"
 """Eager's kernel writes the statistics without moving their version counters; one case is about that."""
 
 THRICE = (Call(1), Call(2), Call(3, training=False, grad=False))
@@ -315,21 +314,18 @@ CASES: list[Case] = [
     module_case("tied weights: the same layer twice", TiedModule, g(2, 3), calls=THRICE),
     module_case("tied weights: views of one storage", TiedTransposed, g(2, 3), calls=THRICE),
     module_case("tied weights: a buffer over a parameter", BufferOfParameter, g(2, 3), calls=THRICE),
-    module_case("BatchNorm counters", lambda: nn.BatchNorm1d(3), g(4, 3), calls=(Call(1), Call(2), *THRICE), ignore=COUNTERS),
+    module_case("BatchNorm counters", lambda: nn.BatchNorm1d(3), g(4, 3), calls=(Call(1), Call(2), *THRICE)),
     module_case("BatchNorm: version counters of the statistics", lambda: nn.BatchNorm1d(3), g(4, 3)),
-    module_case(
-        "BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE, ignore=COUNTERS
-    ),
+    module_case("BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE),
     module_case(
         "BatchNorm without running statistics", lambda: nn.BatchNorm1d(3, track_running_stats=False), g(4, 3), calls=THRICE
     ),
-    module_case("BatchNorm in a network", batch_norm_net, t(2, 2, 4, 4), calls=(Call(1), Call(2), *THRICE), ignore=COUNTERS),
+    module_case("BatchNorm in a network", batch_norm_net, t(2, 2, 4, 4), calls=(Call(1), Call(2), *THRICE)),
     module_case(
         "BatchNorm: train without gradients",
         lambda: nn.BatchNorm1d(3),
         g(4, 3),
         calls=(Call(1, grad=False), TRAIN),
-        ignore=COUNTERS,
     ),
     module_case("frozen parameters", Frozen, g(2, 3), calls=THRICE),
     module_case("frozen parameters: after the build", Free, g(2, 3), calls=(TRAIN, Call(2, prepare=freeze_first), TRAIN)),

@@ -79,7 +79,6 @@ XFAIL: dict[str, str] = {
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Silently wrong.
     "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),
-    "BatchNorm: version counters of the statistics": "copy_ moves them, eager's kernel does not (as torch.compile)",
     # An error where eager works, or another kind of error than ours.
     "state: names that the loaded module uses itself": (
         "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"

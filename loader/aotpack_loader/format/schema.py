@@ -397,6 +397,7 @@ class Mutation(Document, frozen=True):
     ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only, to ``geometry``; ``data_and_metadata`` both;
     ``resize`` too, and the storage grows where it must (``Tensor.resize_``); ``storage`` replaces the storage (``Tensor.set_``).
     ``hidden_from_autograd``: the original ran under ``no_grad`` or on a detached view, so the write is made on a detached alias.
+    ``unversioned``: the primal's version counter stays, because the original's kernel writes without moving it.
     """
 
     primal: Index
@@ -405,6 +406,7 @@ class Mutation(Document, frozen=True):
     requires_grad: bool = False
     hidden_from_autograd: bool = False
     geometry: Geometry | None = None
+    unversioned: bool = False
 
 
 class ViewStep(Document, frozen=True):
@@ -540,7 +542,8 @@ class Method(Document, frozen=True):
     of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
     ``parameters`` names the positional parameters of the original, so that a call may pass them by name; ``defaults`` holds the
     values of those the example left out, which a call may spell out. ``non_differentiable`` lists forward outputs that carry no
-    gradient. ``output_symbols`` are sizes that the forward determines, and that results, tangents and saved sizes may use.
+    gradient, ``touched`` primals whose version counter moves although nothing is written. ``output_symbols`` are sizes that the
+    forward determines, and that results, tangents and saved sizes may use.
     ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
     different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
@@ -571,6 +574,7 @@ class Method(Document, frozen=True):
     deterministic: bool = False
     output_symbols: list[OutputSymbol] = []
     rng: Literal["default", "eager"] = "default"
+    touched: list[Index] = []
 
 
 class Program(Document, frozen=True):

@@ -213,6 +213,7 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         if mutation.geometry is not None:
             yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
     yield from _in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
+    yield from _in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
         if isinstance(result, schema.AliasResult) and result.shared is not None:

@@ -57,7 +57,7 @@ class Checks:
         self._graph_inputs = set(forward.inputs)
         self._fresh = [r.output for r in method.results if isinstance(r, schema.FreshResult)]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
-        self._written = {mutation.primal for mutation in method.mutations}
+        self._written = {mutation.primal for mutation in method.mutations} | set(method.touched)
         self._saved: list[schema.Saved] = []
         if backward is not None and method.backward is not None:
             self._prepare_backward(method.backward, backward, private)

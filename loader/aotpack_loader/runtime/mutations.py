@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._torch_compat import set_version
 from ..errors import InputError, Problem, UnsupportedVersionError
 from ..format import expressions, schema
 
@@ -23,12 +24,30 @@ class Mutations:
                 "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
                 hint="Install a newer aotpack-loader.",
             )
-        self._writes = [(mutation.primal, mutation.output, _writer(mutation)) for mutation in method.mutations]
+        self._writes = [(mutation.primal, mutation.output, _versioned(mutation)) for mutation in method.mutations]
+        self._touched = method.touched
 
     def __call__(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any], environment: Environment) -> None:
         """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
         for primal, output, write in self._writes:
             write(primals[primal], outputs[output], environment)
+        for touched in self._touched:
+            if not primals[touched].is_inference():  # a tensor of inference mode has no version
+                torch.autograd.graph.increment_version(primals[touched])
+
+
+def _versioned(mutation: schema.Mutation) -> Write:
+    write = _writer(mutation)
+    if not mutation.unversioned:
+        return write
+
+    def unversioned(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
+        version = None if owner.is_inference() else owner._version
+        write(owner, updated, environment)
+        if version is not None:
+            set_version(owner, version)
+
+    return unversioned
 
 
 def _writer(mutation: schema.Mutation) -> Write:
