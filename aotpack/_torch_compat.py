@@ -874,6 +874,12 @@ def hint(env: ShapeEnv, symbol: Any) -> int | None:
     return None if value is None else int(value)
 
 
+def example_like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of zeros of the type, sizes and strides that a fake tensor has at the example's sizes."""
+    shape, stride = [[hint_of(size) for size in sizes] for sizes in (value.shape, value.stride())]
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()
+
+
 def hint_of(size: int | torch.SymInt) -> int:
     """A size at the example's sizes; 0 where the example does not tell."""
     if isinstance(size, torch.SymInt):

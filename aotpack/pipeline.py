@@ -22,7 +22,7 @@ from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
-from . import __version__, capture, decompositions, graph, partition, signature
+from . import __version__, capture, decompositions, graph, partition, second, signature
 from ._torch_compat import Decompositions, free_sizes
 from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
@@ -134,6 +134,7 @@ class _BuiltMethod:
     identical: list[list[int]]
     distinct: bool
     rng: RandomMode
+    second: schema.Second | None = None
 
 
 class _Build:
@@ -178,6 +179,7 @@ def build(
     name: str | None = None,
     cache: bool = True,
     layout: str = "file",
+    second_derivatives: bool = False,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Build a bundle from a model and example inputs.
@@ -198,6 +200,8 @@ def build(
         name: the program's name; default the model's class.
         cache: reuse compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
+        second_derivatives: also hold the gradients of gradients (``create_graph=True``): a trace, and code, more for each method
+            with gradients.
         observer: watches progress.
 
     Raises:
@@ -218,6 +222,8 @@ def build(
     with free_sizes(), BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
         built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
+        if second_derivatives:
+            built = [m for first in built for m in _with_second(run, first, module, args, kwargs, shapes, stored, options)]
         program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
         entries: list[TargetEntry] = []
         for target in chosen:
@@ -331,6 +337,33 @@ def _trace_method(
     compares = built.distinct
     arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
     return replace(traced(arranged), distinct=compares)
+
+
+def _with_second(
+    run: _Build,
+    first: _BuiltMethod,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    stored: StoredTensors,
+    options: _Options,
+) -> list[_BuiltMethod]:
+    """The method, and after it that of its gradients where it has any."""
+    if first.convention.backward is None:
+        return [first]
+    plan = replace(first.plan, name=f"{first.plan.name}.second")
+    gradients = second.Gradients(module, first.convention, args, kwargs)
+    tensors, varying = gradients.example(first.convention, shapes)
+    before = module.training
+    try:
+        # The other front ends look for a user's function, and find torch.autograd.grad.
+        traced = replace(options, front_ends=("trace",))
+        built = _trace_once(run, plan, gradients, tensors, {}, varying, stored, traced, Arrangement(gradients, tensors, {}))
+    finally:
+        module.training = before
+    draws = second.check(first.convention, built.convention)
+    return [replace(first, second=schema.Second(plan.name, draws)), built]
 
 
 def _writes(convention: signature.Convention) -> Writes:
@@ -451,7 +484,7 @@ def _add_graphs(
 
     positional, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
     autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
-    served = _served([item.plan for item in built], has_modes=model is module)
+    served = _served([item.plan for item in built if item.plan.name in METHODS], has_modes=model is module)
     for item in built:
         name, convention = item.plan.name, item.convention
         saved = {i: s.output for i, s in enumerate(convention.saved) if isinstance(s, schema.SavedOutput)}
@@ -464,14 +497,15 @@ def _add_graphs(
                 tangents=convention.tangents,
                 gradients=convention.gradients,
                 depends=convention.depends,
+                second=item.second,
             )
         methods[name] = schema.Method(
-            serves=served[name],
+            serves=served.get(name, []),
             forward=forward,
             backward=backward,
             captured_with=item.front_end,
-            parameters=positional,
-            defaults=defaults,
+            parameters=positional if name in served else [],
+            defaults=defaults if name in served else {},
             identical=item.identical,
             distinct=item.distinct,
             autocast=autocast,

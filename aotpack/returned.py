@@ -60,6 +60,11 @@ class Returned:
         return leaves
 
 
+def result_leaves(result: Any) -> list[Any]:
+    """The leaves of a model's result, numbered as those of its traced results are."""
+    return pytree.tree_leaves(_opened(result))
+
+
 class Opened:
     """A dataclass that pytree does not know, as its fields."""
 

@@ -514,6 +514,37 @@ def test_values_in_common_are_those_of_the_first() -> None:  # C17
     assert [value.shape for value in made] == [(3, 1), (1,), (1,)]
 
 
+def _with_second(**changes: Any) -> schema.Program:
+    backward = schema.Backward(GRAPH, [schema.SavedPrimal(0)], [schema.Tangent(0, "float32", [4])], [0])
+    arguments = schema.TupleNode([schema.TupleNode([_LEAF, _LEAF]), schema.DictNode([], [])])
+    leaves = [schema.TensorLeaf(f"args[{i}]", "float32", [4], [1]) for i in range(2)]
+    primals = [schema.InputPrimal(0), schema.InputPrimal(1)]
+    second = _method(serves=[], inputs=arguments, leaves=leaves, primals=primals, backward=backward)
+    second = msgspec.structs.replace(second, backward=msgspec.structs.replace(backward, gradients=[0, None]))
+    first = _method(primals=[schema.InputPrimal(0)], backward=msgspec.structs.replace(backward, second=schema.Second("second")))
+    methods = {"first": first, "second": msgspec.structs.replace(second, **changes)}
+    return msgspec.structs.replace(_program(), methods=methods)
+
+
+def test_the_method_of_second_derivatives_fits() -> None:  # C31
+    validate_program(_with_second(), "program")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"serves": [schema.Mode(True, True)]},
+        {"backward": None},
+        {"mutations": [schema.Mutation(1, 0)]},
+        {"leaves": [schema.TensorLeaf("args[0]", "float32", [4], [1]), schema.TensorLeaf("args[1]", "float64", [4], [1])]},
+        {"outputs": schema.TupleNode([_LEAF, _LEAF]), "results": [schema.FreshResult(0), schema.FreshResult(0)]},
+    ],
+)
+def test_another_method_is_not_taken_for_second_derivatives(changes: dict[str, Any]) -> None:  # C31
+    with pytest.raises(CorruptBundleError, match="C31: "):
+        validate_program(_with_second(**changes), "program")
+
+
 def test_an_integer_cannot_be_trainable() -> None:  # C16
     with pytest.raises(CorruptBundleError, match="C16: "):
         validate_program(_program([schema.StateEntry("b", "parameter", "int64", [4], [1], "b", requires_grad=True)]), "program")

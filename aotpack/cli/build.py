@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     help="eager: dropout and the like draw eager's numbers under one seed.",
 )
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
+@click.option("--second-derivatives", is_flag=True, help="Also hold gradients of gradients (create_graph=True).")
 @click.option("--no-cache", is_flag=True, help="Compile everything anew.")
 @click.option("--directory", is_flag=True, help="Write an unpacked directory, as a PATH that ends in / does.")
 @json_option

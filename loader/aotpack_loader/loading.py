@@ -112,14 +112,14 @@ def _calls(bundle: Bundle, chosen: Selection, check: str) -> dict[Mode, MethodCa
     program = bundle.program
     entries = {entry.name: entry for entry in program.state}
     constants = _constants(bundle, program)
-    calls: dict[Mode, MethodCall] = {}
+    made: dict[str, MethodCall] = {}
     for name, method in program.methods.items():
         forward = chosen.device.executable(f"{name}.forward", method.forward, (len(method.primals), method.num_outputs))
         backward = None
         if method.backward is not None:
             arity = backward_arity(method.backward)
             backward = chosen.device.executable(f"{name}.backward", method.backward.graph, arity)
-        call = MethodCall(
+        made[name] = MethodCall(
             name,
             method,
             forward,
@@ -130,8 +130,10 @@ def _calls(bundle: Bundle, chosen: Selection, check: str) -> dict[Mode, MethodCa
             _checks(name, method, bundle, chosen) if check == "full" else None,
             native=_is_native(chosen),
         )
-        calls |= {(mode.training, mode.grad): call for mode in method.serves}
-    return calls
+    for name, method in program.methods.items():
+        if method.backward is not None and method.backward.second is not None:
+            made[name].differentiate_again(made[method.backward.second.method])
+    return {(mode.training, mode.grad): made[name] for name, method in program.methods.items() for mode in method.serves}
 
 
 def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:

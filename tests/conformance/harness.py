@@ -66,6 +66,7 @@ class Case:
         calls: in order, on the same two modules, gradients accumulating.
         methods: as for a build.
         rng: as for a build; with ``eager`` the default generator's state is compared too, after forward and backward.
+        second_derivatives: as for a build.
         ignore: differences, by pattern, that another case of the table shows.
     """
 
@@ -77,6 +78,7 @@ class Case:
     targets: Sequence[str] = ("portable",)
     methods: Sequence[str] = ("train", "infer")
     rng: Literal["default", "eager"] = "default"
+    second_derivatives: bool = False
     ignore: str = ""
 
 
@@ -93,6 +95,7 @@ def build(case: Case, out: Path) -> None:
         dynamic_shapes=case.dynamic_shapes,
         methods=case.methods,
         rng=case.rng,
+        second_derivatives=case.second_derivatives,
         cache=False,
     )
 

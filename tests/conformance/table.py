@@ -9,12 +9,13 @@ from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
 from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
+from . import conformance_cases_second as second
 from . import conformance_cases_shapes as shapes
 from . import conformance_cases_state as state
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
-CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES]
+CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES, *second.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -55,6 +56,9 @@ REFUSED: dict[str, str] = {
     "RNG: checkpoint without the state": "preserve_rng_state=False.*at .*random.py:\\d+",
     "effects: torch's print operator": "side effects.*print, which is no operator",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
+    "second derivatives: views of an intermediate": "results: are views of a value that is not returned",
+    "second derivatives: an input is written to": r"args\[1\]: is written to by the model",
+    "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
@@ -79,6 +83,7 @@ XFAIL: dict[str, str] = {
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Silently wrong.
     "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),
+    "second derivatives: one tangent missing": "zeros, not None, for what only the missing tangent reaches",
     # An error where eager works, or another kind of error than ours.
     "state: names that the loaded module uses itself": (
         "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"

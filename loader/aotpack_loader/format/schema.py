@@ -513,12 +513,23 @@ class Tangent(Document, frozen=True):
     memory_format: Literal["contiguous_format", "channels_last", "channels_last_3d"] = "contiguous_format"
 
 
+class Second(Document, frozen=True):
+    """Where the gradients can be differentiated again: ``method`` computes them from the tangents and the tensor arguments.
+
+    ``random``: it draws the random numbers of the forward again.
+    """
+
+    method: Name
+    random: bool = False
+
+
 class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
     ``gradients[i]`` is the backward output that holds the gradient of primal i, or null where there is none.
     ``depends[j]`` lists the tangents that backward output j is computed from: where none of them was given there is no
     gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
+    ``second``: a method for derivatives of the gradients; null: there are none.
     """
 
     graph: Descriptor
@@ -526,6 +537,7 @@ class Backward(Document, frozen=True):
     tangents: list[Tangent]
     gradients: list[Index | None]
     depends: list[list[Index]] = []
+    second: Second | None = None
 
 
 class Mode(Document, frozen=True):

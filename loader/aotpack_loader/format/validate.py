@@ -165,6 +165,22 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
         yield from _expression_problems(method, at)
         if method.backward is not None:
             yield from _backward_problems(method, method.backward, at)
+            if method.backward.second is not None and not _is_second(program, method, method.backward):
+                yield Problem(f"{at}.backward.second", "C31: it is no method from tangents and tensor arguments to the gradients")
+
+
+def _is_second(program: schema.Program, first: schema.Method, backward: schema.Backward) -> bool:
+    second = program.methods.get(backward.second.method) if backward.second is not None else None
+    if second is None or second.serves or second.backward is None or second.backward.second is not None or second.mutations:
+        return False
+    wanted = [tangent.dtype for tangent in backward.tangents]
+    wanted += [leaf.dtype for leaf in first.leaves if isinstance(leaf, schema.TensorLeaf)]
+    taken = [leaf.dtype for leaf in second.leaves if isinstance(leaf, schema.TensorLeaf)]
+    names = (schema.ParameterPrimal, schema.BufferPrimal)
+    known = {primal.name for primal in first.primals if isinstance(primal, names)}
+    used = {primal.name for primal in second.primals if isinstance(primal, names)}
+    gradients = [position for position in backward.gradients if position is not None]
+    return len(second.leaves) == len(taken) and taken == wanted and used <= known and len(second.results) == len(gradients)
 
 
 def _is_differentiable(dtype: str) -> bool:

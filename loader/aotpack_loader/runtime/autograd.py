@@ -13,6 +13,7 @@ from ..format import expressions, schema
 
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
+    from .second import Before, SecondDerivative
 
 Executable = Callable[[list[Any]], list[Any]]
 Environment = Mapping[str, int]
@@ -32,6 +33,8 @@ class Differentiable:
         native: bool = False,
     ) -> None:
         self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
+        self.second: SecondDerivative | None = None
+        self.order = "first"
         self.visible = _visible_outputs(method)
         self.saved = _Saved(convention.saved)
         self.gradients = convention.gradients
@@ -55,6 +58,8 @@ class Differentiable:
             for primal, detached in zip(primals, self._detached, strict=True)
         ]
         call = _Call(self, environment)
+        if self.second is not None:
+            call.primals, call.before = arguments, self.second.before(arguments)
         call.anchors = [_Anchor.apply(primal) for primal in arguments if primal.grad_fn is not None]  # type: ignore[no-untyped-call]
         attached = _Step.apply(call, *arguments)  # type: ignore[no-untyped-call]
         outputs, call.outputs = call.outputs, []
@@ -115,7 +120,7 @@ class _Saved:
 class _Call:
     """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
 
-    __slots__ = ("anchors", "environment", "method", "outputs", "remembered", "shapes", "unchecked")
+    __slots__ = ("anchors", "before", "environment", "method", "outputs", "primals", "remembered", "shapes", "unchecked")
 
     def __init__(self, method: Differentiable, environment: Environment) -> None:
         self.method = method
@@ -125,6 +130,8 @@ class _Call:
         self.shapes: list[torch.Size] = []
         self.unchecked: list[Any] | None = None
         self.remembered: Remembered = []
+        self.primals: list[torch.Tensor] = []
+        self.before: Before = ([], None)
 
 
 class _Tangent:
@@ -194,16 +201,34 @@ class _Step(torch.autograd.Function):
             )
         arguments = _unpack(ctx, call)
         device = next(g.device for g in gradients if g is not None)
-        for tangent, shape in zip(method.tangents, call.shapes, strict=True):
-            arguments.append(tangent(gradients[tangent.position], shape, call.environment, device))
+        tangents = [
+            tangent(gradients[tangent.position], shape, call.environment, device)
+            for tangent, shape in zip(method.tangents, call.shapes, strict=True)
+        ]
+        if method.second is not None and torch.is_grad_enabled():
+            return _again(call, method.second, tangents, given)
+        arguments += tangents
         results = _run(_backward_of(call), arguments, device)
         if torch.is_grad_enabled():
-            results = _refuse_second_derivative(results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
+            results = _refuse_second_derivative(
+                method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
+            )
         # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
-        for i, tangents in enumerate(method.depends):
-            if tangents and not tangents & given:
+        for i, needed in enumerate(method.depends):
+            if needed and not needed & given:
                 results[i] = None
         return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], given: set[int]) -> tuple[Any, ...]:
+    """The gradients as autograd may follow them (``create_graph=True``)."""
+    method = call.method
+    found = iter(second(call.primals, tangents, call.before))
+    values = [None if position is None else next(found) for position in method.gradients]
+    for i, position in enumerate(method.gradients):
+        if position is not None and method.depends and method.depends[position] and not method.depends[position] & given:
+            values[i] = None
+    return (None, *values)
 
 
 def _backward_of(call: _Call) -> Executable:
@@ -257,7 +282,7 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
     found += [expressions.evaluate(size, call.environment) for size in saved.sizes]
     release_saved_tensors(ctx)
     if not keeps_graph():
-        call.unchecked = None
+        call.unchecked, call.primals = None, []
     return found if saved.order is None else [found[i] for i in saved.order]
 
 
@@ -286,22 +311,23 @@ class _SecondDerivative(torch.autograd.Function):
     """Stands where a second derivative would start, and refuses it when one is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, order: str, count: int, *values: Any) -> tuple[Any, ...]:
+        ctx.order = order
         return values[:count]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         raise AutogradError(
-            "This bundle holds first derivatives only: a gradient of its gradients was asked for.",
-            hint="Use the original model where second derivatives are needed.",
+            f"This bundle holds {ctx.order} derivatives only: a gradient of its gradients was asked for.",
+            hint="Build it with second_derivatives=True, or use the original model where higher ones are needed.",
         )
 
 
-def _refuse_second_derivative(results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
+def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
     """Gradients under ``create_graph=True``: usable as they are, an error when differentiated again.
 
     ``anchors`` are what a second derivative could be asked for: leaves, earlier nodes, incoming gradients.
     """
     if not results:
         return results
-    return list(_SecondDerivative.apply(len(results), *results, *anchors))  # type: ignore[no-untyped-call]
+    return list(_SecondDerivative.apply(order, len(results), *results, *anchors))  # type: ignore[no-untyped-call]

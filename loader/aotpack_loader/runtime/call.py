@@ -52,7 +52,7 @@ class MethodCall:
         native: bool = False,
     ) -> None:
         self.name = name
-        self._checks = checks
+        self._checks, self._method = checks, method
         self._device = device
         self._modes = Modes(method, device, native=native)
         self._inputs = Inputs(method, device)
@@ -68,6 +68,17 @@ class MethodCall:
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
+
+    def differentiate_again(self, second: MethodCall) -> None:
+        """Let ``second`` compute the gradients where they are to be differentiated again."""
+        from .second import SecondDerivative  # rarely there: not part of what every start imports
+
+        assert self._differentiable is not None
+        assert second._differentiable is not None
+        second._differentiable.order = "first and second"
+        convention = self._method.backward.second  # type: ignore[union-attr]
+        assert convention is not None
+        self._differentiable.second = SecondDerivative(self._method, convention, second, self._device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self

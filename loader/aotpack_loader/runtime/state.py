@@ -26,7 +26,7 @@ class State:
             for primal, gradient in zip(method.primals, gradients, strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
-        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to]
+        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.serves]
         self._alike: dict[bool, Callable[..., bool]] = {}
 
     def check(self, state: Mapping[str, Any]) -> None:
