@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 from torch import Tensor, nn
 
 import aotpack
@@ -121,9 +120,14 @@ def results(broken: Broken, index: int, change: Callable[[Any], Any]) -> None:
 
 
 def writes_to_weight(broken: Broken) -> None:
-    declared = broken.call._epilogue._mutations
+    mutate = broken.call._epilogue._mutate
     at = next(i for i, p in enumerate(broken.method.primals) if isinstance(p, schema.ParameterPrimal))
-    broken.call._epilogue._mutations = [*declared, structs.replace(declared[0], primal=at)]
+
+    def more(primals: list[Tensor], *rest: Any) -> None:
+        mutate(primals, *rest)
+        primals[at].detach().add_(1)
+
+    broken.call._epilogue._mutate = more
 
 
 VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {

@@ -94,6 +94,23 @@ def test_batched_gradients(bundle: Path) -> None:
         batched(loaded)
 
 
+def test_gradients_of_gradients_draw_what_the_forward_drew(tmp_path: Path) -> None:  # R8
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Dropout(0.5))
+    x = torch.randn(5, 3, requires_grad=True)
+    aotpack.build(eager, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",), second_derivatives=True)
+    seen = []
+    for f in (eager, aotpack.load(tmp_path / "m")):
+        torch.manual_seed(7)
+        y = f(x)
+        torch.rand(3)
+        state = torch.get_rng_state()
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        seen.append([y, gradient, *torch.autograd.grad(gradient.square().sum(), list(f.parameters()), allow_unused=True)])
+        assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(seen[1], seen[0])
+
+
 # ---------------------------------------------------------------- determinism
 
 

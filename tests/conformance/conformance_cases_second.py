@@ -190,7 +190,7 @@ def second(name: str, factory: Any, *specs: Any, act: Any = penalty, **options: 
 
 
 CASES: list[Case] = [
-    second("a penalty on the gradient", Mlp, g(5, 3)),
+    second("a penalty on the gradient", Mlp, g(5, 3)),  # R8
     second("of parameters", Mlp, g(5, 3), act=penalty_of_parameters),
     second("with retain_graph", Mlp, g(5, 3), act=penalty_twice),
     second("backward(create_graph=True)", Mlp, g(5, 3), act=backward_create_graph),
