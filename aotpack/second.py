@@ -17,6 +17,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from . import _torch_compat as compat
+from ._torch_random import is_random
 from .dynamic_shapes import DynamicShapes
 from .returned import result_leaves
 from .signature import Convention
@@ -104,9 +105,10 @@ def check(first: Convention, second: Convention) -> bool:
     for primal, users in _reads(second):
         if primal in overwritten and users:
             problems.append(Problem(primal.name, "is read by the gradients, and written to before they are taken again"))
-    drawn = _draws(first.forward)
-    again = second.backward is not None and _draws(second.backward)
-    if drawn != _draws(second.forward) or again:
+    drawn, again = _draws(first.forward), _draws(second.forward)
+    # What the backward computes again it draws from the state that the forward has saved (aotpack.rng).
+    own = {node.name for node in _draws(second.backward)} - {node.name for node in again}
+    if own or [str(node.target) for node in drawn] != [str(node.target) for node in again]:
         problems.append(Problem("model", "draws random numbers, which the trace of its gradients does not draw alike"))
     if problems:
         raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
@@ -154,8 +156,6 @@ def _trains(node: Node) -> bool:
     return place is not None and node.args[place] is True
 
 
-def _draws(module: GraphModule) -> list[str]:
-    """The operators that draw random numbers, in order."""
-    seeded = torch.Tag.nondeterministic_seeded
-    targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    return [str(target) for target in targets if seeded in target.tags]
+def _draws(module: GraphModule | None) -> list[Node]:
+    """The nodes that draw random numbers, in order."""
+    return [] if module is None else [node for node in module.graph.nodes if is_random(node)]

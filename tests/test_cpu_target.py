@@ -165,7 +165,7 @@ def test_saved_activations_are_freed_as_the_backward_uses_them(
 # ---------------------------------------------------------------- layouts
 
 
-def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bundle: Path) -> None:
+def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bundle: Path) -> None:  # X1
     """Convolutions compute channels-last; X1: what they save is handed to the backward as it is, what the caller sees is not."""
     model = aotpack.load(digits_bundle, backend="cpu")
     saved: list[torch.Tensor] = []
