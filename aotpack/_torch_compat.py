@@ -364,8 +364,12 @@ def kept_state_changes() -> Iterator[None]:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
-def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Touched:
+def rehearse(
+    mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, strict: bool = True
+) -> Touched:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+
+    Not ``strict``: only to have it set up what it sets up at its first call.
 
     Returns what it touches. Kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
     nothing to do: only running tells.
@@ -388,7 +392,7 @@ def rehearse(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...]
             i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
         }
         before = {id(tensor): tensor._version for tensor in (*leaves.values(), *state.values())}
-        with _RefusedFunctions():
+        with _RefusedFunctions() if strict else contextlib.nullcontext():
             torch.func.functional_call(model, state, args, kwargs)
         return Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import operator
-import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +21,9 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 
 from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
-from . import views, watching
+from . import places, views, watching
 from ._torch_random import no_python_random, traced_random
+from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line
 from .returned import Returned
@@ -35,13 +33,16 @@ FRONT_ENDS = ("dynamo", "export", "trace")
 
 @dataclass(frozen=True)
 class Captured:
-    """A traced method: the joint graph, how it was got, and the user's lines whose checkpoints it does not recompute."""
+    """A traced method: the joint graph, how it was got, the user's lines whose checkpoints it does not recompute, and the Python
+    branches that were taken as on the example inputs.
+    """
 
     joint: compat.Joint
     returned: Returned
     front_end: str
     rejected: tuple[Problem, ...] = field(default=())
     lost_checkpoints: tuple[str, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
 
 class FunctionModule(torch.nn.Module):
@@ -66,10 +67,12 @@ def capture(
     decompositions: compat.Decompositions | None = None,
     exact_random: bool = False,
     front_ends: Sequence[str] = FRONT_ENDS,
+    follow_example: bool = False,
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
 
-    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw.
+    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With ``follow_example`` it is run once if no
+    front end takes it as it is, and direct tracing follows the way that its Python branches go (:mod:`aotpack.branches`).
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
@@ -78,6 +81,7 @@ def capture(
     cause: Exception | None = None
     for name in front_ends:
         returned = Returned()
+        followed: list[Branch] = []
         with (
             _mode(model, training),
             torch.set_grad_enabled(grad),
@@ -86,6 +90,9 @@ def capture(
             traced_random(exact=exact_random),
         ):
             try:
+                if follow_example and name == "trace":
+                    followed = observe(model, args, kwargs)
+                    follow(model, followed)
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
             except AotpackError:
@@ -94,12 +101,20 @@ def capture(
                 rejected.append(Problem(name, explain(error)))
                 cause = cause or error
                 continue
-        return Captured(joint, returned, name, tuple(rejected), lost)
+        return Captured(joint, returned, name, tuple(rejected), lost, tuple(followed))
     raise CaptureError(
         f"No front end could trace the model in {'train' if training else 'eval'} mode.",
         rejected,
-        hint="Each line above is one front end's reason; the first is the one to mend.",
+        hint=_HINT + (_BRANCH_HINT if not follow_example and any(_BRANCHES in p.message for p in rejected) else ""),
     ) from cause
+
+
+_HINT = "Each line above is one front end's reason; the first is the one to mend."
+_BRANCHES = "data-dependent expression"
+_BRANCH_HINT = (
+    " If a Python branch on the truth value of a tensor is to go the way it goes on the example inputs, build with"
+    ' branches="example": a call on which it would go another is then an error.'
+)
 
 
 def _check_constants(joint: compat.Joint) -> None:
@@ -115,7 +130,7 @@ def explain(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
     first = raised.splitlines()[0] if dynamo else _first_paragraph(text)
-    where = user_line(error) or "; ".join(getattr(error, "__notes__", []))
+    where = places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
     return f"{type(error).__name__}: {first}" + (f" [at {where}]" if where and where not in first else "")
 
 
@@ -125,37 +140,12 @@ def _first_paragraph(text: str) -> str:
     return f"{first} {_first_paragraph(rest)}" if first.endswith(":") and rest else first
 
 
-def user_line(error: BaseException) -> str:
-    """``file:line: source`` of the innermost frame outside torch and aotpack, or nothing."""
-    return _user_frame(traceback.extract_tb(error.__traceback__)) or _line_in_message(str(error))
-
-
-def _user_frame(stack: traceback.StackSummary) -> str:
-    for frame in reversed(stack):
-        library = "site-packages" in frame.filename or "/aotpack/" in frame.filename or frame.filename.startswith("<")
-        if not library and "/lib/python" not in frame.filename:
-            return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
-    return ""
-
-
-def _line_in_message(text: str) -> str:
-    """Dynamo tells the user's line in its message, below "from user code:"."""
-    _, found, tail = text.partition("from user code:")
-    lines = tail.splitlines() if found else []
-    places = [
-        (match.group(1), match.group(2), code.strip())
-        for line, code in itertools.pairwise(lines)
-        if (match := re.match(r'\s*File "([^"]+)", line (\d+)', line)) and "site-packages" not in match.group(1)
-    ]
-    own = [place for place in places if "/aotpack/" not in place[0]]
-    return "{}:{}: {}".format(*own[-1]) if own else ""
-
-
 @contextlib.contextmanager
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    # Attributes, parameters and buffers are put back as they were: a trace must not leave its fake tensors in the user's
-    # model (torch's own reparametrization does, where one submodule has two names).
-    held = [d for module in model.modules() for d in (module.__dict__, module._parameters, module._buffers)]
+    # Attributes, parameters, buffers and hooks are put back as they were: a trace must not leave its fake tensors in the user's
+    # model (torch's own reparametrization does, where one submodule has two names), nor what a first call sets up.
+    attributes = [module.__dict__ for module in model.modules()]
+    held = [*attributes, *(value for found in attributes for value in found.values() if isinstance(value, dict))]
     before = [(entries, dict(entries)) for entries in held]
     if model.training != training:
         model.train(training)
@@ -176,7 +166,7 @@ def _with_dynamo(
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
-        captured = compat.capture_with_dynamo(model, args, kwargs)
+        captured = _set_up_and_captured(model, args, kwargs)
         _refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):
@@ -196,6 +186,17 @@ def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict
         return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs)
     except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
         return None
+
+
+def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
+    """What a first call sets up is often guarded by a lock, which Dynamo cannot enter: then a run on fake tensors comes first."""
+    try:
+        return compat.capture_with_dynamo(model, args, kwargs)
+    except torch._dynamo.exc.Unsupported as error:
+        if "`lock`" not in str(error):
+            raise
+    compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+    return compat.capture_with_dynamo(model, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -301,7 +302,7 @@ def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
     """The user's lines of checkpoints that left no trace in the joint graph."""
-    return tuple(dict.fromkeys(_user_frame(stack) for stack in regions.lost(joint.graph_module.graph)))
+    return tuple(dict.fromkeys(places.of_stack(stack) for stack in regions.lost(joint.graph_module.graph)))
 
 
 _FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}

@@ -39,6 +39,7 @@ from .weights import write_weights
 RandomMode = Literal["default", "eager"]
 PARTITIONERS = ("min-cut", "default")
 RNG_MODES: tuple[RandomMode, ...] = ("default", "eager")
+BRANCHES = ("refuse", "example")
 LAYOUTS = ("file", "directory")
 
 
@@ -120,6 +121,7 @@ class _Options:
     decompositions: Decompositions
     front_ends: Sequence[str]
     rng: RandomMode
+    branches: str
 
     @property
     def exact_random(self) -> bool:
@@ -175,6 +177,7 @@ def build(
     methods: Sequence[str] = ("train", "infer"),
     front_ends: Sequence[str] = capture.FRONT_ENDS,
     rng: RandomMode = "default",
+    branches: str = "refuse",
     self_test: bool = False,
     name: str | None = None,
     cache: bool = True,
@@ -186,7 +189,7 @@ def build(
 
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
-        args, kwargs: example inputs; their values are not used, only types, sizes and ``requires_grad``.
+        args, kwargs: example inputs; their values are not used, only types, sizes and ``requires_grad`` (but see ``branches``).
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
         dynamic_shapes: sizes that vary, in ``torch.export``'s form.
@@ -196,6 +199,8 @@ def build(
         front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws eager's random numbers under the same seed, on every target, and leaves the generator as
             eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
+        branches: Python branches on truth values of tensors: ``"refuse"``, or ``"example"`` to go the way that they go when the
+            model is run on copies of the example inputs; a call on which one would go another way is an error.
         self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name; default the model's class.
         cache: reuse compiled code of unchanged graphs.
@@ -208,11 +213,11 @@ def build(
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
-    _check_options(args, partitioner, memory_budget, methods, front_ends, rng, layout)
+    _check_options(args, partitioner, memory_budget, methods, front_ends, rng, branches, layout)
     chosen = resolve_targets(targets)
     tables = [target.decompositions(exact_random=rng == "eager") for target in chosen]
     table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE}
-    options = _Options(partitioner, memory_budget, table, front_ends, rng)
+    options = _Options(partitioner, memory_budget, table, front_ends, rng, branches)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     run = _Build(observer or Silent())
     stored = StoredTensors()
@@ -288,6 +293,7 @@ def _check_options(
     methods: Sequence[str],
     front_ends: Sequence[str],
     rng: str,
+    branches: str,
     layout: str,
 ) -> None:
     problems = []
@@ -310,6 +316,8 @@ def _check_options(
         problems.append(Problem("front_ends", "at least one is needed"))
     if rng not in RNG_MODES:
         problems.append(Problem("rng", f"{rng!r} is none of {', '.join(RNG_MODES)}"))
+    if branches not in BRANCHES:
+        problems.append(Problem("branches", f"{branches!r} is none of {', '.join(BRANCHES)}"))
     if layout not in LAYOUTS:
         problems.append(Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}"))
     if problems:
@@ -401,10 +409,13 @@ def _trace_once(
             decompositions=options.decompositions,
             exact_random=options.exact_random,
             front_ends=options.front_ends,
+            follow_example=options.branches == "example",
         )
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
         run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
+    for line in dict.fromkeys(branch.where for branch in captured.branches):
+        run.warn(f"{plan.name!r} goes the example inputs' way, and fails at a call that goes another: {line}")
     for line in captured.lost_checkpoints:
         run.warn(f"{plan.name!r}: the {captured.front_end} front end looked through a checkpoint, so all in it is saved: {line}")
     if captured.joint.side_effects:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from aotpack.cli import main
 from aotpack.graph import from_fx, to_fx
 from aotpack.targets.cpu import CpuTarget
 from aotpack.targets.portable import PortableTarget
+from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import BuildError, CaptureError, InputError, ModeError
@@ -171,6 +173,33 @@ def test_all_front_ends_reasons_are_given_when_all_refuse(tmp_path: Path) -> Non
     assert "the line a user should see" in str(caught.value)
     assert caught.value.__cause__ is not None
     assert list(tmp_path.iterdir()) == []
+
+
+_LOCK = threading.Lock()
+
+
+class SetUpAtFirstCall(nn.Module):
+    """Installs hooks when it is called for the first time, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "ready", False):
+            with _LOCK:
+                self.layer.register_forward_hook(lambda module, args, output: output * 2)
+                self.ready = True
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("front_end", capture.FRONT_ENDS)
+def test_what_a_first_call_sets_up_is_traced_and_put_back(tmp_path: Path, front_end: str) -> None:
+    model, x = SetUpAtFirstCall(), torch.randn(2, 3)
+    portable(model, (x,), tmp_path / "m", front_ends=(front_end,))
+    assert not model.layer._forward_hooks
+    assert "ready" not in vars(model)
+    assert torch.equal(load(tmp_path / "m")(x), model(x))
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, BuildError, ZeroDivisionError])

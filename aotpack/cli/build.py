@@ -54,6 +54,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="eager: dropout and the like draw eager's numbers under one seed.",
 )
+@click.option(
+    "--branches",
+    type=click.Choice(["refuse", "example"]),
+    default="refuse",
+    show_default=True,
+    help="Python branches on tensors' truth values: refuse the model, or go the example inputs' way and check it at each call.",
+)
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option("--second-derivatives", is_flag=True, help="Also hold gradients of gradients (create_graph=True).")
 @click.option("--no-cache", is_flag=True, help="Compile everything anew.")

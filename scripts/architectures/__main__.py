@@ -21,7 +21,7 @@ from compare import TOLERANCE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from roll import ARCHITECTURES
-from run import RESULTS, Entry, Line, entries, run_all, stored
+from run import RESULTS, Entry, Line, entries, run_all, stored, write
 from table import markdown, one_line, screen, update_readme
 
 progress_console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
@@ -34,9 +34,9 @@ def main() -> None:
         for item in ARCHITECTURES.values():
             console.print(f"{item.name:18} {item.title}", markup=False)
         return
-    partial = options.only or options.target or options.resume
-    lines = stored() if partial else {}
-    chosen = planned(options, lines)
+    if not (options.only or options.target or options.resume):
+        write({})
+    chosen = planned(options)
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=progress_console, transient=True) as progress:
         task = progress.add_task("zoo", total=len(chosen))
@@ -47,7 +47,8 @@ def main() -> None:
                 progress.console.print(log, markup=False)
             progress.advance(task)
 
-        run_all(chosen, lines, options.jobs, done)
+        run_all(chosen, options.jobs, done)
+    lines = stored()
     if options.json:
         print(json.dumps(json.loads(RESULTS.read_text()), indent=2))
     elif options.markdown:
@@ -75,15 +76,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def planned(options: argparse.Namespace, lines: dict[Entry, Line]) -> list[Entry]:
-    """The entries to run: those asked for whose package is installed."""
+def planned(options: argparse.Namespace) -> list[Entry]:
+    """The entries to run: those asked for whose package is installed; those that take longer come last."""
     unknown = set(options.only or ()) - set(ARCHITECTURES)
     if unknown:
         sys.exit(f"zoo: no architecture {', '.join(sorted(unknown))}; `scripts/zoo --list` lists them")
     absent = {item.package for item in ARCHITECTURES.values() if find_spec(item.package) is None}
     for package in sorted(absent):
         progress_console.print(f"zoo: {package} is not installed; its architectures are left out", markup=False)
-    return [
+    lines = stored()
+    chosen = [
         entry
         for entry in entries()
         if ARCHITECTURES[entry.name].package not in absent
@@ -91,6 +93,7 @@ def planned(options: argparse.Namespace, lines: dict[Entry, Line]) -> list[Entry
         and options.target in (None, entry.target)
         and not (options.resume and lines.get(entry, {}).get("status") == "passed")
     ]
+    return sorted(chosen, key=lambda entry: (entry.target == "cpu", entry.dynamic))
 
 
 if __name__ == "__main__":

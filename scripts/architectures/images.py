@@ -99,6 +99,6 @@ ARCHITECTURES = (
                       hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
                       decoder_hidden_size=32, num_labels=CLASSES, hidden_dropout_prob=DROPOUT,
                       attention_probs_dropout_prob=DROPOUT),
-    Architecture("detr", "DETR, object detector", "transformers", detr, large_images),
+    Architecture("detr", "DETR, object detector", "transformers", detr, large_images, branches="example"),
     Architecture("maskformer", "MaskFormer, instance segmentation", "transformers", maskformer, large_images),
 )  # fmt: skip

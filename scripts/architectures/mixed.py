@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from registry import DROPOUT, IMAGE, TOKENS, VOCABULARY, Inputs, from_transformers, images, tokens
 from text import ENCODER, causal
@@ -9,7 +11,6 @@ from text import ENCODER, causal
 SAMPLES = 800
 
 WAVES = {
-    "vocab_size": 32,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -21,7 +22,8 @@ WAVES = {
     "num_conv_pos_embedding_groups": 4,
     "layerdrop": 0.0,
     "apply_spec_augment": False,
-    "ctc_loss_reduction": "mean",
+    "classifier_proj_size": 32,
+    "num_labels": 4,
 }
 """Without what is drawn in Python, outside of any graph: whole layers to drop, spans to mask (numpy)."""
 
@@ -37,7 +39,13 @@ def speech(batch: int) -> Inputs:
 
 
 def waves(batch: int) -> Inputs:
-    return {"input_values": torch.randn(batch, SAMPLES), "labels": torch.randint(1, 32, (batch, 4))}
+    """Sounds, each of some kind. (The heads for speech compare the labels' values in Python, outside of any graph.)"""
+    return {"input_values": torch.randn(batch, SAMPLES), "labels": torch.randint(4, (batch,))}
+
+
+def frozen(model: Any) -> None:
+    """As one fine-tunes. (In training, a convolution that is not frozen sets ``requires_grad`` of an activation.)"""
+    model.freeze_feature_encoder()
 
 
 def pairs(batch: int) -> Inputs:
@@ -63,9 +71,9 @@ ARCHITECTURES = (
                       max_source_positions=32, max_target_positions=32, dropout=DROPOUT, attention_dropout=DROPOUT,
                       activation_dropout=DROPOUT, decoder_start_token_id=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                       suppress_tokens=None, begin_suppress_tokens=None, use_cache=False),
-    from_transformers("wav2vec2", "Wav2Vec2, speech recognition (CTC)", "Wav2Vec2ForCTC", waves, **WAVES,
-                      num_feat_extract_layers=3),
-    from_transformers("hubert", "HuBERT, speech recognition (CTC)", "HubertForCTC", waves, **WAVES),
+    from_transformers("wav2vec2", "Wav2Vec2, sound classifier", "Wav2Vec2ForSequenceClassification", waves, prepare=frozen,
+                      num_feat_extract_layers=3, **WAVES),
+    from_transformers("hubert", "HuBERT, sound classifier", "HubertForSequenceClassification", waves, prepare=frozen, **WAVES),
     from_transformers("clip", "CLIP, images and text", "CLIPModel", pairs, text_config=WORDS, vision_config=PIXELS,
                       projection_dim=32),
     from_transformers("blip", "BLIP, image captions", "BlipForConditionalGeneration", captioned,

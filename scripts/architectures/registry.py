@@ -30,7 +30,7 @@ class Architecture:
     """An entry of the registry.
 
     ``batch`` is the size to build with. ``dynamic``: built with a dynamic batch too; ``native``: for the cpu target too.
-    ``package`` is the distribution that the model comes from.
+    ``package`` is the distribution that the model comes from, ``branches`` the option of that name of the build.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Architecture:
     batch: int = 2
     dynamic: bool = True
     native: bool = False
+    branches: str = "refuse"
 
 
 class Objective(nn.Module):
@@ -59,14 +60,27 @@ class Objective(nn.Module):
 
 
 def from_transformers(
-    name: str, title: str, model: str, inputs: Callable[[int], Inputs], *, results: tuple[str, ...] = (), **settings: Any
+    name: str,
+    title: str,
+    model: str,
+    inputs: Callable[[int], Inputs],
+    *,
+    results: tuple[str, ...] = (),
+    dtype: torch.dtype = torch.float32,
+    prepare: Callable[[Any], None] | None = None,
+    **settings: Any,
 ) -> Architecture:
-    """The class ``model`` of transformers; ``settings`` are those of :class:`Architecture` and else the configuration's."""
-    options = {key: settings.pop(key) for key in ("batch", "dynamic", "native") if key in settings}
+    """The class ``model`` of transformers; ``settings`` are those of :class:`Architecture` and else the configuration's.
+
+    ``prepare`` is called with the model; ``results`` are what a loss is made of where it brings none (:class:`Objective`).
+    """
+    options = {key: settings.pop(key) for key in ("batch", "dynamic", "native", "branches") if key in settings}
 
     def make() -> nn.Module:
         kind = getattr(importlib.import_module("transformers"), model)
-        made: nn.Module = kind(kind.config_class(**settings))
+        made: nn.Module = kind(kind.config_class(**settings)).to(dtype)
+        if prepare is not None:
+            prepare(made)
         return Objective(made, *results) if results else made
 
     return Architecture(name, title, "transformers", make, inputs, **options)

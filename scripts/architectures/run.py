@@ -70,25 +70,21 @@ def key_of(line: Mapping[str, Any]) -> Entry:
     return Entry(line["name"], line["target"], line["dynamic"])
 
 
-def run_all(
-    chosen: Sequence[Entry], lines: dict[Entry, Line], jobs: int, done: Callable[[Entry, Line, str], None]
-) -> dict[Entry, Line]:
+def run_all(chosen: Sequence[Entry], jobs: int, done: Callable[[Entry, Line, str], None]) -> None:
     """Run entries, ``jobs`` at a time; ``done`` sees each with what its processes wrote.
 
-    The results file is written after each, so that an interrupted run leaves what it did.
+    The results file is brought up to date after each: an interrupted run leaves what it did, and two runs can share it.
     """
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(run_entry, entry): entry for entry in chosen}
         try:
             for future in as_completed(futures):
-                entry = futures[future]
-                lines[entry], log = future.result()
-                write(lines)
-                done(entry, lines[entry], log)
+                line, log = future.result()
+                write({**stored(), futures[future]: line})
+                done(futures[future], line, log)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return lines
 
 
 def write(lines: Mapping[Entry, Line]) -> None:

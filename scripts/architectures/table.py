@@ -76,11 +76,13 @@ def markdown(lines: Mapping[Entry, Line]) -> str:
 
 
 def _notes(lines: Mapping[Entry, Line]) -> list[str]:
-    passed = sum(line["status"] == "passed" for line in lines.values())
-    architectures = {entry.name for entry in lines}
-    whole = {name for name in architectures if all(line["status"] == "passed" for e, line in lines.items() if e.name == name)}
+    passed = [entry for entry, line in lines.items() if line["status"] == "passed"]
+    names = {entry.name for entry in lines}
+    whole = names - {entry.name for entry in lines if entry not in passed}
+    torch = sorted({f"torch {line['torch']}" for line in lines.values() if "torch" in line})
+    packages = sorted({line["package"] for line in lines.values() if "package" in line})
     return [
-        f"{len(whole)} of {len(architectures)} architectures, {passed} of {len(lines)} entries.",
+        f"{len(whole)} of {len(names)} architectures, {len(passed)} of {len(lines)} entries; {', '.join(torch + packages)}.",
         "A figure is the largest relative error of any gradient; *random*: a training step draws random numbers.",
     ]
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         targets=(entry["target"],),
         dynamic_shapes=batch_of(inputs) if entry["dynamic"] else None,
         methods=methods_of(entry),
+        branches=item.branches,
+        rng="eager",
         cache=False,
     )
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
@@ -95,6 +98,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     stages = {stage.name: round(stage.seconds, 3) for stage in report.stages}
     return {
         "torch": torch.__version__,
+        "package": f"{item.package} {version(item.package)}",
         "draws": draws(reference),
         "parameters": sum(p.numel() for p in model.parameters()),
         "build_seconds": {**stages, "total": round(sum(stages.values()), 3)},

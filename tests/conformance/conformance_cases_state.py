@@ -246,6 +246,10 @@ class Dropout(nn.Module):
         return F.dropout(self.layer(F.dropout(x, 0.5, self.training)), 0.3, self.training)
 
 
+def dropout_then_transposed(x: Tensor, weight: Tensor) -> Tensor:
+    return F.dropout(F.linear(x, weight), 0.5).transpose(1, 2)
+
+
 def random_in_model(x: Tensor) -> Any:
     return x + torch.rand(3), torch.randn_like(x), torch.randint(0, 9, (2,)), torch.bernoulli(x.sigmoid())
 
@@ -386,6 +390,7 @@ CASES: list[Case] = [
     ),
     module_case("RNG dropout: two of them, eager's numbers under one seed", Dropout, g(3, 4), calls=THRICE),
     case("RNG dropout: functional, eager's numbers under one seed", drop(0.5), g(64), calls=(TRAIN,)),
+    case("RNG dropout: its gradient has other strides than traced", dropout_then_transposed, g(2, 3, 4), g(4, 4), calls=(TRAIN,)),
     case("RNG dropout: p=0", drop(0.0), g(8), calls=(TRAIN,)),
     case("RNG dropout: p=1", drop(1.0), g(8), calls=(TRAIN,)),
     case("RNG: rand, randn_like, randint, bernoulli, eager's numbers under one seed", random_in_model, g(3)),

@@ -119,8 +119,10 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "prims.convert_element_type.default": _convert,
     "prims.iota.default": _iota,
     "prims.fma.default": _fma,
+    "aten.view.default": torch.reshape,
 }
-"""What stands in for operators that torch implements in Python: the first call of one of those imports Dynamo."""
+"""What stands in for operators that torch implements in Python, as the first call of one of those imports Dynamo; and for
+``view``, because some operators return other strides than they were traced with."""
 
 MATH_NAMESPACES: Final = frozenset({"aten", "prims"})
 TORCH_NAMESPACES: Final = frozenset({

@@ -88,7 +88,7 @@ def _viewed(node: schema.Node) -> str | None:
     first = node.args[0] if node.args else None
     if not isinstance(first, schema.ValueRef):
         return None
-    if node.op in ("builtin.getitem", "aten._unsafe_view.default"):
+    if node.op in ("builtin.getitem", "aten._unsafe_view.default", "aten.view.default"):
         return first.name
     space, _, _ = node.op.partition(".")
     if space not in operators.MATH_NAMESPACES or node.op in operators.STAND_INS:

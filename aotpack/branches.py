@@ -1,0 +1,81 @@
+"""Python branches on truth values of tensors: traced the way they go on the example inputs, with a check of it in the graph.
+
+A trace follows one way of an ``if``. Where the user agrees (``branches="example"``), the model is run once on copies of its
+example inputs. The truth values that Python reads of tensors there (``if tensor:``, ``tensor.all().item()``) are taken for
+given while tracing, and the graphs assert them: a call on which a branch would go another way fails before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+from . import places
+from ._torch_compat import SideEffectError
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A truth value that was read, and the ``file:line: source`` that read it, be it the user's own or a library's."""
+
+    value: bool
+    where: str
+
+
+def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Branch]:
+    """The truth values that Python reads in one run on copies of the example inputs and of the state, in order."""
+    found: list[Branch] = []
+
+    def read(function: Callable[..., Any], tensor: torch.Tensor) -> bool:
+        found.append(Branch(function(tensor), places.here()))
+        return found[-1].value
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, twin, (args, kwargs))
+    with torch.random.fork_rng(devices=[]), _Reads(read):
+        torch.func.functional_call(model, state, args, kwargs)
+    return found
+
+
+def follow(model: torch.nn.Module, branches: Sequence[Branch]) -> None:
+    """From now on, runs of ``model`` read the values of ``branches``, and assert them. Set as an attribute of the instance."""
+    forward = model.forward
+
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        left = iter(branches)
+
+        def read(function: Callable[..., Any], tensor: torch.Tensor) -> bool:
+            branch = next(left, None)
+            if branch is None:
+                raise SideEffectError(
+                    f"{places.here()}: reads a truth value that it did not read when it ran on the example inputs"
+                )
+            message = f"{branch.where}: the branch goes another way than on the inputs that the bundle was built with"
+            torch.ops.aten._assert_async.msg((tensor.bool() == branch.value).reshape(()), message)
+            return branch.value
+
+        with _Reads(read):
+            return forward(*args, **kwargs)
+
+    model.forward = followed
+
+
+class _Reads(TorchFunctionMode):
+    """Lets ``read(function, tensor)`` answer where Python reads a tensor's truth value."""
+
+    def __init__(self, read: Callable[[Callable[..., Any], torch.Tensor], bool]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__bool__ or (func is torch.Tensor.item and args[0].dtype == torch.bool):
+            return self._read(func, args[0])
+        return func(*args, **(kwargs or {}))

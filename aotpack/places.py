@@ -1,0 +1,55 @@
+"""Where in a model's code something happened: the user's own line, and the line of a library below it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Iterable
+
+
+def of_error(error: BaseException) -> str:
+    """``file:line: source`` of the model's innermost line behind an exception, or nothing.
+
+    Where that is a library's, the user's line that led there is named as well.
+    """
+    places = _places(traceback.extract_tb(error.__traceback__)) or _places(_frames_in(str(error)))
+    own = [text for path, text in places if not _is_library(path)]
+    if not places:
+        return ""
+    inner = places[-1][1]
+    return inner if not own or own[-1] == inner else f"{inner}, called from {own[-1]}"
+
+
+def of_stack(stack: traceback.StackSummary) -> str:
+    """``file:line: source`` of the user's innermost line, or nothing."""
+    return next((text for path, text in reversed(_places(stack)) if not _is_library(path)), "")
+
+
+def here() -> str:
+    """The innermost line of the model that runs now, be it a library's."""
+    return _places(traceback.extract_stack())[-1][1]
+
+
+def _places(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:
+    """File and text of the frames that are the model's: neither torch's nor Python's nor ours."""
+    return [(f.filename, f"{f.filename}:{f.lineno}: {(f.line or '').strip()}") for f in frames if _is_model(f.filename)]
+
+
+def _is_model(path: str) -> bool:
+    python = "/lib/python" in path and not _is_library(path)
+    return not (path.startswith("<") or python or "/aotpack/" in path or "/site-packages/torch/" in path)
+
+
+def _is_library(path: str) -> bool:
+    return "site-packages" in path
+
+
+def _frames_in(text: str) -> list[traceback.FrameSummary]:
+    """Dynamo tells the model's lines in its message, below "from user code:"."""
+    lines = text.partition("from user code:")[2].splitlines()
+    return [
+        traceback.FrameSummary(match.group(1), int(match.group(2)), "", line=code.strip())
+        for line, code in itertools.pairwise(lines)
+        if (match := re.match(r'\s*File "([^"]+)", line (\d+)', line))
+    ]

@@ -1,0 +1,91 @@
+"""Python branches on truth values of tensors: refused with their line, or traced the example's way and checked at each call."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotpack
+from aotpack_loader import load
+from aotpack_loader.errors import BuildError, CaptureError
+
+
+class Checked(nn.Module):
+    """Clamps what is not finite in training, as transformers' encoders do, and checks its labels, as its heads do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.drop(self.norm(self.layer(x)))
+        if self.training and not torch.isfinite(hidden).all().item():
+            hidden = torch.nan_to_num(hidden)
+        if labels.max() >= 4:
+            raise ValueError("a label is out of range")
+        return nn.functional.cross_entropy(hidden, labels)
+
+
+@pytest.fixture
+def model() -> Checked:
+    torch.manual_seed(0)
+    return Checked()
+
+
+X, LABELS = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+
+
+def test_a_branch_is_refused_with_its_line_and_the_way_out(model: Checked, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError) as error:
+        aotpack.build(model, (X, LABELS), out=tmp_path / "m.aotpack", targets=("portable",))
+    assert "test_branches.py" in str(error.value)
+    assert "if self.training and not torch.isfinite(hidden).all().item():" in str(error.value)
+    assert 'branches="example"' in str(error.value)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_branch_follows_the_example(model: Checked, tmp_path: Path, dynamic: bool) -> None:
+    eager, state = copy.deepcopy(model), torch.get_rng_state()
+    shapes = {"x": {0: torch.export.Dim("n", max=9)}, "labels": {0: torch.export.Dim("n", max=9)}} if dynamic else None
+    out = tmp_path / "m.aotpack"
+    report = aotpack.build(model, (X, LABELS), out=out, targets=("portable",), dynamic_shapes=shapes, branches="example")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), eager.state_dict().values(), strict=True))
+    assert any("if labels.max() >= 4:" in warning for warning in report.warnings)
+
+    bundle = load(out)
+    size = 3 if dynamic else 5
+    for seed in range(2):
+        losses = []
+        for module in (eager, bundle):
+            torch.manual_seed(seed)
+            losses.append(module(X[:size], LABELS[:size].flip(0)))
+            losses[-1].backward()
+        assert torch.equal(*losses)
+    for (name, a), (_, b) in zip(eager.named_parameters(), bundle.named_parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+    assert torch.equal(eager.norm.running_var, bundle.get_buffer("norm.running_var"))
+    with torch.no_grad():
+        assert torch.equal(eager.eval()(X[:size], LABELS[:size]), bundle.eval()(X[:size], LABELS[:size]))
+
+
+def test_a_call_that_goes_another_way_fails_and_writes_nothing(model: Checked, tmp_path: Path) -> None:
+    out = tmp_path / "m.aotpack"
+    aotpack.build(model, (X, LABELS), out=out, targets=("portable",), methods=("train",), branches="example")
+    bundle = load(out)
+    with pytest.raises(RuntimeError, match=r"if labels.max\(\) >= 4:: the branch goes another way than on the inputs"):
+        bundle(X, LABELS + 1)
+    with pytest.raises(RuntimeError, match=r"isfinite"):
+        bundle(X * torch.inf, LABELS)
+    assert torch.equal(bundle.get_buffer("norm.running_mean"), torch.zeros(4))
+
+
+def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="branches: 'guess' is none of refuse, example"):
+        aotpack.build(model, (X, LABELS), out=tmp_path / "m.aotpack", targets=("portable",), branches="guess")
