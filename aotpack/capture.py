@@ -71,8 +71,9 @@ def capture(
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
 
-    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With ``follow_example`` it is run once if no
-    front end takes it as it is, and direct tracing follows the way that its Python branches go (:mod:`aotpack.branches`).
+    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With
+    ``follow_example`` the model is run once if no front end takes it as it is, and direct tracing follows the way that its
+    Python branches go (:mod:`aotpack.branches`).
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
