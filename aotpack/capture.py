@@ -83,25 +83,27 @@ def capture(
     for name in front_ends:
         returned = Returned()
         followed: list[Branch] = []
-        with (
-            _mode(model, training),
-            torch.set_grad_enabled(grad),
-            compat.unguarded_convolutions(),
-            compat.own_warnings(),
-            traced_random(exact=exact_random),
-        ):
-            try:
-                if follow_example and name == "trace":
+        try:
+            if follow_example and name == "trace":
+                with _mode(model, training), torch.set_grad_enabled(grad):
                     followed = observe(model, args, kwargs)
+            with (
+                _mode(model, training),
+                torch.set_grad_enabled(grad),
+                compat.unguarded_convolutions(),
+                compat.own_warnings(),
+                traced_random(exact=exact_random),
+            ):
+                if followed:
                     follow(model, followed)
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
-            except AotpackError:
-                raise
-            except Exception as error:  # a front end may raise anything; the reason is kept and shown
-                rejected.append(Problem(name, explain(error)))
-                cause = cause or error
-                continue
+        except AotpackError:
+            raise
+        except Exception as error:  # a front end may raise anything; the reason is kept and shown
+            rejected.append(Problem(name, explain(error)))
+            cause = cause or error
+            continue
         return Captured(joint, returned, name, tuple(rejected), lost, tuple(followed))
     raise CaptureError(
         f"No front end could trace the model in {'train' if training else 'eval'} mode.",
