@@ -28,6 +28,7 @@ import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._dynamo import functional_export
+from torch._dynamo.source import ConstantSource
 from torch._export.utils import _compiling_state_context
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
@@ -44,7 +45,8 @@ from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -52,9 +54,11 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    SubclassSymbolicContext,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -100,7 +104,11 @@ class Touched(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """The joint graph of a model, or its forward graph alone where nothing needs a gradient."""
+    """The joint graph of a model, or its forward graph alone where nothing needs a gradient.
+
+    ``num_forward``: how many of the graph's outputs are the forward's. ``gradient_metas``: which gradients are tensor
+    subclasses, as AOTAutograd describes them; None where no subclass is involved.
+    """
 
     graph_module: torch.fx.GraphModule
     metadata: ViewAndMutationMeta
@@ -110,6 +118,8 @@ class Joint:
     side_effects: tuple[str, ...]
     compares: bool
     deduplicated: bool
+    num_forward: int
+    gradient_metas: list[Any] | None
     synthetic_bases: bool
     fake_mode: FakeTensorMode
     tokens: int
@@ -119,7 +129,14 @@ class Joint:
     @property
     def num_forward_outputs(self) -> int:
         """Outputs of the joint graph that are the forward's: effect tokens, values written back, results, bases."""
-        return self.tokens + self.metadata.num_forward
+        return self.tokens + self.num_forward
+
+    @property
+    def num_gradients(self) -> int:
+        """Outputs of the backward that are gradients, none included: one for each primal, or for each part of a subclass."""
+        if self.gradient_metas is None:
+            return len(self.primal_descriptors)
+        return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
         """Whether running the model moves the version counter of an input; None where that is not known."""
@@ -380,8 +397,7 @@ def rehearse(
     """
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
-        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        copy.requires_grad_(tensor.requires_grad)
+        copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
         return copy if tensor.is_leaf else copy.clone()
 
     with mode:
@@ -448,12 +464,20 @@ def fake_mode_with_shapes() -> FakeTensorMode:
 
 
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
-    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols."""
-    context: Any = StatelessSymbolicContext(
-        dynamic_sizes=[DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
-        constraint_sizes=[_constraint(dims[i]) if i in dims else None for i in range(tensor.dim())],
-    )
-    return mode.from_tensor(tensor, symbolic_context=context)
+    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; those of a subclass's parts where they have its sizes."""
+    return mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
+
+
+def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
+    options: dict[str, Any] = {
+        "dynamic_sizes": [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
+        "constraint_sizes": [_constraint(dims[i]) if i in dims else None for i in range(tensor.dim())],
+    }
+    if not is_wrapper_subclass(tensor):
+        return StatelessSymbolicContext(**options)
+    parts = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}  # type: ignore[attr-defined]
+    inner = {name: _symbolic_context(part, dims if part.shape == tensor.shape else {}) for name, part in parts.items()}
+    return SubclassSymbolicContext(**options, inner_contexts=inner, tensor_source=ConstantSource("argument"))
 
 
 def _constraint(bounds: Bounds) -> Any:
@@ -529,11 +553,18 @@ def export_joint(
     All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
     the leaves that are traced.
     """
-    with contextlib.ExitStack() as stack, _faithful_results(note), scans_without_aliases():
+    with (
+        contextlib.ExitStack() as stack,
+        functorch_config.patch(_SUBCLASS_TANGENTS),
+        _aliases_named(),
+        _faithful_results(note),
+        scans_without_aliases(),
+    ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
         descriptors: Any = capture.updated_flat_args_descs
+        subclasses = capture.maybe_subclass_meta
         if state.needs_autograd:
             descriptors = descriptors[0]
         tokens = len(state.fw_metadata.tokens)
@@ -545,6 +576,8 @@ def export_joint(
             primal_descriptors=list(descriptors)[tokens:],
             side_effects=getattr(module, "meta", {}).get(SIDE_EFFECTS, ()),
             compares=getattr(module, "meta", {}).get(COMPARES, False),
+            num_forward=_num_forward(state.fw_metadata, subclasses),
+            gradient_metas=None if subclasses is None else subclasses.grad_input_metas or [],
             deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=mode,
@@ -575,6 +608,57 @@ def _faithful_results(note: Callable[[Any], list[Any]]) -> Iterator[None]:
 def has_effect(target: Any) -> bool:
     """Whether an operator does more than to return values: it writes to an argument, or is registered as effectful."""
     return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
+
+
+_GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"
+_SUBCLASS_TANGENTS = {_GUESS: True} if hasattr(functorch_config, _GUESS) else {}
+"""The gradient of a subclass that is written to is one of its class, not a plain tensor of zeros: the loader makes such zeros."""
+
+
+class AliasedOutputsError(Exception):
+    """Outputs (``positions``) share memory with each other beside tensor subclasses, which AOTAutograd does not trace."""
+
+    def __init__(self, positions: list[int]) -> None:
+        super().__init__("results share memory with each other")
+        self.positions = positions
+        self.places = [f"result {position}" for position in positions]
+
+
+@contextlib.contextmanager
+def _aliases_named() -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        found = re.search(r"alias one another, specifically output indices:\s*\[([\d, ]*)\]", str(error))
+        if found is None:
+            raise
+        raise AliasedOutputsError([int(number) for number in found.group(1).split(",")]) from error
+
+
+def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
+    """How many values the forward returns; a tensor subclass counts as its parts and its sizes that vary."""
+    if subclasses is None:
+        return int(metadata.num_forward)
+    counts = [getattr(meta, "arg_count", 1) for meta in metadata.subclass_fw_graph_out_meta]
+    return sum(counts) + metadata.num_forward - metadata.num_forward_returns
+
+
+def is_wrapper_subclass(value: object) -> bool:
+    """Whether a tensor holds others and says how it comes apart (``__tensor_flatten__``)."""
+    return is_traceable_wrapper_subclass(value)
+
+
+def is_plain_tensor(value: object) -> bool:
+    """A tensor or parameter, also a fake one, not a subclass of a user."""
+    return type(value) in _PLAIN_TENSORS
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor)
+
+
+def is_nested_size(size: int | torch.SymInt) -> bool:
+    """Whether a size is that of a jagged dimension, which is another for each row."""
+    return isinstance(size, torch.SymInt) and size.node.is_nested_int()
 
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -852,6 +936,13 @@ def fake_inputs_of(
     mode.allow_non_fake_inputs = True
     fake_args, fake_kwargs = torch.utils._pytree.tree_unflatten(flat, spec)
     return mode, fake_args, fake_kwargs
+
+
+def blank_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same class, sizes and strides with elements of its own, whatever they are."""
+    if not is_wrapper_subclass(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return transform_subclass(tensor, lambda _, part: blank_like(part))  # type: ignore[no-any-return]
 
 
 def real_tensor(value: torch.Tensor) -> torch.Tensor | None:

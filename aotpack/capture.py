@@ -100,6 +100,8 @@ def capture(
                 _check_constants(joint)
         except AotpackError:
             raise
+        except compat.AliasedOutputsError as error:
+            raise _refused_aliases(error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
             rejected.append(Problem(name, explain(error)))
             cause = cause or error
@@ -118,6 +120,14 @@ _BRANCH_HINT = (
     " If a Python branch on the truth value of a tensor is to go the way it goes on the example inputs, build with"
     ' branches="example": a call on which it would go another is then an error.'
 )
+
+
+def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
+    return UnsupportedError(
+        "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
+        [Problem(where, "is a view of another result") for where in error.places],
+        hint="Return copies (clone()), or one of them and take the views outside.",
+    )
 
 
 def _check_constants(joint: compat.Joint) -> None:
@@ -175,7 +185,7 @@ def _with_dynamo(
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph):
+        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
         if joint.metadata.mutated_inp_runtime_indices:
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
@@ -211,6 +221,19 @@ def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
         calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
         for line in dict.fromkeys(source_line(call) for call in calls):
             error.add_note(line)
+        raise
+
+
+@contextlib.contextmanager
+def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
+    """Outputs that an error names by position get the user's lines that made them."""
+    try:
+        yield
+    except compat.AliasedOutputsError as error:
+        nodes = pytree.tree_leaves(graph.output_node().args)
+        found = [nodes[position] if position < len(nodes) else None for position in error.positions]
+        lines = [source_line(node) if isinstance(node, torch.fx.Node) else "" for node in found]
+        error.places = [line or place for line, place in zip(lines, error.places, strict=True)]
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from aotpack_loader.format import schema, subgraphs
 
 from ._torch_compat import ShapeEnv
 from .expressions import size_expression
-from .state import dtype_name
+from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 
 _BUILTIN_NAMES = {function: name for name, function in operators.BUILTINS.items()}
 
@@ -128,33 +127,6 @@ def _opaque(value: object) -> str:
     if name.endswith("Generator"):
         return "a torch.Generator of its own; a bundle draws from the default generator"
     return f"an object of type {name}, which a bundle cannot hold"
-
-
-NOT_A_LITERAL = object()
-
-
-def literal_argument(arg: Any) -> Any:
-    """A Python value as an argument of the format, or ``NOT_A_LITERAL``."""
-    if arg is None or isinstance(arg, (bool, int, str)):
-        return arg
-    if isinstance(arg, float):
-        return schema.FloatArg(float_literal(arg))
-    if isinstance(arg, complex):
-        return schema.ComplexArg(float_literal(arg.real), float_literal(arg.imag))
-    if isinstance(arg, torch.dtype):
-        return schema.DTypeArg(dtype_name(arg))
-    if isinstance(arg, torch.device):
-        return schema.DeviceArg(arg.type)
-    if isinstance(arg, torch.memory_format):
-        return schema.MemoryFormatArg(str(arg).removeprefix("torch."))  # type: ignore[arg-type]
-    if isinstance(arg, torch.layout) and arg is torch.strided:
-        return schema.LayoutArg("strided")
-    return NOT_A_LITERAL
-
-
-def float_literal(value: float) -> Any:
-    """JSON has no infinities and no NaN: they are written as words."""
-    return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.TensorValue:

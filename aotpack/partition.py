@@ -23,13 +23,15 @@ from . import effects, rng, subgraphs, views
 class Partitioned:
     """Forward and backward graphs as AOTAutograd splits them.
 
-    ``saved`` pairs each saved value of the forward with the backward's placeholder for it, tensors and integers;
-    ``tangents`` are the backward's remaining placeholders. ``chains`` names, for each forward output, the chain of views that
-    ends in it, as it was before equal views were made one: two outputs are the same object where their chains are.
+    ``primals`` are the forward's inputs. ``saved`` pairs each saved value of the forward with the backward's placeholder
+    for it, tensors and integers; ``tangents`` are the backward's remaining placeholders. ``chains`` names, for each forward
+    output, the chain of views that ends in it, as it was before equal views were made one: two outputs are the same object where
+    their chains are.
     """
 
     forward: GraphModule
     backward: GraphModule | None
+    primals: list[Node]
     forward_outputs: list[object]
     saved: list[tuple[Node, Node]]
     tangents: list[Node]
@@ -51,7 +53,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         forward = joint.graph_module
         _cut_outputs(forward, output_args(forward)[joint.tokens :], joint.tokens)
         subgraphs.make_self_contained(forward)
-        return Partitioned(forward, None, output_args(forward), [], [], [], _chains(forward))
+        return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
     chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
     forward, backward = compat.partition(
         joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
@@ -60,7 +62,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         rng.keep_order(joint, forward, backward)
     outputs, first = output_args(forward), joint.num_forward_outputs + pinned.forward
     _cut_outputs(forward, outputs[joint.tokens : joint.num_forward_outputs] + outputs[first:], joint.tokens)
-    _cut_outputs(backward, output_args(backward)[: len(joint.primal_descriptors)], 0)
+    _cut_outputs(backward, output_args(backward)[: joint.num_gradients], 0)
     for half in (forward, backward):
         subgraphs.make_self_contained(half)
     return _halves(forward, backward, chains)
@@ -73,13 +75,13 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     saved = [value for value in outputs[count:] if isinstance(value, Node)]
     symbols = [value for value in saved if not isinstance(value.meta["val"], torch.Tensor)]
     tensors = [value for value in saved if isinstance(value.meta["val"], torch.Tensor)]
-    placeholders = backward.graph.find_nodes(op="placeholder")
+    placeholders = _inputs(backward)
     pairs = list(zip([*symbols, *tensors], placeholders, strict=False))
     for _, placeholder in (unused := [pair for pair in pairs if pair[0] in symbols and not pair[1].users]):
         backward.graph.erase_node(placeholder)
     tangents = placeholders[len(pairs) :]
     pairs = [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward)
-    result = Partitioned(forward, backward, outputs[:count], pairs, tangents, output_args(backward), chains)
+    result = Partitioned(forward, backward, _inputs(forward), outputs[:count], pairs, tangents, output_args(backward), chains)
     _recompute_views_of_inputs(result)
     return result
 
@@ -91,6 +93,10 @@ def _cut_outputs(module: GraphModule, outputs: list[object], tokens: int) -> Non
     placeholders = module.graph.find_nodes(op="placeholder")
     for node in [*placeholders[:tokens], *(node for node in placeholders[tokens:] if node.name.startswith("tangents_token"))]:
         module.graph.erase_node(node)
+
+
+def _inputs(module: GraphModule) -> list[Node]:
+    return module.graph.find_nodes(op="placeholder")
 
 
 def _chains(module: GraphModule) -> list[views.Chain]:

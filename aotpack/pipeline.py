@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from aotpack_loader.errors import BuildError, CorruptBundleError, Problem, UnsupportedError
-from aotpack_loader.format import codec, expressions, media_types, schema, subgraphs
+from aotpack_loader.format import codec, expressions, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
@@ -28,11 +28,13 @@ from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
-from .examples import parameters
+from .examples import named_leaves, parameters
+from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 from .rearrange import Arrangement, Writes, arrange
 from .selftest import record
 from .sharing import separated, sharing
-from .state import StoredTensors, describe_state, dtype_name
+from .state import StoredTensors, describe_state, named_state
+from .subclasses import check_apart
 from .targets import GraphToCompile, resolve_targets
 from .weights import write_weights
 
@@ -222,13 +224,14 @@ def build(
     run = _Build(observer or Silent())
     stored = StoredTensors()
     state = describe_state(module, stored)
+    check_apart([*named_leaves(args, kwargs), *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, dynamic_shapes)
     compile_cache = CompileCache(enabled=cache)
     with free_sizes(), BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
         built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
         if second_derivatives:
-            built = [m for first in built for m in _with_second(run, first, module, args, kwargs, shapes, stored, options)]
+            built = [m for first in built for m in _with_second(run, first, module, args, kwargs, shapes, stored, state, options)]
         program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
         entries: list[TargetEntry] = []
         for target in chosen:
@@ -245,7 +248,11 @@ def build(
             format=FORMAT_VERSION,
             name=name or type(model).__name__,
             producer=schema.Producer(__version__, str(torch.__version__)),
-            requirements=schema.Requirements(torch=">=2.9", operators=_extra_operators(graphs)),
+            requirements=schema.Requirements(
+                torch=">=2.9",
+                operators=_extra_operators(graphs),
+                subclasses=subclasses.names(state, program_methods),
+            ),
             state=state,
             methods=program_methods,
             weights=weights,
@@ -355,11 +362,17 @@ def _with_second(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
     stored: StoredTensors,
+    state: Sequence[schema.StateEntry],
     options: _Options,
 ) -> list[_BuiltMethod]:
     """The method, and after it that of its gradients where it has any."""
     if first.convention.backward is None:
         return [first]
+    leaves = first.convention.method["leaves"]
+    given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
+    given |= {entry.name: entry.subclass for entry in state}
+    if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
+        raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
     plan = replace(first.plan, name=f"{first.plan.name}.second")
     gradients = second.Gradients(module, first.convention, args, kwargs)
     tensors, varying = gradients.example(first.convention, shapes)
@@ -509,6 +522,7 @@ def _add_graphs(
                 gradients=convention.gradients,
                 depends=convention.depends,
                 second=item.second,
+                subclasses=convention.subclasses,
             )
         methods[name] = schema.Method(
             serves=served.get(name, []),
@@ -560,8 +574,8 @@ def _defaults(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     for parameter in parameters(model):
         if parameter.name in positional or parameter.name in kwargs or parameter.default is parameter.empty:
             continue
-        literal = graph.literal_argument(parameter.default)
-        if literal is not graph.NOT_A_LITERAL:
+        literal = literal_argument(parameter.default)
+        if literal is not NOT_A_LITERAL:
             found[parameter.name] = literal
     return found
 

@@ -17,8 +17,8 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.memory import extent, span
 
+from .literals import dtype_name
 from .sharing import Sharing, like, replaced
-from .state import dtype_name
 
 PREFIX = "model."
 """Before the names of parameters and buffers of a rearranged model."""

@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader._torch_compat import is_plain_tensor
 from aotpack_loader.runtime.memory import overlap
 
-from ._torch_compat import StorageWeakRef
+from ._torch_compat import StorageWeakRef, blank_like
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -88,7 +88,7 @@ def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Mapping[int,
 def like(tensor: torch.Tensor, *, requires_grad: bool | None = None) -> torch.Tensor:
     """A tensor of the same type, a leaf or not as ``tensor`` is; its values do not matter."""
     if not is_plain_tensor(tensor):
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return blank_like(tensor).requires_grad_(tensor.requires_grad)
     fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     if not (tensor.requires_grad if requires_grad is None else requires_grad):
         return fresh

@@ -11,12 +11,11 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
+from . import subclasses
+from ._torch_compat import is_plain_tensor, is_wrapper_subclass
+from .literals import dtype_name
+
 Kind = Literal["parameter", "buffer"]
-
-
-def dtype_name(dtype: torch.dtype) -> schema.DType:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")  # type: ignore[return-value]
 
 
 @dataclass
@@ -47,16 +46,19 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     shared = _shared_storages(model)
     problems: list[Problem] = []
     for name, kind, tensor, persistent in named_state(model):
-        if tensor.layout != torch.strided or tensor.is_quantized:
+        if not is_wrapper_subclass(tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
             problems.append(Problem(name, f"a {tensor.layout} tensor; a bundle stores dense tensors"))
             continue
         value = tensor.detach()
         tied_to = first_name.setdefault(id(tensor), name)
+        subclass = None
         if tied_to != name:
             original = next(entry for entry in entries if entry.name == tied_to)
-            storage, offset = original.storage, original.offset
-        else:
+            storage, offset, subclass = original.storage, original.offset, original.subclass
+        elif is_plain_tensor(tensor):
             storage, offset = _store(name, value, stored, storages, shared)
+        else:
+            storage, offset, subclass = "", 0, _store_parts(name, value, stored, storages, shared)
         entries.append(
             schema.StateEntry(
                 name=name,
@@ -69,6 +71,7 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
                 requires_grad=tensor.requires_grad,
                 persistent=persistent,
                 tied_to=None if tied_to == name else tied_to,
+                subclass=subclass,
             )
         )
     if problems:
@@ -90,10 +93,24 @@ def named_state(model: torch.nn.Module) -> list[tuple[str, Kind, torch.Tensor, b
 def _shared_storages(model: torch.nn.Module) -> set[int]:
     """Addresses of storages under more than one distinct tensor."""
     owners: dict[int, set[int]] = {}
-    for _, _, tensor, _ in named_state(model):
+    for tensor in (part for _, _, owner, _ in named_state(model) for part in subclasses.plain_tensors(owner)):
         if tensor.numel() and tensor.layout == torch.strided:
             owners.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(tensor))
     return {address for address, tensors in owners.items() if len(tensors) > 1 and address}
+
+
+def _store_parts(
+    name: str, value: torch.Tensor, stored: StoredTensors, storages: dict[int, tuple[str, int]], shared: set[int]
+) -> schema.Subclass | None:
+    """Store the plain tensors that a subclass is made of, each under the path that leads to it."""
+
+    def inner(path: str, part: torch.Tensor) -> schema.InnerTensor:
+        if part.layout != torch.strided or part.is_quantized:
+            raise subclasses.refuse(name + path, f"a {part.layout} tensor; a bundle stores dense tensors")
+        storage, offset = _store(name + path, part, stored, storages, shared)
+        return schema.InnerTensor(dtype_name(part.dtype), list(part.shape), list(part.stride()), storage, offset)
+
+    return subclasses.describe(value, name, None, inner)
 
 
 def _store(

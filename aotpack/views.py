@@ -17,7 +17,7 @@ from aotpack_loader.runtime.memory import extent
 
 from ._torch_compat import ShapeEnv, hint_of
 from .expressions import size_expression
-from .graph import NOT_A_LITERAL, literal_argument
+from .literals import NOT_A_LITERAL, literal_argument
 
 
 def is_view(node: Node) -> bool:
@@ -76,6 +76,18 @@ def _named(link: Node) -> tuple[str, Any]:
         several, position = link.args
         return str(several), position
     return link.name, None
+
+
+def nodes_between(base: Node, alias: Node) -> list[Node]:
+    """The nodes of the chain of views from ``base`` to ``alias``, in order."""
+    nodes: list[Node] = []
+    node = alias
+    while node is not base:
+        nodes.append(node)
+        if node.target is operator.getitem:
+            nodes.append(node.args[0])  # type: ignore[arg-type]
+        node = parent(node)  # type: ignore[assignment]
+    return nodes[::-1]
 
 
 def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[schema.ViewStep] | None:

@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
+from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import _torch_compat as compat
 from .. import partition, trees
-from ..expressions import bound, render
+from ..expressions import bound, render, size_expression
+from ..graph import source_line
 from ..rearrange import Arrangement
 from ..returned import Returned
 from ..state import StoredTensors
+from . import subclasses
 from .backward import Backward
 
 
@@ -37,6 +40,7 @@ class Convention:
     tangents: list[schema.Tangent]
     gradients: list[int | None]
     depends: list[list[int]]
+    subclasses: list[schema.Subclass | None]
     shape_env: compat.ShapeEnv | None
     saved_bytes: int
     written_in_checkpoints: list[str]
@@ -74,15 +78,21 @@ class _Assembler(Backward):
         tree, leaves = self._inputs()
         self._primals()
         self._lift_constants(self.parts.forward)
-        self._bound = {s for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in(leaf.shape)}
+        self._bound = {s for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in([*leaf_sizes(leaf)])}
         mutations = self._mutations()
         results = self._results()
         saved = self._saved()
         tangents = self._tangents(mutations)
-        gradients, backward = self._gradients()
+        gradients, backward_outputs = self._gradients()
+        depends = self._depends(backward_outputs)
         output_symbols = self._output_symbols()
         self._raise_problems()
-        partition.set_outputs(self.parts.forward, list(self.outputs))
+        output_subclasses, gradient_subclasses = self._subclasses(self.outputs), self._subclasses(backward_outputs)
+        partition.set_outputs(self.parts.forward, subclasses.flat(self.outputs))
+        sizes = subclasses.keep_used_sizes(self.parts.forward.graph, self.sizes)
+        self.parts.forward.recompile()
+        if self.parts.backward is not None:
+            partition.set_outputs(self.parts.backward, subclasses.flat(backward_outputs))
         out_tree, _ = trees.describe(self.returned.spec, "result")
         method = {
             "inputs": tree,
@@ -97,25 +107,33 @@ class _Assembler(Backward):
             "touched": self._touched(mutations),
             "output_symbols": output_symbols,
             "non_differentiable": self._non_differentiable(mutations, results),
+            "subclasses": output_subclasses,
+            "sizes": [size_expression(size.meta["val"], self.shape_env) for size in sizes],
         }
-        depends = self._depends()
         return Convention(
             self.parts.forward,
-            backward,
+            self.parts.backward,
             method,
             saved,
             tangents,
             gradients,
             depends,
+            gradient_subclasses,
             self.shape_env,
             self._saved_bytes(),
             self._written_in_checkpoints(),
         )
 
+    def _subclasses(self, outputs: list[Node]) -> list[schema.Subclass | None]:
+        """What each output of a graph is put together to; empty where none is a subclass."""
+        found = [subclasses.describe(node, source_line(node) or node.name, self.shape_env) for node in outputs]
+        return found if any(found) else []
+
     def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:
         if self.shape_env is None:
             return []
-        names = {dim for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for dim in leaf.shape if isinstance(dim, str)}
+        tensors = [leaf for leaf in leaves if isinstance(leaf, schema.TensorLeaf)]
+        names = {dim for leaf in tensors for dim in leaf_sizes(leaf) if isinstance(dim, str)}
         env = self.shape_env
         symbols = []
         for symbol in sorted({s for name in names for s in compat.symbols_of(env, name)}, key=str):

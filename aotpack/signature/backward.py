@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
@@ -14,7 +14,8 @@ from aotpack_loader.format import schema
 from .. import _torch_compat as compat
 from .. import partition, views
 from ..expressions import size_expression
-from ..graph import tensor_value
+from ..graph import source_line, tensor_value
+from . import subclasses
 from .context import tensor_of
 from .outputs import FRESH, Outputs
 
@@ -28,13 +29,18 @@ class Backward(Outputs):
         self._save_backward_constants()
         self._save_copies_of_what_is_overwritten()
         donated = self._donated()
+        places = {
+            part: schema.SavedPrimal(i, number if subclasses.is_folded(primal) else None)
+            for i, primal in enumerate(self.primal_nodes)
+            for number, part in enumerate(subclasses.plain(primal))
+        }
         found: list[schema.Saved] = []
         for value, _ in self.parts.saved:
             kind = value.meta["val"]
             if not isinstance(kind, torch.Tensor):
                 found.append(self._saved_size(value))
-            elif value in self.primal_nodes:
-                found.append(schema.SavedPrimal(self.primal_nodes.index(value)))
+            elif value in places:
+                found.append(places[value])
             else:
                 output = self._output(value, fresh=False)
                 check = not value.meta.get("saved_tensor_with_no_vc_check", False)
@@ -49,7 +55,8 @@ class Backward(Outputs):
 
     def _save_copies_of_what_is_overwritten(self) -> None:
         """A saved value in the memory of a primal that the epilogue writes to is saved as a copy."""
-        written = {self._raw_primal_nodes[index] for index in self.metadata.mutated_inp_runtime_indices}
+        mutated = self.metadata.mutated_inp_runtime_indices
+        written = {part for index in mutated for part in subclasses.plain(self._raw_primal_nodes[index])}
         for i, (value, to) in enumerate(self.parts.saved):
             if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
                 copy = self._copied(value)
@@ -77,7 +84,7 @@ class Backward(Outputs):
 
     def _donated(self) -> set[Node]:
         """Saved tensors that share memory with nothing else: the backward may reuse them."""
-        others = [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
+        others = subclasses.flat([*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))])
         taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
         saved = [value for value, _ in self.parts.saved]
         return {
@@ -91,10 +98,11 @@ class Backward(Outputs):
         if self.parts.backward is None:
             return []
         found = []
-        for node, descriptor in zip(self.parts.tangents, descriptors, strict=True):
+        for node, descriptor in zip(self.tangents, descriptors, strict=True):
             value = node.meta["val"]
             output = self._tangent_output(descriptor, mutations)
             kind = tensor_value(value, self.shape_env)
+            where = source_line(self.outputs[output]) or "the gradient of a result"
             static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
             shape = kind.shape
             if not all(map(self._is_known, shape)):  # direct tracing counts sizes that depend on data anew in the joint graph
@@ -110,6 +118,7 @@ class Backward(Outputs):
                     shape=shape,
                     stride=kind.stride if static else None,
                     memory_format=_memory_format(value),
+                    subclass=subclasses.describe(node, where, self.shape_env),
                 )
             )
         return found
@@ -148,11 +157,12 @@ class Backward(Outputs):
         """Which intermediate base a tangent is of: that of the result which first needed it."""
         return int(self.metadata.output_info[of.base_of.idx].base_idx)
 
-    def _gradients(self) -> tuple[list[int | None], GraphModule | None]:
+    def _gradients(self) -> tuple[list[int | None], list[Node]]:
+        """For each primal the position of its gradient among the values that the backward is to return, and these values."""
         backward = self.parts.backward
-        if backward is None:
-            return [], None
         kept: list[Node] = []
+        if backward is None:
+            return [], kept
         gradients: list[int | None] = []
         values = partition.output_args(backward)[: len(self.joint.primal_descriptors)]
         for i, value in enumerate(values):
@@ -164,25 +174,28 @@ class Backward(Outputs):
             else:
                 gradients.append(None)
         gradients += [None] * (len(self.primals) - len(gradients))
-        partition.set_outputs(backward, list(kept))
-        return gradients, backward
+        return gradients, kept
 
-    def _depends(self) -> list[list[int]]:
-        """Tangents each backward output is computed from; empty where each depends on all."""
+    def _depends(self, gradients: list[Node]) -> list[list[int]]:
+        """Tangents each of ``gradients`` is computed from; empty where each depends on all."""
         backward = self.parts.backward
-        if backward is None or len(self.parts.tangents) < 2:
+        if backward is None or len(self.tangents) < 2:
             return []
-        reach: dict[Node, frozenset[int]] = {node: frozenset([i]) for i, node in enumerate(self.parts.tangents)}
+        reach: dict[Node, frozenset[int]] = {
+            part: frozenset([i]) for i, node in enumerate(self.tangents) for part in subclasses.plain(node)
+        }
         for node in backward.graph.nodes:
             if node not in reach:
                 reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
-        found = [sorted(reach[value]) for value in partition.output_args(backward) if isinstance(value, Node)]
-        return [] if all(len(tangents) == len(self.parts.tangents) for tangents in found) else found
+        found = [sorted(reach[value]) for value in gradients]
+        return [] if all(len(tangents) == len(self.tangents) for tangents in found) else found
 
     def _saved_bytes(self) -> int:
         """Bytes of activations the forward keeps, at the example's sizes: storages that are no primal's."""
         primals = {
-            compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, self.primal_nodes) if value is not None
+            compat.StorageWeakRef(value.untyped_storage())
+            for value in map(tensor_of, subclasses.flat(self.primal_nodes))
+            if value is not None
         }
         saved = [value.untyped_storage() for node, _ in self.parts.saved if (value := tensor_of(node)) is not None]
         kept = {compat.StorageWeakRef(storage): storage for storage in saved}

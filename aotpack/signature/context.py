@@ -16,6 +16,7 @@ from ..expressions import size_expression
 from ..rearrange import Arrangement
 from ..returned import Returned
 from ..state import StoredTensors
+from . import subclasses
 
 
 class Context:
@@ -33,12 +34,16 @@ class Context:
         arrangement: Arrangement,
     ) -> None:
         self.arrangement = arrangement
-        self.joint, self.parts, self.model, self.stored = joint, parts, model, stored
+        folded = subclasses.fold(joint, parts)
+        self.joint = joint = folded.joint
+        self.parts = parts = folded.parts
+        self.tangents, self.sizes = folded.tangents, folded.sizes
+        self.model, self.stored = model, stored
         self.returned = returned
         self.args, self.kwargs = args, kwargs
         self.metadata = joint.metadata
         self.shape_env = joint.shape_env
-        self.primal_nodes: list[Node] = parts.forward.graph.find_nodes(op="placeholder")
+        self.primal_nodes = list(parts.primals)
         self._raw_primal_nodes = list(self.primal_nodes)
         self.primals: list[schema.Primal] = []
         self.outputs: list[Node] = []
@@ -68,6 +73,9 @@ class Context:
 
     def _copied(self, node: Node) -> Node:
         """A copy of ``node``, made where its value is first known."""
+        parts = subclasses.plain(node)
+        if parts != (node,):
+            return subclasses.folded_like(node, [self._copied(part) for part in parts])
         graph = self.parts.forward.graph
         anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
         with graph.inserting_after(anchor):

@@ -14,9 +14,10 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import trees
-from ..graph import NOT_A_LITERAL, literal_argument, source_line, tensor_value
-from ..state import dtype_name
+from .. import subclasses, trees
+from ..graph import source_line, tensor_value
+from ..literals import NOT_A_LITERAL, dtype_name, literal_argument
+from . import subclasses as folding
 from .context import Context
 
 
@@ -40,23 +41,28 @@ class Inputs(Context):
         args_tree, args_paths = trees.describe(args_spec, "args")
         kwargs_tree, kwargs_paths = trees.describe(kwargs_spec, "kwargs")
         paths = args_paths + kwargs_paths
-        fakes = {
-            d.idx - len(self.arrangement.bases): node.meta.get("val")
+        nodes = {
+            d.idx - len(self.arrangement.bases): node
             for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)
             if isinstance(d, compat.desc.PlainAOTInput)
         }
-        leaves = [self._leaf(i, value, path, fakes) for i, (value, path) in enumerate(zip(flat, paths, strict=True))]
+        leaves = [self._leaf(i, value, path, nodes) for i, (value, path) in enumerate(zip(flat, paths, strict=True))]
         return schema.TupleNode([args_tree, kwargs_tree]), leaves
 
-    def _leaf(self, i: int, value: Any, path: str, fakes: Mapping[Any, Any]) -> schema.InputLeaf:
+    def _leaf(self, i: int, value: Any, path: str, nodes: Mapping[int, Node]) -> schema.InputLeaf:
         if not isinstance(value, torch.Tensor):
             literal = literal_argument(value)
             if literal is NOT_A_LITERAL:
                 self.problems.append(Problem(path, f"an argument of type {type(value).__name__}"))
                 literal = None
             return schema.ConstantLeaf(path, literal)
-        kind = tensor_value(fakes.get(i, value), self.shape_env)
-        return schema.TensorLeaf(path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad)
+        node = nodes.get(i)
+        kind = tensor_value(value if node is None else node.meta["val"], self.shape_env)
+        subclass = None if node is None else folding.describe(node, path, self.shape_env)
+        subclass = subclass or subclasses.describe(value, path, self.shape_env)
+        return schema.TensorLeaf(
+            path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad, subclass=subclass
+        )
 
     def _primals(self) -> None:
         params = dict(self.model.named_parameters(remove_duplicate=False))

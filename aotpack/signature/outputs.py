@@ -17,8 +17,10 @@ from .. import _torch_checkpoint as checkpoints
 from .. import _torch_compat as compat
 from .. import views
 from ..expressions import size_expression
-from ..graph import NOT_A_LITERAL, literal_argument, source_line, tensor_value
+from ..graph import source_line, tensor_value
+from ..literals import NOT_A_LITERAL, literal_argument
 from ..rearrange import count_twins, returned_argument
+from . import subclasses
 from .inputs import Inputs
 
 _OUT = compat.OutputType
@@ -158,11 +160,7 @@ class Outputs(Inputs):
         member, taken = self._member_of_base(index, node, [base for base in (updated, source) if base is not None])
         if taken is not None:
             index, updated = member, taken
-        steps = None
-        for base in filter(None, (updated, source)):
-            steps = steps or views.steps_between(base, node, self.shape_env)
-        if steps is None:
-            steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        steps = self._view([updated, source] if updated is not None else [source], node)
         self._check_steps(steps, node)
         return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
 
@@ -193,6 +191,18 @@ class Outputs(Inputs):
             where = source_line(node) or node.name
             self.problems.append(Problem(where, f"a view whose sizes depend on data: {', '.join(unknown)}"))
 
+    def _view(self, bases: list[Node], alias: Node) -> list[schema.ViewStep]:
+        """View steps from the first of ``bases`` that has them to ``alias``; as the last resort, strides."""
+        between = subclasses.view_steps if subclasses.is_folded(alias) else views.steps_between
+        steps = next((steps for base in bases if (steps := between(base, alias, self.shape_env)) is not None), None)
+        if steps is not None:
+            return steps
+        if subclasses.is_folded(alias):
+            where = source_line(alias) or "result"
+            self.problems.append(Problem(where, "returns a view of a tensor subclass that its class cannot repeat"))
+            return []
+        return views.as_strided_step(alias.meta["val"], self.shape_env)
+
     def _updated_value(self, index: int) -> Node | None:
         mutated = self.metadata.mutated_inp_runtime_indices
         if index not in mutated:
@@ -213,9 +223,7 @@ class Outputs(Inputs):
             base, position = nodes[info.base_idx], placed[info.base_idx]
         else:
             base, position = bases[info.base_idx], base_positions[info.base_idx]
-        steps = views.steps_between(base, node, self.shape_env)
-        if steps is None:
-            steps = views.as_strided_step(node.meta["val"], self.shape_env)
+        steps = self._view([base], node)
         self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 

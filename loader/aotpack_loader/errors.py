@@ -67,6 +67,10 @@ class TrustError(AotpackError):
     """The bundle holds native code and nothing says that it may run."""
 
 
+class SubclassError(AotpackError):
+    """The bundle holds tensors of classes that it was not given."""
+
+
 class InputError(AotpackError, TypeError):
     """The arguments of a call do not fit the program. Nothing was run."""
 

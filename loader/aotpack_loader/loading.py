@@ -11,16 +11,18 @@ import torch
 
 from . import _collector
 from .archive.bundle import Bundle
-from .archive.weights import View
+from .archive.weights import View, WeightMap
 from .devices.select import Selection, select
 from .errors import AotpackError
 from .format import schema
-from .format.validate import backward_arity
+from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from .program import LoadedProgram, LoadInfo, Mode
+from .runtime.autograd import Executable
 from .runtime.call import MethodCall
 
 if TYPE_CHECKING:
     from .runtime.checks import Checks
+    from .runtime.subclasses import Classes
 
 
 class BackendWarning(UserWarning):
@@ -35,6 +37,7 @@ def load(
     weights: bool = True,
     trust: str | Collection[str] | None = None,
     operators: Collection[str] = (),
+    subclasses: Collection[type] = (),
     verify: Literal["code", "full"] = "code",
     check: Literal["arguments", "full"] = "arguments",
 ) -> LoadedProgram:
@@ -50,6 +53,8 @@ def load(
             (``sha256:…``), or several digests.
         operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs of a bundle may call
             although it is not trusted; the packages that register them must have been imported.
+        subclasses: classes of tensors (``[TwoTensor]``) that arguments, state, results or gradients of the bundle may be of. A
+            bundle names them, and nothing is imported because of it; how such a tensor acts is up to the class given.
         verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
         check: ``"arguments"`` refuses calls that do not fit; ``"full"`` also asserts at every call all that the build assumed and
             raises :class:`~aotpack_loader.errors.CheckError`. Slow: for finding out what is wrong.
@@ -57,6 +62,7 @@ def load(
     Raises:
         BundleError: the file is not a valid bundle.
         TargetError: no target can run here, or not the one asked for.
+        SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
         TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
     """
     if verify not in ("code", "full"):
@@ -66,7 +72,7 @@ def load(
     if isinstance(operators, str):
         raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
     with _collector.paused():
-        module, fallback = _load(bundle, device, backend, weights, trust, operators, verify, check)
+        module, fallback = _load(bundle, device, backend, weights, trust, operators, subclasses, verify, check)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
@@ -79,6 +85,7 @@ def _load(
     weights: bool,
     trust: str | Collection[str] | None,
     operators: Collection[str],
+    subclasses: Collection[type],
     verify: str,
     check: str,
 ) -> tuple[LoadedProgram, str]:
@@ -86,6 +93,7 @@ def _load(
     opened = Bundle.open(bundle)
     if verify == "full":
         opened.verify()
+    classes = _classes(opened.program.requirements.subclasses, subclasses)
     chosen = select(opened, backend=backend, device=device, trust=trust, agreed=operators)
     program = opened.program
     info = LoadInfo(
@@ -96,44 +104,85 @@ def _load(
         program=program,
         rejected=chosen.rejected,
     )
-    return LoadedProgram(info, _state(opened, program, weights), _calls(opened, chosen, check)), chosen.fallback
+    state = _state(opened, program, weights, classes)
+    return LoadedProgram(info, state, _calls(opened, chosen, classes, check)), chosen.fallback
 
 
-def _state(bundle: Bundle, program: schema.Program, weights: bool) -> dict[str, torch.Tensor]:
+def _classes(required: list[str], given: Collection[type]) -> Classes:
+    """The tensor subclasses a bundle needs; most need none, and then nothing that knows of them is imported."""
+    if not required and not given:
+        return {}
+    from .runtime.subclasses import resolve
+
+    return resolve(required, given)
+
+
+def _state(bundle: Bundle, program: schema.Program, weights: bool, classes: Classes) -> dict[str, torch.Tensor]:
     """Tensors of all entries; without weights only what no state dict can fill is read."""
     stored = bundle.weights()
     blank = stored if weights else bundle.weights(blank=True)
     entries = [entry for entry in program.state if not entry.tied_to]
-    return {entry.name: (blank if entry.persistent else stored).tensor(entry) for entry in entries}
+    return {entry.name: _tensor(entry, blank if entry.persistent else stored, classes) for entry in entries}
 
 
-def _calls(bundle: Bundle, chosen: Selection, check: str) -> dict[Mode, MethodCall]:
+def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> torch.Tensor:
+    """The tensor of an entry; a subclass is put together from its stored parts."""
+    if entry.subclass is None:
+        return stored.tensor(entry)
+    from .runtime.subclasses import Wrapper
+
+    parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
+    return Wrapper(entry.subclass, classes).put_together(parts, {})
+
+
+def _view(part: schema.InnerTensor) -> View:
+    """Sizes of what is stored are numbers (rule K3)."""
+    return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
+
+
+def _calls(bundle: Bundle, chosen: Selection, classes: Classes, check: str) -> dict[Mode, MethodCall]:
     """By the modes (train/eval, gradients on/off) that they serve."""
     program = bundle.program
     entries = {entry.name: entry for entry in program.state}
     constants = _constants(bundle, program)
     made: dict[str, MethodCall] = {}
     for name, method in program.methods.items():
-        forward = chosen.device.executable(f"{name}.forward", method.forward, (len(method.primals), method.num_outputs))
+        forward = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
         backward = None
         if method.backward is not None:
             arity = backward_arity(method.backward)
             backward = chosen.device.executable(f"{name}.backward", method.backward.graph, arity)
-        made[name] = MethodCall(
-            name,
-            method,
-            forward,
-            backward,
-            constants,
-            entries,
-            chosen.device.device,
-            _checks(name, method, bundle, chosen) if check == "full" else None,
-            native=_is_native(chosen),
-        )
+        made[name] = _call(name, method, forward, backward, constants, entries, bundle, chosen, classes, check)
     for name, method in program.methods.items():
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
     return {(mode.training, mode.grad): made[name] for name, method in program.methods.items() for mode in method.serves}
+
+
+def _call(
+    name: str,
+    method: schema.Method,
+    forward: Executable,
+    backward: Executable | None,
+    constants: Mapping[str, torch.Tensor],
+    entries: Mapping[str, schema.StateEntry],
+    bundle: Bundle,
+    chosen: Selection,
+    classes: Classes,
+    check: str,
+) -> MethodCall:
+    device = chosen.device.device
+    if not uses_subclasses(method, entries):
+        checks = _checks(name, method, bundle, chosen) if check == "full" else None
+        return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=_is_native(chosen))
+    from .runtime.subclass_call import SubclassCall
+
+    if check == "full":
+        raise AotpackError(
+            f'check="full" does not look into tensor subclasses, which the method {name!r} has.',
+            hint='Load the bundle with check="arguments".',
+        )
+    return SubclassCall(name, method, forward, backward, constants, entries, device, classes, native=_is_native(chosen))
 
 
 def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:

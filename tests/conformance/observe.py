@@ -52,8 +52,21 @@ def tensors_in(value: Any, path: str) -> Tensors:
     return {where: leaf for where, _, leaf in walk(value, path) if isinstance(leaf, torch.Tensor)}
 
 
+def with_parts(tensors: Tensors) -> Tensors:
+    """The tensors, and beside each subclass the tensors that it holds."""
+    found: Tensors = {}
+    for path, tensor in tensors.items():
+        found[path] = tensor
+        if hasattr(tensor, "__tensor_flatten__"):
+            names = tensor.__tensor_flatten__()[0]
+            found |= with_parts({f"{path}.{name}": getattr(tensor, name) for name in names})
+    return found
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements; an emptied storage has none to read, and torch does not check."""
+    """The elements; an emptied storage has none to read, and torch does not check. A subclass has none of its own."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return torch.empty(0)
     if tensor.layout == torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
         return torch.empty(0)
     with torch.no_grad():
@@ -79,6 +92,8 @@ class Facts:
             "parameter": isinstance(tensor, torch.nn.Parameter),
             "conj": tensor.is_conj(),
             "neg": tensor.is_neg(),
+            "class": type(tensor).__name__,
+            "metadata": tensor.__tensor_flatten__()[1] if hasattr(tensor, "__tensor_flatten__") else None,
         }
         if tensor.layout != torch.strided:
             about["layout"] = tensor.layout
@@ -117,8 +132,10 @@ def relations(tensors: Tensors) -> set[str]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of the storage; sparse tensors have none of their own."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    """Of the storage; sparse tensors and subclasses have none of their own."""
+    if hasattr(tensor, "__tensor_flatten__") or tensor.layout != torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 @dataclass
@@ -145,6 +162,7 @@ class Observation:
 
     def see_tensors(self, tensors: Tensors, given: Tensors) -> None:
         """Record tensors and how they relate; of those that were there before, also where they lie."""
+        tensors = with_parts(tensors)
         self.tensors = {path: Facts.of(tensor) for path, tensor in tensors.items()}
         for path, tensor in given.items():
             self.tensors[path].about["offset"] = tensor.storage_offset()

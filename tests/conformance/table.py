@@ -12,10 +12,11 @@ from . import conformance_cases_recompute as recompute
 from . import conformance_cases_second as second
 from . import conformance_cases_shapes as shapes
 from . import conformance_cases_state as state
+from . import conformance_cases_subclasses as subclasses
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
-CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES, *second.CASES]
+CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -74,6 +75,16 @@ REFUSED: dict[str, str] = {
     "control flow: while_loop, writes to its operand": "mutation.*torch.while_loop.*at .*control_flow.py:\\d+",
     "control flow: while_loop, a carry that stays": "aliasing.*torch.while_loop.*at .*control_flow.py:\\d+",
     "control flow: flex attention, gradients on a CPU (eager raises)": "does not support backward on CPU.*control_flow.py:\\d+",
+    # AOTAutograd refuses them beside subclasses.
+    "subclasses: views of a result": r"views_of_a_result: return y.view\(-1\), y.t\(\): is a view of another result",
+    "subclasses: dynamic batch, views": "is a view of another result",
+    "subclasses: multi-output views of a result": "is a view of another result",
+    "subclasses: sizes changed in place": r"inplace view on a graph input.*x\.t_\(\).*not allowed on tensor subclasses",
+    "subclasses: metadata that is no plain data": r"args\[0\].*'recipe'.*holds a Recipe",
+    "subclasses: no __tensor_flatten__": r"args\[0\]: a Named, a subclass of Tensor that cannot be taken apart",
+    "subclasses: jagged": r"args\[0\]: a NestedTensor with sizes that differ",
+    "subclasses: second derivatives": r"args\[0\]: a torch.testing._internal.two_tensor.TwoTensor",
+    "subclasses: two share a part": r"args\[1\]\.a: shares its memory with args\[0\]\.a",
 }
 """Case to a pattern of the build's message."""
 

@@ -263,17 +263,71 @@ class Producer(Document, frozen=True):
 
 
 class Requirements(Document, frozen=True):
-    """What a reader needs to run the program: torch releases (PEP 440 specifier), operator namespaces beyond torch's own."""
+    """What a reader needs to run the program.
+
+    ``torch``: releases (PEP 440 specifier). ``operators``: namespaces beyond torch's own. ``subclasses``: classes of tensors
+    that the caller must bring, by qualified name.
+    """
 
     torch: str
     operators: list[str] = []
+    subclasses: list[Name] = []
+
+
+Scalar = None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
+"""A value that is the same at every call."""
+
+
+class DataSequence(Document, frozen=True, tag="sequence", tag_field="type"):
+    """A tuple, a list or a ``torch.Size``."""
+
+    kind: Literal["tuple", "list", "size"]
+    items: list["Data"]
+
+
+class DataMapping(Document, frozen=True, tag="mapping", tag_field="type"):
+    """A dictionary, in the order of ``keys``."""
+
+    keys: list[str | int | bool]
+    items: list["Data"]
+
+
+Data = Scalar | DataSequence | DataMapping
+"""Plain data: scalars and nested containers of them."""
+
+
+class InnerTensor(Document, frozen=True, tag="tensor", tag_field="type"):
+    """A plain tensor that a subclass holds. ``storage`` and ``offset`` as those of a state entry, in a state entry only."""
+
+    dtype: DType
+    shape: list[Dim]
+    stride: list[Dim]
+    storage: str = ""
+    offset: Size = 0
+
+
+class Subclass(Document, frozen=True, tag="subclass", tag_field="type"):
+    """A traceable wrapper subclass: a tensor that holds others and has no elements of its own.
+
+    ``name`` is the qualified name of its class, which a reader matches with the classes it was given and never imports.
+    ``parts`` are the tensors under ``attributes``; ``metadata`` is whatever else its class needs to put it together
+    (``__tensor_unflatten__``), beside its own ``shape`` and ``stride``.
+    """
+
+    name: Name
+    attributes: list[Name]
+    parts: list["InnerTensor | Subclass"]
+    shape: list[Dim]
+    stride: list[Dim]
+    metadata: Data = None
 
 
 class StateEntry(Document, frozen=True):
     """A parameter or buffer, by its name in the original module.
 
     Its elements are those of the stored tensor ``storage`` seen through ``shape``, ``stride`` and
-    ``offset``. ``tied_to`` names an earlier entry that is the very same tensor.
+    ``offset``; of a ``subclass``, those of its parts, and ``storage`` is empty.
+    ``tied_to`` names an earlier entry that is the very same tensor.
     """
 
     name: Name
@@ -281,11 +335,12 @@ class StateEntry(Document, frozen=True):
     dtype: DType
     shape: list[Size]
     stride: list[Size]
-    storage: Name
+    storage: str
     offset: Size = 0
     requires_grad: bool = False
     persistent: bool = True
     tied_to: str | None = None
+    subclass: Subclass | None = None
 
 
 class Symbol(Document, frozen=True):
@@ -305,12 +360,8 @@ class OutputSymbol(Document, frozen=True):
     dim: Index | None = None
 
 
-Scalar = None | bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg
-"""A value that is the same at every call."""
-
-
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
-    """A tensor argument. ``stride`` null: strides are not relied on."""
+    """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor."""
 
     path: str
     dtype: DType
@@ -318,6 +369,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     stride: list[Dim] | None = None
     device: str = "cpu"
     requires_grad: bool = False
+    subclass: Subclass | None = None
 
 
 class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
@@ -483,7 +535,10 @@ Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult |
 
 
 class SavedPrimal(Document, frozen=True, tag="primal", tag_field="type"):
+    """Primal ``primal``; of a subclass its plain tensor number ``part``, counted through nested ones."""
+
     primal: Index
+    part: Index | None = None
 
 
 class SavedOutput(Document, frozen=True, tag="output", tag_field="type"):
@@ -504,13 +559,17 @@ Saved = SavedPrimal | SavedOutput | SavedSize
 
 
 class Tangent(Document, frozen=True):
-    """The gradient of forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``)."""
+    """The gradient of forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``).
+
+    A gradient that is a ``subclass`` goes into the backward graph as its parts, each brought to its own stride.
+    """
 
     output: Index
     dtype: DType
     shape: list[Dim]
     stride: list[Dim] | None = None
     memory_format: Literal["contiguous_format", "channels_last", "channels_last_3d"] = "contiguous_format"
+    subclass: Subclass | None = None
 
 
 class Second(Document, frozen=True):
@@ -530,6 +589,7 @@ class Backward(Document, frozen=True):
     ``depends[j]`` lists the tangents that backward output j is computed from: where none of them was given there is no
     gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
     ``second``: a method for derivatives of the gradients; null: there are none.
+    ``subclasses[j]`` is what backward output j is put together to; empty: none is a subclass.
     """
 
     graph: Descriptor
@@ -538,6 +598,7 @@ class Backward(Document, frozen=True):
     gradients: list[Index | None]
     depends: list[list[Index]] = []
     second: Second | None = None
+    subclasses: list[Subclass | None] = []
 
 
 class Mode(Document, frozen=True):
@@ -561,6 +622,9 @@ class Method(Document, frozen=True):
     the autocast that was on when the method was traced, and must be on when it is called; null: off.
     ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled. ``rng`` is ``eager``
     where the graphs draw the random numbers that the original draws, in its order; else they draw some of the same distributions.
+    ``subclasses[i]`` is what forward output i is put together to; empty: none is a subclass. A graph itself takes and returns
+    plain tensors only: a subclass stands there as its parts, and its own sizes as ``sizes``, integers that the forward graph
+    takes after the primals.
     """
 
     serves: list[Mode]
@@ -587,6 +651,8 @@ class Method(Document, frozen=True):
     output_symbols: list[OutputSymbol] = []
     rng: Literal["default", "eager"] = "default"
     touched: list[Index] = []
+    subclasses: list[Subclass | None] = []
+    sizes: list[Dim] = []
 
 
 class Program(Document, frozen=True):

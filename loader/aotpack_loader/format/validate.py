@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import expressions, schema, subgraphs
+from . import expressions, schema, subclasses, subgraphs
 
 _PATH = re.compile(r"[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -22,14 +22,14 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, and A1 and A2.
+    """Check rules C1 to C18, less C14, C24, A1, A2, and K1 to K5.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
-    # What walks a tree below may rely on its depth.
-    _raise(where, list(_tree_problems(program)))
-    _raise(where, [*_state_problems(program), *_method_problems(program)])
+    # What walks a tree or a subclass below may rely on its depth.
+    _raise(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
+    _raise(where, [*_state_problems(program), *_method_problems(program), *subclasses.problems(program)])
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:
@@ -50,10 +50,11 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         CorruptBundleError: lists every executable that does not fit.
     """
     problems: list[Problem] = []
+    entries = {entry.name: entry for entry in program.state}
     for name, method in program.methods.items():
-        arities = {f"{name}.forward": (len(method.primals), method.num_outputs)}
+        arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
         if method.backward is not None:
-            arities[f"{name}.backward"] = backward_arity(method.backward)
+            arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
         for key, (inputs, outputs) in arities.items():
             executable = target.executables.get(key)
             if executable is None:
@@ -63,12 +64,6 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
     _raise(where, problems)
-
-
-def backward_arity(backward: schema.Backward) -> tuple[int, int]:
-    """Number of inputs and outputs of a backward graph."""
-    outputs = 1 + max((position for position in backward.gradients if position is not None), default=-1)
-    return len(backward.saved) + len(backward.tangents), outputs
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
@@ -303,8 +298,7 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
     for result in method.results:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
             visible.add(result.output)
-    count = 1 + max((position for position in backward.gradients if position is not None), default=-1)
-    if backward.depends and len(backward.depends) != count:
+    if backward.depends and len(backward.depends) != subclasses.num_gradients(backward):
         yield Problem(f"{at}.backward.depends", "C10: there is one entry for each output of the backward graph")
     for i, tangents in enumerate(backward.depends):
         yield from _in_range(f"{at}.backward.depends[{i}]", "C10", [(tangent, len(backward.tangents)) for tangent in tangents])
@@ -326,7 +320,7 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
     if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
         yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
-    sizes = {size for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf) for size in leaf.shape}
+    sizes = {size for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf) for size in subclasses.leaf_sizes(leaf)}
     if unbound := known - sizes:
         yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
     for symbol in known:
@@ -357,6 +351,9 @@ def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
     """Those that are evaluated before the forward runs."""
     for text in method.constraints:
         yield ".constraints", text
+    for size in method.sizes:
+        if isinstance(size, str):
+            yield ".sizes", size
     for i, leaf in enumerate(method.leaves):
         if isinstance(leaf, schema.TensorLeaf):
             for size in [*leaf.shape, *(leaf.stride or [])]:
@@ -376,6 +373,8 @@ def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
         elif isinstance(result, schema.AliasResult):
             arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
             yield from ((f".results[{i}].view", arg.value) for arg in _flat(arguments) if isinstance(arg, schema.ExprArg))
+    for place, subclass in subclasses.of_method(method, ""):
+        yield from ((place, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
     if method.backward is not None:
         for i, saved in enumerate(method.backward.saved):
             if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):

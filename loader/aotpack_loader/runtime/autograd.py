@@ -39,7 +39,7 @@ class Differentiable:
         self.saved = _Saved(convention.saved)
         self.gradients = convention.gradients
         positions = {output: i for i, output in enumerate(self.visible)}
-        self.tangents = [_Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
+        self.tangents = [Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
         self.depends = [frozenset(tangents) for tangents in convention.depends]
         plain = frozenset(method.non_differentiable)
         self.plain = [i for i, output in enumerate(self.visible) if output in plain]
@@ -134,7 +134,7 @@ class _Call:
         self.before: Before = ([], None)
 
 
-class _Tangent:
+class Tangent:
     """Brings an incoming gradient to the layout the backward graph was compiled for; makes zeros for a missing one."""
 
     def __init__(self, position: int, tangent: schema.Tangent) -> None:

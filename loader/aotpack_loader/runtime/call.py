@@ -55,7 +55,7 @@ class MethodCall:
         self._checks, self._method = checks, method
         self._device = device
         self._modes = Modes(method, device, native=native)
-        self._inputs = Inputs(method, device)
+        self._inputs = self._arguments(method, device)
         self._forward = forward
         self._differentiable = None
         if backward is not None and method.backward is not None:
@@ -63,7 +63,7 @@ class MethodCall:
         self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
-        self._state = State(method, entries, device)
+        self._state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
@@ -79,6 +79,12 @@ class MethodCall:
         convention = self._method.backward.second  # type: ignore[union-attr]
         assert convention is not None
         self._differentiable.second = SecondDerivative(self._method, convention, second, self._device)
+
+    def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
+        return Inputs(method, device)
+
+    def _assumed(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> State:
+        return State(method, entries, device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
@@ -126,9 +132,13 @@ class MethodCall:
             with torch.no_grad():
                 checks = self._checks
                 outputs = self._forward(primals) if checks is None else checks.run_forward(self._forward, primals, environment)
+        if self._measured:
+            self._measure_sizes(outputs, environment)
+        return outputs
+
+    def _measure_sizes(self, outputs: list[Any], environment: dict[str, int]) -> None:
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
-        return outputs
 
 
 def _measure(value: Any, dim: int | None) -> int:

@@ -82,19 +82,19 @@ class Memory:
         """
         for a, b in self._overlap:
             if overlap(leaves[a], leaves[b]):
-                raise _shared(self._paths[a], self._paths[b])
+                raise shared(self._paths[a], self._paths[b])
         for a, b in self._beside:
             if leaves[a].untyped_storage().data_ptr() == leaves[b].untyped_storage().data_ptr() != 0:
-                raise _shared(self._paths[a], self._paths[b])
+                raise shared(self._paths[a], self._paths[b])
         for a, b in self._same:
             if leaves[a] is leaves[b]:
-                raise _shared(self._paths[a], self._paths[b])
+                raise shared(self._paths[a], self._paths[b])
         for leaf, entries in self._state:
             low, high = span(leaves[leaf])
             for name, reach, written in entries:
                 start = state[name].data_ptr()
                 if start < high and low < start + reach and overlap(leaves[leaf], state[name]):
-                    raise _shared(name, self._paths[leaf]) if written else _shared(self._paths[leaf], name)
+                    raise shared(name, self._paths[leaf]) if written else shared(self._paths[leaf], name)
 
 
 def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
@@ -110,7 +110,7 @@ def _reach(entry: schema.StateEntry) -> int:
     return 0 if 0 in entry.shape else extent(entry.shape, entry.stride) * dtype.itemsize
 
 
-def _shared(written: str, other: str) -> InputError:
+def shared(written: str, other: str) -> InputError:
     return InputError(
         "Tensors of this call share memory, and the model writes to one of them.",
         [Problem(written, f"shares its memory with {other}")],

@@ -21,7 +21,7 @@ from .identity import Pattern
 from .tree import MISSING, flattener
 
 Environment = dict[str, int]
-_Check = Callable[[Any, Environment, list[Problem]], Any]
+Check = Callable[[Any, Environment, list[Problem]], Any]
 
 
 class LayoutWarning(UserWarning):
@@ -42,9 +42,16 @@ class Inputs:
         self._pattern = Pattern(method)
         bound: set[str] = set()
         graded = method.backward is not None or any(mode.grad for mode in method.serves)
-        self._checks = [_leaf_check(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
-        self._binding = [(i, c) for i, c in enumerate(self._checks) if isinstance(c, _TensorCheck) and c.binds]
+        self._checks = [self._check_of(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
+        self._binding = [(i, c) for i, c in enumerate(self._checks) if isinstance(c, TensorCheck) and c.determines]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
+
+    def _check_of(
+        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+    ) -> Check:
+        if isinstance(leaf, schema.ConstantLeaf):
+            return _constant_check(leaf)
+        return TensorCheck(leaf, device, bound, symbols, graded)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
         """Return the caller's leaves, the same with tensors laid out as the graphs expect, and the symbols.
@@ -74,10 +81,10 @@ class Inputs:
 
     def _show(self, text: str, environment: Environment) -> str:
         """The symbols of a constraint: where they are from, and what they are."""
-        places = {symbol.name: f"{check.leaf.path}.shape[{dim}]" for _, check in self._binding for dim, symbol in check.binds}
+        places = dict(place for _, check in self._binding for place in check.places())
         return ", ".join(f"{name} = {places[name]} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
-    def _binders(self, leaves: list[Any]) -> list[tuple[_TensorCheck, Any]]:
+    def _binders(self, leaves: list[Any]) -> list[tuple[TensorCheck, Any]]:
         return [(check, leaves[i]) for i, check in self._binding]
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -122,31 +129,23 @@ def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
         return False
 
 
-def _leaf_check(
-    leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
-) -> _Check:
-    if isinstance(leaf, schema.ConstantLeaf):
-        return _constant_check(leaf)
-    return _TensorCheck(leaf, device, bound, symbols, graded)
-
-
 def _same(expected: Any, value: Any) -> bool:
     return type(value) is type(expected) and bool(value == expected or (value != value and expected != expected))
 
 
-def _constant_check(leaf: schema.ConstantLeaf) -> _Check:
+def _constant_check(leaf: schema.ConstantLeaf) -> Check:
     path, expected = leaf.path, literal(leaf.value)
 
     def check(value: Any, environment: Environment, problems: list[Problem]) -> Any:
         if value is not MISSING and not _same(expected, value):
-            message = f"the graphs were built for {expected!r}, got {_describe(value)}"
+            message = f"the graphs were built for {expected!r}, got {describe(value)}"
             problems.append(Problem(path, message))
         return value
 
     return check
 
 
-class _TensorCheck:
+class TensorCheck:
     """Checks one tensor argument and reads the symbols its sizes determine. ``graded``: the method was traced with gradients."""
 
     def __init__(
@@ -169,27 +168,30 @@ class _TensorCheck:
                 self.binds.append((dim, limits[size]))
                 bound.add(size)
 
+    @property
+    def determines(self) -> bool:
+        """Whether symbols are read off this argument."""
+        return bool(self.binds)
+
+    def places(self) -> list[tuple[str, str]]:
+        """The symbols that are read off this argument, and where."""
+        return [(symbol.name, f"{self.leaf.path}.shape[{dim}]") for dim, symbol in self.binds]
+
     def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
         if value is MISSING:
             return value
         if not is_plain_tensor(value):
-            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
+            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {describe(value)}"))
             return value
         if value.dtype is self.dtype and value.shape == self.shape and value.stride() == self.stride:
             wrong = False
         else:
-            wrong = value.dtype is not self.dtype or not self._sizes_fit(value, environment)
+            wrong = value.dtype is not self.dtype or not self.sizes_fit(value, environment)
         if wrong or value.is_cpu is not self.on_cpu:
-            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {_describe(value)}"))
+            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {describe(value)}"))
             return value
         if value.requires_grad and not self.graded and torch.is_grad_enabled():
-            message = (
-                "requires a gradient, and the bundle was built without one for it; "
-                "pass it detached, or build with an example that requires a gradient"
-            )
-            if self.leaf.requires_grad:
-                message = "requires a gradient, and the bundle has no backward for this mode; pass it detached, or use no_grad()"
-            problems.append(Problem(self.leaf.path, message))
+            problems.append(self.lost_gradient())
         if value.is_neg() or (self.complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         try:
@@ -198,13 +200,23 @@ class _TensorCheck:
             problems.append(Problem(self.leaf.path, f"cannot be laid out with the strides {self.stride}: {error}"))
             return value
 
+    def lost_gradient(self) -> Problem:
+        """The argument requires a gradient that the bundle would not give."""
+        message = (
+            "requires a gradient, and the bundle was built without one for it; "
+            "pass it detached, or build with an example that requires a gradient"
+        )
+        if self.leaf.requires_grad:
+            message = "requires a gradient, and the bundle has no backward for this mode; pass it detached, or use no_grad()"
+        return Problem(self.leaf.path, message)
+
     def bind(self, value: Any, environment: Environment) -> None:
         """Read the symbols that this argument determines; whether it fits is checked afterwards."""
         if isinstance(value, torch.Tensor) and value.dim() == len(self.leaf.shape):
             for dim, symbol in self.binds:
                 environment[symbol.name] = value.shape[dim]
 
-    def _sizes_fit(self, value: torch.Tensor, environment: Environment) -> bool:
+    def sizes_fit(self, value: torch.Tensor, environment: Environment) -> bool:
         if value.dim() != len(self.leaf.shape):
             return False
         for dim, symbol in self.binds:
@@ -262,7 +274,7 @@ def _show_size(size: schema.Dim, limits: Mapping[str, schema.Symbol]) -> str:
     return f"{symbol.name}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         kind = "" if is_plain_tensor(value) else f" ({type(value).__name__})"
         place = "" if value.device.type == "cpu" else f" on {value.device}"

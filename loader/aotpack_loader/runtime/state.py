@@ -19,15 +19,20 @@ class State:
     into torch tells so for all of them.
     """
 
+    remembers = True
+
     def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> None:
         gradients = [None] * len(method.primals) if method.backward is None else method.backward.gradients
         self._expected = {
-            primal.name: _Expected(entries[primal.name], gradient, device)
+            primal.name: self._expectation(entries[primal.name], gradient, device)
             for primal, gradient in zip(method.primals, gradients, strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
         self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.serves]
         self._alike: dict[bool, Callable[..., bool]] = {}
+
+    def _expectation(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> Expected:
+        return Expected(entry, gradient, device)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Check the module's current tensors, by name; None where one was removed.
@@ -43,7 +48,7 @@ class State:
             for (name, expected), value in zip(self._expected.items(), values, strict=True):
                 if message := expected.mismatch(value):
                     problems.append(Problem(name, message))
-            if not problems:
+            if not problems and self.remembers:
                 self._alike[grad] = likeness(values)
         for name, other in self._ties:
             if state[name] is not state[other]:
@@ -56,7 +61,10 @@ class State:
             )
 
 
-class _Expected:
+THAWED = "was frozen when the bundle was built and now requires a gradient, for which there is no code"
+
+
+class Expected:
     """What compiled code assumes of one parameter or buffer."""
 
     def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> None:
@@ -82,5 +90,5 @@ class _Expected:
         if value.is_neg() or (self.complex and value.is_conj()):
             return "is lazily negated or conjugated; compiled code reads memory: resolve it first"
         if self.frozen and value.requires_grad and torch.is_grad_enabled():
-            return "was frozen when the bundle was built and now requires a gradient, for which there is no code"
+            return THAWED
         return ""

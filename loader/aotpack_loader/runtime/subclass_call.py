@@ -1,0 +1,244 @@
+"""Calls of methods whose arguments, state, results or gradients are tensor subclasses.
+
+Autograd sees subclasses, the graphs see plain tensors: inside the one autograd node of a call the primals are taken apart and the
+outputs put together, and in its backward the tangents and the gradients (AOTAutograd's ``AOTDispatchSubclassWrapper``).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._torch_compat import is_plain_tensor
+from ..errors import AutogradError, Problem
+from ..format import expressions, schema
+from ..format.subclasses import of_primals
+from .autograd import Differentiable, Executable, Tangent
+from .call import MethodCall
+from .identity import Memory, shared
+from .inputs import Inputs
+from .memory import overlap
+from .state import State
+from .subclass_checks import SubclassInputs, SubclassState
+from .subclasses import Classes, Environment, Wrapper, plain_tensors, zeros
+
+_Wrappers = Sequence[Wrapper | None]
+
+
+class SubclassCall(MethodCall):
+    """A method some of whose values are subclasses."""
+
+    def __init__(
+        self,
+        name: str,
+        method: schema.Method,
+        forward: Executable,
+        backward: Executable | None,
+        constants: Mapping[str, torch.Tensor],
+        entries: Mapping[str, schema.StateEntry],
+        device: torch.device,
+        classes: Classes,
+        *,
+        native: bool = False,
+    ) -> None:
+        self._classes = classes
+        super().__init__(name, method, forward, backward, constants, entries, device, native=native)
+        primals = _wrappers(of_primals(method, entries), classes)
+        self._boundary = _Boundary(forward, primals, method.sizes, _wrappers(method.subclasses, classes))
+        if backward is not None and method.backward is not None:
+            self._differentiable = _Differentiable(method, method.backward, self._boundary, backward, classes, native=native)
+        self._memory = _Memory(method, entries) if method.mutations else None
+
+    def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
+        return SubclassInputs(method, device, self._classes)
+
+    def _assumed(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> State:
+        return SubclassState(method, entries, device, self._classes)
+
+    def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+        if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
+            outputs = self._differentiable(primals, environment)
+        else:
+            with torch.no_grad():
+                outputs = self._boundary(primals, environment)
+        self._measure_sizes(outputs, environment)
+        return outputs
+
+
+class _Memory(Memory):
+    """What the tensors of a call must not share, subclasses compared by their plain tensors."""
+
+    def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> None:
+        super().__init__(method, entries)
+        written = (method.primals[mutation.primal] for mutation in method.mutations)
+        self._written = [primal.leaf for primal in written if isinstance(primal, schema.InputPrimal)]
+
+    def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
+        """As for plain tensors; nor may two parts of one argument that is written to be the same."""
+        for a, b in self._overlap:
+            if _overlap(leaves[a], leaves[b]):
+                raise shared(self._paths[a], self._paths[b])
+        for a, b in self._beside:
+            if _storages(leaves[a]) & _storages(leaves[b]):
+                raise shared(self._paths[a], self._paths[b])
+        for a, b in self._same:
+            if leaves[a] is leaves[b]:
+                raise shared(self._paths[a], self._paths[b])
+        for leaf in self._written:
+            if any(overlap(a, b) for a, b in itertools.combinations(plain_tensors(leaves[leaf]), 2)):
+                raise shared(self._paths[leaf], "itself: two of its parts are the same")
+        for leaf, entries in self._state:
+            for name, _, written in entries:
+                if _overlap(leaves[leaf], state[name]):
+                    raise shared(name, self._paths[leaf]) if written else shared(self._paths[leaf], name)
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    return {part.untyped_storage().data_ptr() for part in plain_tensors(tensor)} - {0}
+
+
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return any(overlap(a, b) for a, b in itertools.product(plain_tensors(first), plain_tensors(second)))
+
+
+class _Boundary:
+    """A forward graph between the caller's tensors and its own plain ones."""
+
+    def __init__(self, forward: Executable, primals: _Wrappers, sizes: Sequence[schema.Dim], outputs: _Wrappers) -> None:
+        self.forward, self.primals, self.sizes, self.outputs = forward, primals, sizes, outputs
+
+    def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
+        arguments = _taken_apart(self.primals, primals, environment)
+        arguments += [expressions.evaluate(size, environment) for size in self.sizes]
+        primals.clear()
+        return _put_together(self.outputs, self.forward(arguments), environment)
+
+
+class _Differentiable(Differentiable):
+    """A forward and a backward whose arguments and results autograd sees as subclasses."""
+
+    def __init__(
+        self,
+        method: schema.Method,
+        convention: schema.Backward,
+        boundary: _Boundary,
+        backward: Executable,
+        classes: Classes,
+        *,
+        native: bool,
+    ) -> None:
+        super().__init__(method, convention, boundary.forward, backward, native=native)
+        self._boundary, self._backward, self._items = boundary, backward, convention.saved
+        self._tangents = _wrappers([tangent.subclass for tangent in convention.tangents], classes)
+        self._gradients = _wrappers(convention.subclasses, classes)
+        self.tangents = [
+            _Tangent(plain.position, tangent, wrapper)
+            for plain, tangent, wrapper in zip(self.tangents, convention.tangents, self._tangents, strict=True)
+        ]
+
+    def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
+        """As for plain tensors. What varies in size is put together with the sizes of this call."""
+        call = copy.copy(self)
+        call.forward = lambda arguments: self._boundary(arguments, environment)
+        call.backward = lambda arguments: self._run_backward(arguments, environment)
+        return super(_Differentiable, call).__call__(primals, environment)
+
+    def _run_backward(self, arguments: list[Any], environment: Environment) -> list[Any]:
+        saved = [
+            self._part(item, value, environment) if isinstance(item, schema.SavedPrimal) else value
+            for item, value in zip(self._items, arguments[: len(self._items)], strict=True)
+        ]
+        saved += _taken_apart(self._tangents, arguments[len(self._items) :], environment)
+        arguments.clear()
+        return _put_together(self._gradients, self._backward(saved), environment)
+
+    def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
+        """A saved primal, or a part of it: a subclass is saved whole, so that a change of it is noticed as in eager."""
+        if item.part is None:
+            return value  # type: ignore[no-any-return]
+        wrapper: Any = self._boundary.primals[item.primal]
+        if type(value) is not wrapper.kind:
+            raise AutogradError(
+                f"A {wrapper.kind.__name__} was saved for the backward, and a {type(value).__name__} came back.",
+                hint="A hook for saved tensors must give back what it was given.",
+            )
+        return wrapper.take_apart(value, environment)[item.part]  # type: ignore[no-any-return]
+
+
+class _Tangent(Tangent):
+    """Brings an incoming gradient to the class the backward graph was traced for; asks the class for zeros for a missing one."""
+
+    def __init__(self, position: int, tangent: schema.Tangent, wrapper: Wrapper | None) -> None:
+        super().__init__(position, tangent)
+        self.wrapper = wrapper
+
+    def __call__(
+        self, gradient: torch.Tensor | None, shape: torch.Size, environment: Environment, device: torch.device
+    ) -> torch.Tensor:
+        if self.wrapper is None:
+            if gradient is not None and not is_plain_tensor(gradient):
+                gradient = _coerced(gradient, torch.Tensor, None)
+                if not is_plain_tensor(gradient):
+                    raise _wrong_gradient([Problem("the gradient", f"expected a plain tensor, got a {type(gradient).__name__}")])
+            return super().__call__(gradient, shape, environment, device)
+        if gradient is None:
+            gradient = _zeros(self.wrapper, environment, device)
+        if any(self.wrapper.mismatch(gradient, environment)):
+            gradient = _coerced(gradient, self.wrapper.kind, self.wrapper.metadata)
+        problems = [Problem(f"the gradient{path}", message) for path, message in self.wrapper.mismatch(gradient, environment)]
+        if problems:
+            raise _wrong_gradient(problems)
+        return gradient
+
+
+def _coerced(gradient: Any, kind: Any, metadata: Any) -> Any:
+    """What the gradient's own class makes of it (AOTAutograd's protocol); a class without it leaves the gradient as it is."""
+    if not hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
+        return gradient
+    if type(gradient) is kind:
+        return gradient.__coerce_same_metadata_as_tangent__(metadata)
+    return gradient.__coerce_same_metadata_as_tangent__(metadata, kind)
+
+
+def _zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> torch.Tensor:
+    try:
+        return zeros(wrapper, environment, device)
+    except Exception as error:
+        raise AutogradError(
+            f"No gradient came for a {wrapper.kind.__name__} that this bundle returned, and its class makes no zeros.",
+            [Problem("zeros_like", f"{type(error).__name__}: {error}")],
+            hint="Send gradients through all of the results that require one, or detach those that get none.",
+        ) from error
+
+
+def _wrong_gradient(problems: list[Problem]) -> AutogradError:
+    return AutogradError(
+        "A gradient is of another class, or has other metadata, than this bundle was built for.",
+        problems,
+        hint="Pass a gradient like the result, or give its class __coerce_same_metadata_as_tangent__.",
+    )
+
+
+def _wrappers(subclasses: Sequence[schema.Subclass | None], classes: Classes) -> list[Wrapper | None]:
+    return [None if subclass is None else Wrapper(subclass, classes) for subclass in subclasses]
+
+
+def _taken_apart(wrappers: _Wrappers, values: Sequence[Any], environment: Environment) -> list[Any]:
+    plain: list[Any] = []
+    for wrapper, value in zip(wrappers, values, strict=True):
+        if wrapper is None:
+            plain.append(value)
+        else:
+            plain += wrapper.take_apart(value, environment)
+    return plain
+
+
+def _put_together(wrappers: _Wrappers, values: list[Any], environment: Environment) -> list[Any]:
+    if not any(wrappers):
+        return values
+    rest = iter(values)
+    return [next(rest) if wrapper is None else wrapper.put_together(rest, environment) for wrapper in wrappers]

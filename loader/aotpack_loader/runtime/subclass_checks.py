@@ -1,0 +1,121 @@
+"""Arguments, parameters and buffers that are tensor subclasses: what is checked of them at every call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import Problem
+from ..format import schema
+from .inputs import Check, Environment, Inputs, TensorCheck, describe
+from .state import THAWED, Expected, State
+from .subclasses import Classes, Wrapper
+from .tree import MISSING
+
+
+class SubclassInputs(Inputs):
+    """Arguments some of which are subclasses."""
+
+    def __init__(self, method: schema.Method, device: torch.device, classes: Classes) -> None:
+        self._classes = classes
+        super().__init__(method, device)
+
+    def _check_of(
+        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+    ) -> Check:
+        if isinstance(leaf, schema.TensorLeaf) and leaf.subclass is not None:
+            return SubclassCheck(leaf, device, bound, symbols, graded, Wrapper(leaf.subclass, self._classes))
+        return super()._check_of(leaf, device, bound, symbols, graded)
+
+
+class SubclassCheck(TensorCheck):
+    """Checks an argument that is a tensor subclass: its class, its metadata, its parts. Taking it apart lays them out."""
+
+    def __init__(
+        self,
+        leaf: schema.TensorLeaf,
+        device: torch.device,
+        bound: set[str],
+        symbols: list[schema.Symbol],
+        graded: bool,
+        wrapper: Wrapper,
+    ) -> None:
+        super().__init__(leaf, device, bound, symbols, graded)
+        self.wrapper = wrapper
+        limits = {symbol.name: symbol for symbol in symbols}
+        self.inner_binds: list[tuple[tuple[str, ...], int, schema.Symbol]] = []
+        for path, part in wrapper.plain_parts():
+            for dim, size in enumerate(part.shape):
+                if size in limits and size not in bound:
+                    self.inner_binds.append((path, dim, limits[str(size)]))
+                    bound.add(str(size))
+
+    @property
+    def determines(self) -> bool:
+        """Whether symbols are read off this argument or what it holds."""
+        return bool(self.binds or self.inner_binds)
+
+    def places(self) -> list[tuple[str, str]]:
+        """The symbols that are read off this argument or what it holds, and where."""
+        inner = [(symbol.name, f"{'.'.join([self.leaf.path, *path])}.shape[{dim}]") for path, dim, symbol in self.inner_binds]
+        return super().places() + inner
+
+    def bind(self, value: Any, environment: Environment) -> None:
+        """Read the symbols that this argument determines, and those that only what it holds does."""
+        super().bind(value, environment)
+        if not self.inner_binds or any(self.wrapper.mismatch(value, {})):
+            return
+        for path, dim, symbol in self.inner_binds:
+            environment[symbol.name] = functools.reduce(getattr, path, value).shape[dim]
+
+    def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
+        if value is MISSING:
+            return value
+        if type(value) is self.wrapper.kind and not (self.sizes_fit(value, environment) and self._inner_sizes_fit(environment)):
+            found = [("", f"expected {self.expected()}, got {describe(value)}")]
+        else:
+            found = list(self.wrapper.mismatch(value, environment))
+        problems += [Problem(f"{self.leaf.path}{path}", message) for path, message in found]
+        if not found and value.requires_grad and not self.graded and torch.is_grad_enabled():
+            problems.append(self.lost_gradient())
+        return value
+
+    def _inner_sizes_fit(self, environment: Environment) -> bool:
+        limits = [(environment.get(symbol.name), symbol) for _, _, symbol in self.inner_binds]
+        return all(n is None or (symbol.minimum <= n and (symbol.maximum is None or n <= symbol.maximum)) for n, symbol in limits)
+
+
+class SubclassState(State):
+    """Parameters and buffers some of which are subclasses: looked at anew at every call, because their parts may be others."""
+
+    remembers = False
+
+    def __init__(
+        self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device, classes: Classes
+    ) -> None:
+        self._classes = classes
+        super().__init__(method, entries, device)
+
+    def _expectation(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> Expected:
+        if entry.subclass is None:
+            return super()._expectation(entry, gradient, device)
+        return ExpectedSubclass(entry, gradient, device, Wrapper(entry.subclass, self._classes))
+
+
+class ExpectedSubclass(Expected):
+    """What the graphs assume of a parameter or buffer that is a subclass: its class, its metadata, its parts."""
+
+    def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device, wrapper: Wrapper) -> None:
+        super().__init__(entry, gradient, device)
+        self.wrapper = wrapper
+
+    def mismatch(self, value: torch.Tensor | None) -> str:
+        """What is wrong with ``value``, or nothing."""
+        if value is None:
+            return "was removed"
+        for path, message in self.wrapper.mismatch(value, {}):
+            return f"{path}: {message}" if path else message
+        return THAWED if self.frozen and value.requires_grad and torch.is_grad_enabled() else ""
