@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +159,7 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     # Attributes, parameters, buffers and hooks are put back as they were: a trace must not leave its fake tensors in the user's
     # model (torch's own reparametrization does, where one submodule has two names), nor what a first call sets up.
     attributes = [module.__dict__ for module in model.modules()]
-    held = [*attributes, *(value for found in attributes for value in found.values() if isinstance(value, dict))]
+    held = [*attributes, *(value for found in attributes for value in found.values() if type(value) in (dict, OrderedDict))]
     before = [(entries, dict(entries)) for entries in held]
     if model.training != training:
         model.train(training)

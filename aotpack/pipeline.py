@@ -233,6 +233,11 @@ def build(
         if second_derivatives:
             built = [m for first in built for m in _with_second(run, first, module, args, kwargs, shapes, stored, state, options)]
         program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
+        extra = _extra_operators(graphs)
+        if extra:
+            run.note(
+                f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
+            )
         entries: list[TargetEntry] = []
         for target in chosen:
             with run.stage("compile", target.name):
@@ -250,7 +255,7 @@ def build(
             producer=schema.Producer(__version__, str(torch.__version__)),
             requirements=schema.Requirements(
                 torch=">=2.9",
-                operators=_extra_operators(graphs),
+                operators=extra,
                 subclasses=subclasses.names(state, program_methods),
             ),
             state=state,

@@ -178,12 +178,20 @@ def test_all_front_ends_reasons_are_given_when_all_refuse(tmp_path: Path) -> Non
 _LOCK = threading.Lock()
 
 
+class Frozen(dict[str, int]):
+    """As the configurations of diffusers."""
+
+    def clear(self) -> None:
+        raise TypeError("frozen")
+
+
 class SetUpAtFirstCall(nn.Module):
     """Installs hooks when it is called for the first time, as transformers' models do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
+        self.settings = Frozen(width=3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not getattr(self, "ready", False):

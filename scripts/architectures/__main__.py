@@ -17,11 +17,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # for scripts/bench
 
-from compare import TOLERANCE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from roll import ARCHITECTURES
-from run import RESULTS, Entry, Line, entries, run_all, stored, write
+from run import LOOSER, RESULTS, Entry, Line, entries, run_all, stored, write
 from table import markdown, one_line, screen, update_readme
 
 progress_console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
@@ -65,7 +64,7 @@ def parse() -> argparse.Namespace:
         prog="scripts/zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these architectures; other results are kept")
-    parser.add_argument("--target", choices=list(TOLERANCE), help="only this target; other results are kept")
+    parser.add_argument("--target", choices=list(LOOSER), help="only this target; other results are kept")
     parser.add_argument("--resume", action="store_true", help="only what has not passed yet; other results are kept")
     parser.add_argument("--jobs", type=int, default=1, help="entries at a time (default 1)")
     parser.add_argument("--list", action="store_true", help="list the architectures")

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-TOLERANCE = {"portable": 1e-4, "cpu": 1e-3}
 FLOOR = 1e-2
 KINDS = ("loss", "outputs", "gradients", "buffers", "generator", "parameters", "inference")
 

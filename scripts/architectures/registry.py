@@ -30,7 +30,8 @@ class Architecture:
     """An entry of the registry.
 
     ``batch`` is the size to build with. ``dynamic``: built with a dynamic batch too; ``native``: for the cpu target too.
-    ``package`` is the distribution that the model comes from, ``branches`` the option of that name of the build.
+    ``package`` is the distribution that the model comes from, ``branches`` the option of that name of the build;
+    ``tolerance`` the largest relative error on the portable target.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Architecture:
     dynamic: bool = True
     native: bool = False
     branches: str = "refuse"
+    tolerance: float = 1e-4
 
 
 class Objective(nn.Module):
@@ -74,7 +76,7 @@ def from_transformers(
 
     ``prepare`` is called with the model; ``results`` are what a loss is made of where it brings none (:class:`Objective`).
     """
-    options = {key: settings.pop(key) for key in ("batch", "dynamic", "native", "branches") if key in settings}
+    options = {key: settings.pop(key) for key in ("batch", "dynamic", "native", "branches", "tolerance") if key in settings}
 
     def make() -> nn.Module:
         kind = getattr(importlib.import_module("transformers"), model)

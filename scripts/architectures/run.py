@@ -18,12 +18,14 @@ from typing import Any
 
 import workers
 from bench.machine import provenance
-from compare import TOLERANCE, DifferenceError, compare, judge
+from compare import DifferenceError, compare, judge
 from roll import ARCHITECTURES
 from safetensors.torch import load_file
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "zoo.json"
 TIMEOUT = 1200
+LOOSER = {"portable": 1, "cpu": 10}
+"""Targets, and how much larger an error may be there: compiled code adds up in another order."""
 
 BUILDERS = multiprocessing.get_context("forkserver")
 """Building processes are forks of one that has imported what is slow to import, and nothing more."""
@@ -110,7 +112,7 @@ def run_entry(entry: Entry) -> tuple[Line, str]:
             line |= check(folder)
             errors = compare(load_file(folder / "eager.safetensors"), load_file(folder / "bundle.safetensors"))
             line["errors"] = {kind: error if math.isfinite(error) else None for kind, error in errors.items()}
-            judge(errors, TOLERANCE[entry.target])
+            judge(errors, ARCHITECTURES[entry.name].tolerance * LOOSER[entry.target])
             line["status"] = "passed"
         except (ProcessError, DifferenceError) as error:
             line["reason"] = str(error)

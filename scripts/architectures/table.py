@@ -81,9 +81,11 @@ def _notes(lines: Mapping[Entry, Line]) -> list[str]:
     whole = names - {entry.name for entry in lines if entry not in passed}
     torch = sorted({f"torch {line['torch']}" for line in lines.values() if "torch" in line})
     packages = sorted({line["package"] for line in lines.values() if "package" in line})
+    earlier = ["`cpu` figures are of an earlier run, with dropout off."] * any("draws" not in line for line in lines.values())
     return [
         f"{len(whole)} of {len(names)} architectures, {len(passed)} of {len(lines)} entries; {', '.join(torch + packages)}.",
         "A figure is the largest relative error of any gradient; *random*: a training step draws random numbers.",
+        *earlier,
     ]
 
 
