@@ -77,6 +77,8 @@ class Regions:
 class _Selective(TorchDispatchMode):
     """Asks the policy of a selective checkpoint about each operator, as it is traced into the joint graph."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
