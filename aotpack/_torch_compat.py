@@ -551,13 +551,35 @@ def export_joint(
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
     All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
-    the leaves that are traced.
+    the leaves that are traced. A module that turns gradients on while they are off is traced once more, for its gradients too.
     """
+    joint = _export_joint(module, args, kwargs, decompositions, note)
+    if torch.is_grad_enabled() or not _records_gradients(joint.metadata):
+        return joint
+    with torch.enable_grad():
+        return _export_joint(module, args, kwargs, decompositions, note, inside=torch.no_grad)
+
+
+def _records_gradients(metadata: ViewAndMutationMeta) -> bool:
+    """Whether a result that is computed requires a gradient, though gradients are off."""
+    kinds = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+    return any(info.requires_grad and info.output_type in kinds for info in metadata.output_info)
+
+
+def _export_joint(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    decompositions: Decompositions | None,
+    note: Callable[[Any], list[Any]],
+    inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Joint:
+    """``inside``: the context that the module runs in while it is traced."""
     with (
         contextlib.ExitStack() as stack,
         functorch_config.patch(_SUBCLASS_TANGENTS),
         _aliases_named(),
-        _faithful_results(note),
+        _faithful_results(note, inside),
         scans_without_aliases(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
@@ -587,7 +609,9 @@ def export_joint(
 
 
 @contextlib.contextmanager
-def _faithful_results(note: Callable[[Any], list[Any]]) -> Iterator[None]:
+def _faithful_results(
+    note: Callable[[Any], list[Any]], inside: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
     """Let ``note`` see results before they are flattened, and keep views of multi-output operations views.
 
     AOTAutograd hides from autograd that results of one ``chunk`` share memory, as an optimisation: in-place changes that eager
@@ -596,7 +620,11 @@ def _faithful_results(note: Callable[[Any], list[Any]]) -> Iterator[None]:
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return flattened(lambda *a, **k: note(function(*a, **k)), *args, **kwargs)
+        def run(*a: Any, **k: Any) -> list[Any]:
+            with inside():
+                return note(function(*a, **k))
+
+        return flattened(run, *args, **kwargs)
 
     with (
         mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted),

@@ -371,7 +371,7 @@ def _with_second(
     options: _Options,
 ) -> list[_BuiltMethod]:
     """The method, and after it that of its gradients where it has any."""
-    if first.convention.backward is None:
+    if first.convention.backward is None or not first.plan.grad:
         return [first]
     leaves = first.convention.method["leaves"]
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
@@ -452,11 +452,24 @@ def _trace_once(
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
         )
     constraints = convention.method["constraints"]
+    if convention.backward is not None and not plan.grad:
+        _check_turned_on(convention)
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
     if constraints:
         run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
     identical = [list(group) for group in arrangement.identical]
     return _BuiltMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng)
+
+
+def _check_turned_on(convention: signature.Convention) -> None:
+    """Where the model turns gradients on itself, what the loader does after the graphs it does with gradients off."""
+    results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
+    written = [m for m in convention.method["mutations"] if m.requires_grad]
+    if any(result.requires_grad for result in results) or written:
+        raise UnsupportedError(
+            "The model turns gradients on while they are off (enable_grad), and returns views or writes to arguments with them.",
+            hint="Build without this method, methods=('train',), and call it with gradients on.",
+        )
 
 
 def _check_dynamic(
@@ -513,7 +526,8 @@ def _add_graphs(
 
     positional, defaults = _positional_parameters(model), _defaults(model, args, kwargs)
     autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
-    served = _served([item.plan for item in built if item.plan.name in METHODS], has_modes=model is module)
+    turns = any(item.convention.backward is not None and not item.plan.grad for item in built)
+    served = _served([item.plan for item in built if item.plan.name in METHODS], has_modes=model is module, turns_on=turns)
     for item in built:
         name, convention = item.plan.name, item.convention
         saved = {i: s.output for i, s in enumerate(convention.saved) if isinstance(s, schema.SavedOutput)}
@@ -546,11 +560,11 @@ def _add_graphs(
     return methods, graphs
 
 
-def _served(plans: Sequence[MethodPlan], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
+def _served(plans: Sequence[MethodPlan], *, has_modes: bool, turns_on: bool) -> dict[str, list[schema.Mode]]:
     """The caller's modes each method is right for; no mode is served twice.
 
-    A graph with gradients also serves its mode without them, and a plain function has no train and eval mode, so one
-    graph serves both.
+    A graph with gradients also serves its mode without them, unless the model turns them on. A plain function has no train and
+    eval mode, so one graph serves both.
     """
     served = {plan.name: [(plan.training, plan.grad)] for plan in plans}
 
@@ -559,7 +573,7 @@ def _served(plans: Sequence[MethodPlan], *, has_modes: bool) -> dict[str, list[s
             served[name].append(mode)
 
     for plan in plans:
-        if plan.grad:
+        if plan.grad and not turns_on:
             add(plan.name, (plan.training, False))
     if not has_modes:
         for name, modes in list(served.items()):

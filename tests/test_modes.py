@@ -111,6 +111,21 @@ def test_gradients_of_gradients_draw_what_the_forward_drew(tmp_path: Path) -> No
     torch.testing.assert_close(seen[1], seen[0])
 
 
+def test_a_model_that_turns_gradients_on(tmp_path: Path) -> None:  # R9
+    class Enabled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                return super().forward(x)
+
+    aotpack.build(Enabled(3, 2), (torch.randn(4, 3),), out=tmp_path / "m", targets=("portable",))
+    loaded = aotpack.load(tmp_path / "m").eval()
+    with torch.no_grad():
+        loaded(torch.randn(4, 3)).backward(torch.ones(4, 2))
+        assert all(p.grad is not None for p in loaded.parameters())
+        with pytest.raises(ModeError, match=r"no method for train\(\) with gradients off"):
+            loaded.train()(torch.randn(4, 3))
+
+
 # ---------------------------------------------------------------- determinism
 
 

@@ -64,6 +64,28 @@ class EnableGrad(nn.Module):
             return self.layer(x)
 
 
+class EnableGradPartly(EnableGrad):
+    """Gradients on for a part, and for one of two results."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = x.sin()
+        with torch.enable_grad():
+            y = self.layer(h)
+        return y, y * 2, y.detach(), h
+
+
+class EnableGradViews(EnableGrad):
+    def forward(self, x: Tensor) -> Any:
+        with torch.enable_grad():
+            y = self.layer(x)
+            return y, y.view(-1)
+
+
+def enabled(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return x.exp()
+
+
 class Autocast(nn.Module):
     """bfloat16 inside the model."""
 
@@ -382,6 +404,13 @@ def on_threads(model: Any, args: Any, kwargs: Any) -> Any:
         return list(pool.map(lambda scale: model(args[0].detach() * scale).detach(), (1.0, 2.0, 3.0)))
 
 
+def backward_of(model: Any, args: Any, kwargs: Any) -> Any:
+    result = model(*args)
+    first = result[0] if isinstance(result, tuple) else result
+    first.square().sum().backward()
+    return result
+
+
 def deterministic(model: Any, args: Any, kwargs: Any) -> Any:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -530,6 +559,20 @@ CASES: list[Case] = [
     ),
     module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
     module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
+    module_case(
+        "autograd: enable_grad inside the model, gradients taken of it without",
+        EnableGrad,
+        g(2, 3),
+        calls=(TRAIN, Call(2, training=False, grad=False, act=backward_of), Call(3, grad=False, refused=REFUSED_MODE)),
+    ),
+    module_case(
+        "autograd: enable_grad inside the model, around a part of it",
+        EnableGradPartly,
+        g(2, 3),
+        calls=(TRAIN, Call(2, training=False, grad=False, act=backward_of)),
+    ),
+    case("autograd: enable_grad inside a function", enabled, g(2, 3), calls=(TRAIN, Call(2, grad=False, act=backward_of))),
+    module_case("autograd: enable_grad inside the model, views of an intermediate", EnableGradViews, g(2, 3)),
     module_case("autograd: autocast bf16 inside the model", Autocast, g(2, 3)),
     module_case("autograd: autocast bf16 inside the model, bf16 result", AutocastOutput, g(2, 3)),
     mlp("autocast at call, none at build, is refused", None, calls=(Call(1, act=under_autocast, refused="autocast"),)),

@@ -60,6 +60,7 @@ REFUSED: dict[str, str] = {
     "second derivatives: views of an intermediate": "results: are views of a value that is not returned",
     "second derivatives: an input is written to": r"args\[1\]: is written to by the model",
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
+    "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on while they are off",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
@@ -93,7 +94,6 @@ XFAIL: dict[str, str] = {
     # Said at build, by a warning.
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Silently wrong.
-    "autograd: enable_grad inside the model": ("the infer method is traced and run without gradients; the model turns them on"),
     "second derivatives: one tangent missing": "zeros, not None, for what only the missing tangent reaches",
     # An error where eager works, or another kind of error than ours.
     "state: names that the loaded module uses itself": (

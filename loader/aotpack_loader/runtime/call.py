@@ -60,6 +60,8 @@ class MethodCall:
         self._differentiable = None
         if backward is not None and method.backward is not None:
             self._differentiable = Differentiable(method, method.backward, forward, backward, checks, native=native)
+        # The original turns gradients on while its caller has them off.
+        self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
@@ -126,8 +128,13 @@ class MethodCall:
         return versions
 
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
-            outputs = self._differentiable(primals, environment)
+        graded = self._differentiable
+        if graded is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
+            if self._turns_on:
+                with torch.enable_grad():
+                    outputs = graded(primals, environment)
+            else:
+                outputs = graded(primals, environment)
         else:
             with torch.no_grad():
                 checks = self._checks
