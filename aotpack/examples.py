@@ -1,4 +1,4 @@
-"""The parameters that example inputs are passed to."""
+"""The example inputs: the parameters they are passed to, and what none of them may be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+
+from aotpack_loader.errors import Problem, UnsupportedError
 
 
 def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
@@ -23,3 +25,21 @@ def named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[st
     given = [("args", args), ("kwargs", kwargs)]
     leaves = [(name + pytree.keystr(path), leaf) for name, tree in given for path, leaf in pytree.tree_leaves_with_path(tree)]
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+_DENSE = (torch.strided, torch.jagged)
+
+
+def refuse_layouts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse example tensors whose elements do not lie in memory by strides.
+
+    Raises:
+        UnsupportedError: names every argument that is sparse or quantized.
+    """
+    problems = [
+        Problem(path, f"a tensor of layout {leaf.layout}{' and quantized elements' * leaf.is_quantized}")
+        for path, leaf in named_leaves(args, kwargs)
+        if leaf.layout not in _DENSE or leaf.is_quantized
+    ]
+    if problems:
+        raise UnsupportedError("A bundle takes dense tensors only.", problems, hint="Pass to_dense() or dequantize() of it.")

@@ -28,7 +28,7 @@ from .bundle import BlobStore, TargetEntry, write_bundle
 from .cache import CompileCache
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
-from .examples import named_leaves, parameters
+from .examples import named_leaves, parameters, refuse_layouts
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 from .rearrange import Arrangement, Writes, arrange
 from .selftest import record
@@ -216,6 +216,7 @@ def build(
     """
     kwargs = dict(kwargs or {})
     _check_options(args, partitioner, memory_budget, methods, front_ends, rng, branches, layout)
+    refuse_layouts(args, kwargs)
     chosen = resolve_targets(targets)
     tables = [target.decompositions(exact_random=rng == "eager") for target in chosen]
     table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE}

@@ -25,7 +25,7 @@ from aotpack.targets.portable import PortableTarget
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
-from aotpack_loader.errors import BuildError, CaptureError, InputError, ModeError
+from aotpack_loader.errors import BuildError, CaptureError, InputError, ModeError, UnsupportedError
 from aotpack_loader.format import schema
 
 
@@ -285,6 +285,12 @@ def test_front_ends_can_be_chosen(tmp_path: Path, front_end: str) -> None:
     portable(torch.sin, (torch.zeros(3),), out, front_ends=(front_end,))
     methods = aotpack.load(out).aotpack.program.methods
     assert {method.captured_with for method in methods.values()} == {front_end}
+
+
+def test_sparse_and_quantized_examples_are_refused_by_path(tmp_path: Path) -> None:
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(UnsupportedError, match=r"args\[0\]\['a'\]: a tensor of layout torch.sparse_coo"):
+        portable(lambda x, *, y: x["a"] + y, ({"a": sparse},), tmp_path / "m.aotpack", {"y": torch.eye(3)})
 
 
 def test_front_ends_are_checked(tmp_path: Path) -> None:
