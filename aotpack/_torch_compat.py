@@ -38,6 +38,7 @@ from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AO
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
+from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.scan import ScanAutogradImpl
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
@@ -712,6 +713,11 @@ def partition(
         prepare(joint.graph_module, split)
         keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
+
+
+def is_plain_call(target: Any) -> bool:
+    """Whether a higher-order operator does no more than to call its subgraph on its other arguments (``invoke_quant``)."""
+    return isinstance(target, BaseHOP)
 
 
 def tell_calls_apart(region: torch.fx.GraphModule) -> None:

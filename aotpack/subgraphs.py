@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
+from . import _torch_compat as compat
 from .graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -26,6 +27,8 @@ def make_self_contained(module: GraphModule) -> None:
     for call in _calls(module):
         if call.target is _HIGHER_ORDER.auto_functionalized_v2 and _is_higher_order(call.args[0]):
             _make_functional(module, call)
+        elif compat.is_plain_call(call.target) and not any(isinstance(arg, (list, tuple)) for arg in call.args):
+            _name_plainly(call)
     for call in _calls(module):
         for _, region in _subgraphs(module, call.args):
             make_self_contained(region)
@@ -38,6 +41,14 @@ def make_self_contained(module: GraphModule) -> None:
 
 def _calls(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if _is_higher_order(node.target)]
+
+
+def _name_plainly(call: Node) -> None:
+    """An operator that only marks a subgraph, for a compiler to recognise: a call of that subgraph."""
+    marker: Any = call.target
+    call.args = (call.args[0], marker.name(), *call.args[1:])
+    call.kwargs = {}
+    call.target = _HIGHER_ORDER.invoke_subgraph
 
 
 def _is_higher_order(target: Any) -> bool:

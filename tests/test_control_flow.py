@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,25 @@ import msgspec
 import pytest
 import torch
 from conftest import FreshProcess
+from support.archive import tiny_program
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
+from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import flex_attention
 
 import aotpack
 from aotpack.graph import to_fx
+from aotpack.targets import parts
+from aotpack.targets.portable import PortableTarget
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import control_flow
+from aotpack_loader.devices.aoti import AotiSequence
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import AotpackError, CorruptBundleError, UnsupportedVersionError
-from aotpack_loader.format import schema, subgraphs
+from aotpack_loader.format import media_types, schema, subgraphs
 from aotpack_loader.format.schema import GraphArg, ValueRef
-from aotpack_loader.format.validate import validate_graph
+from aotpack_loader.format.validate import validate_graph, validate_target
 
 CPU = torch.device("cpu")
 VALUE = schema.TensorValue("float32", [4], [1])
@@ -339,3 +345,136 @@ def test_a_refusal_names_the_users_line(tmp_path: Path) -> None:
     with pytest.raises(AotpackError, match=r"(?s)aliasing.*test_control_flow\.py:\d+: return torch\.cond") as caught:
         aotpack.build(alias, (torch.randn(3),), out=tmp_path / "m", targets=("portable",))
     assert "torch.cond" in str(caught.value)
+
+
+# ---------------------------------------------------------------- parts of a graph, for compilers that know no calls
+
+
+class Parted(nn.Module):
+    """Two kinds of regions, one of them called once; something before, between and after; a random draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(4, 4), nn.ModuleList([Block() for _ in range(3)]), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = once(self.first(x))
+        x = self.blocks[1](self.blocks[0](x) * 2)
+        return self.last(self.blocks[2](nn.functional.dropout(x * 2)))
+
+
+@torch.compiler.nested_compile_region
+def once(x: Tensor) -> Tensor:
+    """Called once."""
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GraphModule]:
+    """The fx graphs of a model, as a target is given them."""
+    given: dict[str, GraphModule] = {}
+
+    def compile(self: Any, graphs: Any, store: Any, cache: Any) -> Any:
+        given.update({item.key: item.module for item in graphs})
+        return original(self, graphs, store, cache)
+
+    original = PortableTarget.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PortableTarget, "compile", compile)
+        out = tmp_path_factory.mktemp("parted") / "m"
+        torch.manual_seed(0)
+        aotpack.build(Parted(), (torch.randn(3, 4, requires_grad=True),), out=out, targets=("portable",), methods=("train",))
+    return given
+
+
+@pytest.mark.parametrize("key", ["train.forward", "train.backward"])
+def test_parts_compute_what_the_graph_does(parted: dict[str, GraphModule], key: str) -> None:
+    module = parted[key]
+    found = parts.split(module)
+    assert found is not None
+    regions = [number for number, _ in found.calls if [n for n, _ in found.calls].count(number) == 3]
+    assert len(set(regions)) == 1, "one part serves three calls"
+    assert not any(node.target is torch.ops.higher_order.invoke_subgraph for part in found.modules for node in part.graph.nodes)
+    torch.manual_seed(1)
+    inputs = [
+        torch.randn(node.meta["val"].shape).to(node.meta["val"].dtype) for node in module.graph.find_nodes(op="placeholder")
+    ]
+    torch.manual_seed(2)
+    with torch.no_grad():
+        expected = module(*inputs)
+        whole = parts.without_calls(module)
+        torch.manual_seed(2)
+        for mine, torchs in zip(whole(*inputs), expected, strict=True):
+            torch.testing.assert_close(mine, torchs, rtol=0, atol=0)
+        torch.manual_seed(2)
+        values = [*inputs]
+        for number, numbers in found.calls:
+            values += found.modules[number](*[values[i] for i in numbers])
+    for position, torchs in zip(found.outputs, expected, strict=True):
+        torch.testing.assert_close(values[position], torchs, rtol=0, atol=0)
+
+
+def test_a_graph_without_repeated_calls_has_no_parts(everything: Path) -> None:
+    assert parts.split(to_fx(graph_of(1, 1))) is None
+
+
+def _target(
+    calls: list[tuple[str, list[int]]], outputs: list[int], executables: dict[str, schema.Executable] | None = None
+) -> Any:
+    code = schema.Descriptor(media_types.CODE_AOTI, "sha256:" + "0" * 64, 1)
+    sine = schema.Executable(code, [schema.GivenInput(0)], [0, 1])
+    sequence = schema.Sequence([schema.PartCall(*call) for call in calls], outputs)
+    return schema.Target("cpu", "aoti", "cpu", executables or {"part": sine}, sequences={"infer.forward": sequence})
+
+
+CALLS: list[tuple[list[tuple[str, list[int]]], list[int], str]] = [
+    ([("part", [0]), ("part", [2])], [4], ""),
+    ([("other", [0])], [1], "there is no executable"),
+    ([("part", [2]), ("part", [0])], [4], "index 2 is out of range, there are 2"),
+    ([("part", [])], [2], "index 0 is out of range, there are 0"),
+    ([("part", [0])], [4], "index 4 is out of range, there are 4"),
+    ([("part", [0])], [2, 3], "2 outputs for a graph with 1"),
+]
+
+
+@pytest.mark.parametrize(("calls", "outputs", "message"), CALLS)
+def test_sequences(calls: list[tuple[str, list[int]]], outputs: list[int], message: str) -> None:  # C14
+    program = tiny_program(schema.Descriptor(media_types.GRAPH, "sha256:" + "0" * 64, 1), [])
+    if not message:
+        validate_target(_target(calls, outputs), program, "target")
+        return
+    with pytest.raises(CorruptBundleError, match=f"C14: {message}"):
+        validate_target(_target(calls, outputs), program, "target")
+
+
+def test_a_graph_runs_in_one_way() -> None:  # C14
+    program = tiny_program(schema.Descriptor(media_types.GRAPH, "sha256:" + "0" * 64, 1), [])
+    target = _target([("infer.forward", [0])], [2])
+    target = msgspec.structs.replace(target, executables={"infer.forward": next(iter(target.executables.values()))})
+    with pytest.raises(CorruptBundleError, match="C14: the graph is run by a sequence as well"):
+        validate_target(target, program, "target")
+
+
+def test_a_sequence_drops_what_nobody_reads() -> None:
+    """Values live from the call that makes them to the last that takes them, as activations in a backward must."""
+    alive: list[int] = []
+    held: list[weakref.ref[Tensor]] = []
+
+    class Part:
+        count = 2
+
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            alive.append(sum(reference() is not None for reference in held))
+            results = [inputs[0] + 1, inputs[0] + 2]
+            inputs.clear()
+            held.extend(weakref.ref(result) for result in results)
+            return results
+
+    part: Any = Part()
+    sequence = schema.Sequence([schema.PartCall("part", [i]) for i in (0, 1, 3, 5)], [7])
+    run = AotiSequence(sequence, {"part": part}, 1)
+    inputs = [torch.zeros(2)]
+    (result,) = run(inputs)
+    assert inputs == []
+    assert torch.equal(result, torch.full((2,), 4.0))
+    assert alive == [0, 1, 1, 1]

@@ -24,7 +24,9 @@ from .. import _torch_compat as compat
 from .._torch_random import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
+from ..graph import source_line
 from .base import GraphToCompile
+from .parts import in_parts
 
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
@@ -62,6 +64,8 @@ class CpuTarget:
         return compat.inductor_decompositions(exact_random=exact_random)
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+        _refuse_unknown(graphs)
+        graphs, sequences = in_parts(graphs)
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         toolchain = compat.inductor_fingerprint()
@@ -82,6 +86,7 @@ class CpuTarget:
             kind="aoti",
             device="cpu",
             executables=executables,
+            sequences=sequences,
             architecture=cpuinfo.architecture(),
             instruction_set=self.level,
             cpu_features=list(self.needed),
@@ -150,6 +155,28 @@ class CpuTarget:
                 [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
                 hint="Build with --target portable to get a bundle that runs without native code.",
             ) from error
+
+
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "flex_attention")
+
+
+def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
+    """Refuse control flow that AOTInductor has no code for."""
+    known = {getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW}
+    problems = [
+        Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
+        for item in graphs
+        for module in item.module.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.HigherOrderOperator) and node.target not in known
+    ]
+    if problems:
+        raise BuildError(
+            "AOTInductor cannot compile control flow that this model uses.",
+            problems,
+            hint="Build with --target portable. A while_loop that needs gradients becomes while_loop_stack_output.",
+        )
 
 
 @dataclass(frozen=True)

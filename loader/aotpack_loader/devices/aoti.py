@@ -28,7 +28,10 @@ _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 
 
 class AotiExecutable:
-    """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it."""
+    """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it.
+
+    ``count`` is the number of values it returns.
+    """
 
     def __init__(self, package: Path, executable: schema.Executable) -> None:
         self._run = aoti_runner(package)
@@ -37,7 +40,8 @@ class AotiExecutable:
         self._inputs = None if plain else inputs
         self._outputs = None if outputs == list(range(len(outputs))) else outputs
         self._numbers = executable.numbers
-        self._count = max([*outputs, *self._numbers], default=-1) + 1
+        self._returned = max([*outputs, *self._numbers], default=-1) + 1
+        self.count = len(outputs)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
@@ -50,8 +54,8 @@ class AotiExecutable:
             inputs.clear()
         results: list[Any] = list(self._run(arguments)) if self._numbers else self._run(arguments)
         arguments.clear()
-        if len(results) < self._count:
-            raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._count}.")
+        if len(results) < self._returned:
+            raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._returned}.")
         for position in self._numbers:
             results[position] = results[position].item()
         return results if self._outputs is None else [results[position] for position in self._outputs]
@@ -62,6 +66,39 @@ def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -
     return torch.empty((value, 0), dtype=torch.float32, device="cpu") if isinstance(item, schema.SizeCarrier) else value
 
 
+class AotiSequence:
+    """A graph run in parts; a value is dropped when the last part that takes it is given it."""
+
+    def __init__(self, sequence: schema.Sequence, parts: Mapping[str, AotiExecutable], inputs: int) -> None:
+        last: dict[int, int] = {}
+        for position, call in enumerate(sequence.calls):
+            last.update(dict.fromkeys(call.inputs, position))
+        kept = set(sequence.outputs)
+        self._unused = [number for number in range(inputs) if number not in last and number not in kept]
+        self._calls: list[tuple[AotiExecutable, list[int], list[int], list[int]]] = []
+        for position, call in enumerate(sequence.calls):
+            part = parts[call.part]
+            made = range(inputs, inputs := inputs + part.count)
+            dead = [number for number in set(call.inputs) if last[number] == position and number not in kept]
+            self._calls.append((part, call.inputs, dead, [n for n in made if n not in last and n not in kept]))
+        self._outputs = sequence.outputs
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Run the parts on ``inputs`` (emptied) and return the graph's outputs."""
+        values = [*inputs]
+        inputs.clear()
+        for number in self._unused:
+            values[number] = None
+        for part, numbers, dead, unread in self._calls:
+            arguments = [values[number] for number in numbers]
+            for number in dead:
+                values[number] = None
+            values += part(arguments)
+            for number in unread:
+                values[number] = None
+        return [values[number] for number in self._outputs]
+
+
 class AotiDevice:
     """Runs a bundle's AOTInductor code on the CPU."""
 
@@ -70,14 +107,21 @@ class AotiDevice:
         self._bundle = bundle
         self._target = target
 
-    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> AotiExecutable:
-        """Extract and open the code called ``key``.
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> AotiExecutable | AotiSequence:
+        """Extract and open the code called ``key``, or the parts it is run in.
 
         Raises:
             CorruptBundleError: the target lacks it.
             TargetError: the system cannot load it.
             UnsupportedVersionError: it calls operators that nobody has registered.
         """
+        sequence = self._target.sequences.get(key)
+        if sequence is None:
+            return self._open(key)
+        parts = {call.part for call in sequence.calls}
+        return AotiSequence(sequence, {part: self._open(part) for part in parts}, arity[0])
+
+    def _open(self, key: str) -> AotiExecutable:
         executable = self._target.executables.get(key)
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")

@@ -700,11 +700,28 @@ class Executable(Document, frozen=True):
     numbers: list[Index] = []
 
 
+class PartCall(Document, frozen=True):
+    """One run of the executable called ``part``, on the values with the numbers ``inputs``."""
+
+    part: Name
+    inputs: list[Index]
+
+
+class Sequence(Document, frozen=True):
+    """A graph as calls of executables, of which one may run several times.
+
+    Values are numbered: the graph's inputs first, then what each call returns. ``outputs`` numbers the graph's outputs.
+    """
+
+    calls: list[PartCall]
+    outputs: list[Index]
+
+
 class Target(Document, frozen=True):
     """How one target runs the program; the first layer of its manifest.
 
     ``kind`` picks the device module of the loader (``portable``, ``aoti``). Executables are keyed by method and direction:
-    ``train.forward``, ``train.backward``.
+    ``train.forward``, ``train.backward``. A graph whose key is in ``sequences`` runs in parts: executables of other names.
     """
 
     name: Name
@@ -716,3 +733,4 @@ class Target(Document, frozen=True):
     cpu_features: list[str] = []
     torch: str = ""
     toolchain: dict[str, str] = {}
+    sequences: dict[str, Sequence] = {}

@@ -56,14 +56,35 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         if method.backward is not None:
             arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
         for key, (inputs, outputs) in arities.items():
-            executable = target.executables.get(key)
+            sequence, executable = target.sequences.get(key), target.executables.get(key)
+            if sequence is not None:
+                problems += _sequence_problems(sequence, target, inputs, outputs, f"$.sequences[{key!r}]")
             if executable is None:
                 continue
             at = f"$.executables[{key!r}]"
+            if sequence is not None:
+                problems.append(Problem(at, "C14: the graph is run by a sequence as well"))
             problems += _in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
     _raise(where, problems)
+
+
+def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
+    """C14: a part is an executable, takes what there is by then, and gives what is used."""
+    values = inputs
+    for i, call in enumerate(sequence.calls):
+        where = f"{at}.calls[{i}]"
+        part = target.executables.get(call.part)
+        if part is None:
+            yield Problem(where, f"C14: there is no executable {call.part!r}")
+            return
+        yield from _in_range(where, "C14", [(number, values) for number in call.inputs])
+        yield from _in_range(where, "C14", [(item.index, len(call.inputs)) for item in part.inputs])
+        values += len(part.outputs)
+    yield from _in_range(at, "C14", [(number, values) for number in sequence.outputs])
+    if len(sequence.outputs) != outputs:
+        yield Problem(at, f"C14: {len(sequence.outputs)} outputs for a graph with {outputs}")
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:

@@ -1,0 +1,230 @@
+"""Graphs in parts, for compilers that know no calls: a nested compile region that runs several times is compiled once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from aotpack_loader.format import schema, subgraphs
+
+from .. import _torch_compat as compat
+from ..graph import from_fx
+from .base import GraphToCompile
+
+_CALL = torch.ops.higher_order.invoke_subgraph
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A graph as calls of ``modules``: each takes values by their numbers, and its results have the next numbers.
+
+    The graph's inputs have the first numbers; ``outputs`` are those of its outputs.
+    """
+
+    modules: list[GraphModule]
+    calls: list[tuple[int, list[int]]]
+    outputs: list[int]
+
+
+def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], dict[str, schema.Sequence]]:
+    """What to compile instead of graphs that call regions, and how to run, by its key, a graph that is then in parts.
+
+    A graph in parts and its other half keep the layouts of the graphs between them.
+    """
+    found: list[GraphToCompile] = []
+    sequences: dict[str, schema.Sequence] = {}
+    splits = {item.key: split(item.module) for item in graphs}
+    for item in graphs:
+        method = item.key.rpartition(".")[0]
+        if any(parts is not None for key, parts in splits.items() if key.rpartition(".")[0] == method):
+            item = replace(item, private=frozenset(), saved={})
+        parts = splits[item.key]
+        if parts is not None:
+            named = _named(item, parts.modules)
+            found += {part.key: part for part in named}.values()
+            calls = [schema.PartCall(named[number].key, inputs) for number, inputs in parts.calls]
+            sequences[item.key] = schema.Sequence(calls, parts.outputs)
+        elif any(node.op == "higher_order.invoke_subgraph" for node in subgraphs.all_nodes(item.graph)):
+            found.append(replace(item, module=without_calls(item.module)))
+        else:
+            found.append(item)
+    return found, sequences
+
+
+def _named(item: GraphToCompile, modules: Sequence[GraphModule]) -> list[GraphToCompile]:
+    """The parts of a graph, each as a graph to compile; equal ones have one key."""
+    known: list[schema.Graph] = []
+    named = []
+    for module in modules:
+        converted = from_fx(module, compat.fake_mode_of(module.graph).shape_env)
+        if converted not in known:
+            known.append(converted)
+        key = f"{item.key}.{known.index(converted)}"
+        named.append(GraphToCompile(key, converted, item.descriptor, module, item.training))
+    return named
+
+
+def split(module: GraphModule) -> Parts | None:
+    """The parts of a graph, or None if it calls no region twice.
+
+    Nodes stay in their order, so random numbers are drawn in theirs: what stands between two calls is a part.
+    """
+    shared = _shared(module)
+    return _Split(without_calls(module, shared)).parts() if shared else None
+
+
+def without_calls(module: GraphModule, kept: Collection[str] = ()) -> GraphModule:
+    """A copy of a graph in which regions stand where they are called, save those called ``kept``."""
+    root, graph = torch.nn.Module(), Graph()
+    graph.output(_copy(module, graph, root, {}, kept))
+    for node in graph.find_nodes(op="get_attr"):
+        if not node.users:
+            graph.erase_node(node)
+    return GraphModule(root, graph)
+
+
+def _copy(module: GraphModule, graph: Graph, root: torch.nn.Module, copies: dict[Node, Any], kept: Collection[str] = ()) -> Any:
+    """Copy nodes to the end of ``graph`` (inputs may be in ``copies`` already); what the outputs have become.
+
+    Names are made anew, so that equal graphs are named equally.
+    """
+
+    def copied(arg: Any) -> Any:
+        return map_arg(arg, lambda node: copies[node])
+
+    for node in module.graph.nodes:
+        if node in copies:
+            continue
+        if node.op == "output":
+            return copied(node.args[0])
+        if node.op == "get_attr":
+            copies[node] = graph.get_attr(_registered(root, str(node.target), getattr(module, node.target), kept))
+        elif node.target is _CALL and node.args[0].target not in kept:
+            region = getattr(module, node.args[0].target)
+            given = dict(zip(region.graph.find_nodes(op="placeholder"), copied(node.args[2:]), strict=True))
+            copies[node] = _copy(region, graph, root, given)
+        elif node.target is operator.getitem and isinstance(copies[node.args[0]], (tuple, list)):
+            copies[node] = copies[node.args[0]][node.args[1]]
+        else:
+            target = graph._graph_namespace.create_name("input", None) if node.op == "placeholder" else node.target
+            copies[node] = graph.create_node(node.op, target, copied(node.args), copied(node.kwargs))
+            copies[node].meta = dict(node.meta)
+    raise AssertionError("a graph ends with its output")
+
+
+def _registered(root: torch.nn.Module, name: str, value: GraphModule, kept: Collection[str]) -> str:
+    """Make a subgraph one of ``root``; a kept region under its own name."""
+    if name in kept:
+        if not hasattr(root, name):
+            root.register_module(name, value)
+        return name
+    fresh = f"subgraph_{len(list(root.children()))}"
+    root.register_module(fresh, without_calls(value))
+    return fresh
+
+
+def _shared(module: GraphModule) -> set[str]:
+    """Regions that are called at least twice, each time with tensors of the sizes and strides they were traced with."""
+    callers: dict[str, list[Node]] = {}
+    for call in module.graph.find_nodes(op="call_function", target=_CALL):
+        callers.setdefault(call.args[0].target, []).append(call)
+    return {
+        name for name, calls in callers.items() if len(calls) > 1 and all(_fits(getattr(module, name), call) for call in calls)
+    }
+
+
+def _fits(region: GraphModule, call: Node) -> bool:
+    inputs = region.graph.find_nodes(op="placeholder")
+    return all(isinstance(arg, Node) and _kind(arg) == _kind(own) for arg, own in zip(call.args[2:], inputs, strict=True))
+
+
+def _kind(node: Node) -> object:
+    value = node.meta["val"]
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else type(value)
+
+
+class _Split:
+    """A graph cut before and after each call."""
+
+    def __init__(self, whole: GraphModule) -> None:
+        self.whole = whole
+        self.modules: list[GraphModule] = []
+        self.calls: list[tuple[int, list[int]]] = []
+        self.numbers: dict[Node, int] = {node: i for i, node in enumerate(whole.graph.find_nodes(op="placeholder"))}
+        self.count = len(self.numbers)
+        self.regions: dict[str, int] = {}
+
+    def parts(self) -> Parts:
+        for group in self._groups():
+            if group[0].target is _CALL:
+                self._call(group[0])
+            else:
+                self._between(group)
+        outputs: Any = self.whole.graph.output_node().args[0]
+        return Parts(self.modules, self.calls, [self.numbers[node] for node in outputs])
+
+    def _groups(self) -> list[list[Node]]:
+        """Each call alone, and what stands between calls; an element of a tuple stands where the tuple does."""
+        groups: list[list[Node]] = []
+        group_of: dict[Node, list[Node]] = {}
+        for node in self.whole.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if node.target is operator.getitem:
+                group = group_of[node.args[0]]
+            elif node.target is _CALL or not groups or groups[-1][0].target is _CALL:
+                groups.append(group := [])
+            else:
+                group = groups[-1]
+            group.append(node)
+            group_of[node] = group
+        return groups
+
+    def _call(self, call: Node) -> None:
+        name: Any = call.args[0].target  # type: ignore[union-attr]
+        region: GraphModule = getattr(self.whole, name)
+        results: Any = region.graph.output_node().args[0]
+        given = [i for i, result in enumerate(results) if isinstance(result, Node)]
+        if name not in self.regions:
+            self.regions[name] = len(self.modules)
+            body = without_calls(region)
+            output = body.graph.output_node()
+            output.args = (tuple(output.args[0][i] for i in given),)  # type: ignore[index]
+            body.recompile()
+            self.modules.append(body)
+        self.calls.append((self.regions[name], [self.numbers[arg] for arg in call.args[2:]]))  # type: ignore[index]
+        for item in call.users:
+            self.numbers[item] = self.count + given.index(item.args[1])  # type: ignore[arg-type]
+        self.count += len(given)
+
+    def _between(self, group: Sequence[Node]) -> None:
+        inside = set(group)
+        inputs = [node for node in dict.fromkeys(arg for node in group for arg in node.all_input_nodes) if node in self.numbers]
+        results = [node for node in group if any(user not in inside for user in node.users)]
+        if not results:
+            return
+        root, graph = torch.nn.Module(), Graph()
+        copies: dict[Node, Any] = {}
+        for node in inputs:
+            copies[node] = graph.placeholder(f"input_{len(copies)}")
+            copies[node].meta = dict(node.meta)
+        for node in group:
+            for attribute in node.all_input_nodes:
+                if attribute.op == "get_attr":
+                    value = getattr(self.whole, str(attribute.target))
+                    copies[attribute] = graph.get_attr(_registered(root, str(attribute.target), value, ()))
+            args, kwargs = map_arg((node.args, node.kwargs), lambda arg: copies[arg])
+            copies[node] = graph.create_node(node.op, node.target, args, kwargs)
+            copies[node].meta = dict(node.meta)
+        graph.output(tuple(copies[node] for node in results))
+        self.calls.append((len(self.modules), [self.numbers[node] for node in inputs]))
+        self.modules.append(GraphModule(root, graph))
+        for node in results:
+            self.numbers[node] = self.count
+            self.count += 1
