@@ -8,6 +8,7 @@ code never copies a parameter only to save it.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,6 +198,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
         _split_regions(joint, split)
         forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         parts = _halves(forward, backward, [()] * num_fwd_outputs)
+        parts.saved = [(_own(value), to) for value, to in parts.saved]
         symbols = [value for value, _ in parts.saved if not isinstance(value.meta["val"], torch.Tensor)]
         tensors = [value for value, _ in parts.saved if value not in symbols]
         set_outputs(forward, [*parts.forward_outputs, *tensors, *symbols])
@@ -206,26 +208,53 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
     _return_no_operands(module)
 
 
+def _own(value: Node) -> Node:
+    """A copy of what is a view of a region's input in sizes that vary: whoever calls the region could not tell."""
+    if value.op == "placeholder" or views.root(value).op != "placeholder" or not isinstance(value.meta["val"], torch.Tensor):
+        return value
+    with value.graph.inserting_after(value):
+        copied = value.graph.call_function(torch.ops.aten.clone.default, (value,))
+    copied.meta = {**value.meta, "val": value.meta["val"].clone()}
+    return copied
+
+
 def _return_no_operands(module: GraphModule) -> None:
-    """Where a region returns one of its inputs, its callers use the operand itself."""
+    """Where a region returns one of its inputs, its callers use the operand itself; what it returns twice, they take once."""
     calls: dict[str, list[Any]] = {}
     for call in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
         calls.setdefault(call.args[0].target, []).append(call)
     for name, callers in calls.items():
         region: Any = module.get_submodule(name)
         inputs, results = region.graph.find_nodes(op="placeholder"), output_args(region)
-        kept = [i for i, result in enumerate(results) if result not in inputs]
+        kept: list[Any] = list(dict.fromkeys(result for result in results if result not in inputs))
         for call in callers:
+            items: dict[Node, Node] = {}
             for item in list(call.users):
-                position = item.args[1]
-                if position in kept:
-                    item.args = (call, kept.index(position))
+                result: Any = results[item.args[1]]
+                if result in inputs:
+                    item.replace_all_uses_with(call.args[2 + inputs.index(result)])
+                elif result in items:
+                    item.replace_all_uses_with(items[result])
                 else:
-                    item.replace_all_uses_with(call.args[2 + inputs.index(results[position])])
-                    module.graph.erase_node(item)
-            call.meta["val"] = tuple(call.meta["val"][i] for i in kept)
-        set_outputs(region, [results[i] for i in kept])
+                    items[result] = item
+                    item.args = (call, kept.index(result))
+                    call.append(item)
+                    continue
+                module.graph.erase_node(item)
+            _tell_what_is_shared(items)
+            call.meta["val"] = tuple(None if result is None else result.meta["val"] for result in kept)
+        set_outputs(region, kept)
     module.recompile()
+
+
+def _tell_what_is_shared(items: Mapping[Any, Node]) -> None:
+    """Let those results of a call that are views of each other share their storage in the trace as well."""
+    sharing: dict[Any, list[Any]] = {}
+    for result in items:
+        if isinstance(result, Node) and isinstance(result.meta["val"], torch.Tensor):
+            sharing.setdefault(compat.StorageWeakRef(result.meta["val"].untyped_storage()), []).append(result)
+    for result in (result for results in sharing.values() if len(results) > 1 for result in results):
+        items[result].meta["val"] = result.meta["val"]
 
 
 def _unused(name: str, taken: set[str]) -> str:
