@@ -93,7 +93,6 @@ def write(lines: Mapping[Entry, Line]) -> None:
     """All results, in the registry's order."""
     found = {
         **provenance(workers.THREADS),
-        "tolerances": TOLERANCE,
         "entries": [lines[entry] for entry in entries() if entry in lines],
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
