@@ -390,7 +390,8 @@ def _with_second(
     finally:
         module.training = before
     draws = second.check(first.convention, built.convention)
-    return [replace(first, second=schema.Second(plan.name, draws)), built]
+    needed = second.depends(first.convention, built.convention)
+    return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
 def _writes(convention: signature.Convention) -> Writes:

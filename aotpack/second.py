@@ -17,6 +17,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from . import _torch_compat as compat
+from . import partition
 from ._torch_random import is_random
 from .dynamic_shapes import DynamicShapes
 from .returned import result_leaves
@@ -154,6 +155,40 @@ _NEW_STATISTICS = (3, 4)
 def _trains(node: Node) -> bool:
     place = _TRAINING.get(str(node.target))
     return place is not None and node.args[place] is True
+
+
+def depends(first: Convention, second: Convention) -> list[list[int]]:
+    """For each primal of the first method the tangents without which its second derivative is none; empty: no such knowledge."""
+    assert second.backward is not None
+    count, primals = len(first.tangents), second.method["primals"]
+    if count < 2:
+        return []
+    inputs = second.forward.graph.find_nodes(op="placeholder")
+    is_tangent = [isinstance(p, schema.InputPrimal) and p.leaf < count for p in primals]
+    reach = {node: frozenset([p.leaf] if own else []) for node, p, own in zip(inputs, primals, is_tangent, strict=True)}
+    _spread(second.forward, reach)
+    returned = partition.output_args(second.forward)
+    for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.saved, strict=False):
+        if isinstance(saved, schema.SavedPrimal):
+            reach[node] = reach[inputs[saved.primal]]
+        elif isinstance(saved, schema.SavedOutput):
+            reach[node] = reach[returned[saved.output]]
+    _spread(second.backward, reach)
+    gradients = partition.output_args(second.backward)
+    places = sorted(p.leaf for p in first.method["primals"] if isinstance(p, schema.InputPrimal))
+    found: dict[Any, list[int]] = {}
+    for primal, own, position in zip(primals, is_tangent, second.gradients, strict=True):
+        if not own and position is not None:
+            is_input = isinstance(primal, schema.InputPrimal)
+            of = schema.InputPrimal(places[primal.leaf - count]) if is_input else primal
+            found[of] = sorted(reach[gradients[position]])
+    return [found.get(primal, list(range(count))) for primal in first.method["primals"]]
+
+
+def _spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
+    for node in module.graph.nodes:
+        if node not in reach:
+            reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
 
 
 def _draws(module: GraphModule | None) -> list[Node]:

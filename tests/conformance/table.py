@@ -94,7 +94,6 @@ XFAIL: dict[str, str] = {
     # Said at build, by a warning.
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Silently wrong.
-    "second derivatives: one tangent missing": "zeros, not None, for what only the missing tangent reaches",
     # An error where eager works, or another kind of error than ours.
     "state: names that the loaded module uses itself": (
         "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"

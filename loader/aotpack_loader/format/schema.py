@@ -575,11 +575,13 @@ class Tangent(Document, frozen=True):
 class Second(Document, frozen=True):
     """Where the gradients can be differentiated again: ``method`` computes them from the tangents and the tensor arguments.
 
-    ``random``: it draws the random numbers of the forward again.
+    ``random``: it draws the random numbers of the forward again. ``depends`` lists for each primal of the first method the
+    tangents that its second derivative is computed from: where none was given it goes in detached. Empty: it depends on all.
     """
 
     method: Name
     random: bool = False
+    depends: list[list[Index]] = []
 
 
 class Backward(Document, frozen=True):

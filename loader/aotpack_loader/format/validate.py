@@ -187,6 +187,9 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
 
 def _is_second(program: schema.Program, first: schema.Method, backward: schema.Backward) -> bool:
     second = program.methods.get(backward.second.method) if backward.second is not None else None
+    reached = backward.second.depends if backward.second is not None else []
+    if reached and (len(reached) != len(first.primals) or any(t >= len(backward.tangents) for ts in reached for t in ts)):
+        return False
     if second is None or second.serves or second.backward is None or second.backward.second is not None or second.mutations:
         return False
     wanted = [tangent.dtype for tangent in backward.tangents]

@@ -223,7 +223,7 @@ class _Step(torch.autograd.Function):
 def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], given: set[int]) -> tuple[Any, ...]:
     """The gradients as autograd may follow them (``create_graph=True``)."""
     method = call.method
-    found = iter(second(call.primals, tangents, call.before))
+    found = iter(second(call.primals, tangents, given, call.before))
     values = [None if position is None else next(found) for position in method.gradients]
     for i, position in enumerate(method.gradients):
         if position is not None and method.depends and method.depends[position] and not method.depends[position] & given:

@@ -27,6 +27,7 @@ class SecondDerivative:
 
     def __init__(self, first: schema.Method, convention: schema.Second, run: Run, device: torch.device) -> None:
         self._run, self._random, self._device = run, convention.random, device
+        self._depends = [frozenset(tangents) for tangents in convention.depends]
         self._autocast: torch.dtype | None = None if first.autocast is None else getattr(torch, first.autocast)
         places = {p.leaf: i for i, p in enumerate(first.primals) if isinstance(p, schema.InputPrimal)}
         self._leaves = [places[leaf] for leaf in sorted(places)]
@@ -40,8 +41,10 @@ class SecondDerivative:
         """To be taken before the forward runs, and given to the call."""
         return [primals[i]._version for i in self._watched], torch.get_rng_state() if self._random else None
 
-    def __call__(self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], before: Before) -> list[Any]:
-        """The gradients of the primals that have one, in order.
+    def __call__(
+        self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], given: set[int], before: Before
+    ) -> list[Any]:
+        """The gradients of the primals that have one, in order; tangents that are not ``given`` are zeros.
 
         Raises:
             AutogradError: a primal was changed in place since the forward.
@@ -54,6 +57,9 @@ class SecondDerivative:
                 [Problem(name, "was changed") for name in changed],
                 hint="Take them before the optimizer's step, or clone what has to be changed.",
             )
+        # What only missing tangents reach gets no gradient, not zeros.
+        idle = [bool(self._depends) and not self._depends[i] & given for i in range(len(primals))]
+        primals = [primal.detach() if skip else primal for primal, skip in zip(primals, idle, strict=True)]
         arguments = (*tangents, *[primals[i] for i in self._leaves])
         state = {name: primals[i] for name, i in self._state.items()}
         dtype = torch.get_autocast_dtype(self._device.type) if self._autocast is None else self._autocast
