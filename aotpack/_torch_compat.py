@@ -34,7 +34,7 @@ from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
-from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper, AOTSyntheticBaseWrapper
+from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import tracing
@@ -118,7 +118,6 @@ class Joint:
     primal_descriptors: list[desc.AOTInput]
     side_effects: tuple[str, ...]
     compares: bool
-    deduplicated: bool
     num_forward: int
     gradient_metas: list[Any] | None
     synthetic_bases: bool
@@ -601,7 +600,6 @@ def _export_joint(
             compares=getattr(module, "meta", {}).get(COMPARES, False),
             num_forward=_num_forward(state.fw_metadata, subclasses),
             gradient_metas=None if subclasses is None else subclasses.grad_input_metas or [],
-            deduplicated=any(isinstance(w, AOTDedupeWrapper) and w.needs_post_compile for w in capture.wrappers),
             synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
             fake_mode=mode,
             tokens=tokens,

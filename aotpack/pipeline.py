@@ -347,7 +347,7 @@ def _trace_method(
     stored: StoredTensors,
     options: _Options,
 ) -> _BuiltMethod:
-    shared = sharing(args, kwargs)
+    shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
     apart = separated(args, kwargs, shared)
     traced = functools.partial(_trace_once, run, plan, module, args, kwargs, shapes, stored, options)
     built = traced(Arrangement(module, *apart))

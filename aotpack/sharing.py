@@ -7,7 +7,7 @@ written to and the model does not ask which of its arguments are the same.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class Sharing:
     """Leaf numbers: ``identical`` are one tensor, ``overlapping`` have memory in common, directly or through others.
 
-    ``neighbours`` are all these, those that lie apart in one storage, and those that begin inside theirs: a call's may not.
+    ``neighbours`` are all these, those that lie apart in one storage, and those that begin inside theirs
+    or lie in a parameter's or buffer's: a call's may not.
     """
 
     identical: tuple[tuple[int, ...], ...]
@@ -39,8 +40,8 @@ class Sharing:
         return {leaf for group in (*self.identical, *self.overlapping) for leaf in group}
 
 
-def sharing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharing:
-    """Compare all tensors among the arguments."""
+def sharing(args: tuple[Any, ...], kwargs: dict[str, Any], state: Iterable[torch.Tensor] = ()) -> Sharing:
+    """Compare all tensors among the arguments, and with the model's own."""
     places: dict[int, list[int]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
@@ -50,6 +51,8 @@ def sharing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharing:
     identical = tuple(tuple(group) for group in places.values() if len(group) > 1)
     neighbours = {leaf for group in identical for leaf in group}
     neighbours |= {i for i, tensor in tensors.items() if _is_strided(tensor) and tensor.storage_offset()}
+    owned = [tensor for tensor in state if _is_strided(tensor)]
+    neighbours |= {i for i, tensor in tensors.items() if any(_is_beside(tensor, other) for other in owned)}
     groups = {group[0]: {group[0]} for group in places.values()}
     for a, b in itertools.combinations(groups, 2):
         if _is_beside(tensors[a], tensors[b]):

@@ -60,6 +60,26 @@ def test_separated_keeps_types_and_what_is_a_leaf() -> None:
     assert [(x.is_leaf, x.requires_grad) for x in (a, b, c, d)] == [(True, True)] * 2 + [(False, True)] * 2
 
 
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.add_(1)
+        return x * 2
+
+
+def test_an_argument_in_the_memory_of_a_buffer_that_is_written_is_refused(tmp_path: Path) -> None:
+    model, out = Writes(), tmp_path / "writes.aotpack"
+    aotpack.build(model, (model.state,), out=out, targets=("portable",), methods=("infer",))
+    loaded = aotpack.load(out).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(torch.ones(4)), torch.full((4,), 2.0))
+        with pytest.raises(InputError, match=r"state: shares its memory with args\[0\]"):
+            loaded(loaded.state)
+
+
 def compared(x: Tensor, y: Tensor) -> Tensor:
     return x * (1.0 if x is y else 2.0) + y
 

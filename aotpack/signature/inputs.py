@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ class Inputs(Context):
 
     def _refuse_what_is_not_carried(self) -> None:
         metadata = self.metadata
-        if self.joint.deduplicated:
-            self.problems.append(Problem("example inputs", "the same tensor is passed in two places"))
-        if self.joint.synthetic_bases:
-            self.problems.append(Problem("example inputs", "two arguments share memory and the model writes to it"))
+        if self.joint.synthetic_bases:  # arguments have been traced apart
+            names = ", ".join(sorted(_in_shared_storage(self.model)))
+            message = "some of these parameters or buffers share memory, and the model writes to it"
+            self.problems.append(Problem(names or "state", message))
         if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:
             self.problems.append(Problem("graph", "functionalised random state"))
         if metadata.grad_enabled_mutation is not None:
@@ -142,3 +143,10 @@ class Inputs(Context):
         self.primal_nodes.append(placeholder)
         self.primals.append(primal)
         return len(self.primals) - 1
+
+
+def _in_shared_storage(model: torch.nn.Module) -> Iterator[str]:
+    """Names of parameters and buffers that lie in one storage with another."""
+    state = [*model.named_parameters(), *model.named_buffers()]
+    storages = Counter(tensor.untyped_storage().data_ptr() for _, tensor in state)
+    yield from (name for name, tensor in state if storages[tensor.untyped_storage().data_ptr()] > 1)

@@ -179,7 +179,7 @@ class Outputs(Inputs):
         for i, value in enumerate(below):
             tensor = value.meta["val"]
             leaves = places.get((tensor.shape, tensor.stride(), tensor.storage_offset()))
-            if leaves is not None:
+            if leaves is not None and value.target is not torch.ops.aten.detach.default:  # a detached base is no argument yet
                 twin = count_twins([str(view.target) for view in below[i + 1 :]])
                 leaf = leaves[min(twin, len(leaves) - 1)]
                 return self.primals.index(schema.InputPrimal(leaf)), below[i + 2 * leaves.index(leaf)]

@@ -266,6 +266,41 @@ class Counter(nn.Module):
         return x * self.calls
 
 
+class TwiceAndByHand(nn.Module):
+    """One batch norm called twice, and one whose statistics the model also writes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.clamped = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clamped.running_var.clamp_(0.5, 2.0)
+        return self.clamped(self.twice(self.twice(x) * 2))
+
+
+class TiedNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(3)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) + 1)
+
+
+class SharedBuffers(nn.Module):
+    """A buffer and a part of it; the whole is written to, the part is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("whole", torch.zeros(6))
+        self.register_buffer("part", self.whole[2:5])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(1)
+        return x * self.part
+
+
 COUNT = [0]
 
 
@@ -320,6 +355,12 @@ CASES: list[Case] = [
     module_case("tied weights: a buffer over a parameter", BufferOfParameter, g(2, 3), calls=THRICE),
     module_case("BatchNorm counters", lambda: nn.BatchNorm1d(3), g(4, 3), calls=(Call(1), Call(2), *THRICE)),
     module_case("BatchNorm: version counters of the statistics", lambda: nn.BatchNorm1d(3), g(4, 3)),
+    module_case("BatchNorm: the same twice, and written by hand", TwiceAndByHand, g(4, 3), calls=THRICE),
+    module_case(
+        "InstanceNorm with running statistics", lambda: nn.InstanceNorm1d(3, track_running_stats=True), g(2, 3, 5), calls=THRICE
+    ),
+    module_case("tied weights: one batch norm under two names", TiedNorm, g(4, 3), calls=THRICE),
+    module_case("tied weights: buffers over one storage, one written", SharedBuffers, g(3), calls=THRICE),
     module_case("BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE),
     module_case(
         "BatchNorm without running statistics", lambda: nn.BatchNorm1d(3, track_running_stats=False), g(4, 3), calls=THRICE

@@ -39,6 +39,7 @@ REFUSED: dict[str, str] = {
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",
+    "tied weights: buffers over one storage, one written": "part, whole: some of these",
     "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aotpack_loader.errors import BuildError
+import aotpack
+from aotpack_loader.errors import BuildError, InputError
 
-from .harness import INFER, TRAIN, Case, Given, MismatchError, g, inputs, n, run, seeded, t
+from .harness import INFER, TRAIN, Case, Given, MismatchError, g, inputs, n, observe, run, seeded, t, together
+from .observe import differences
 
 KNOWN: dict[str, str] = {}
 """Differences that the table already holds; a program that shows nothing else is no news."""
@@ -50,6 +52,20 @@ COPIES = {
 
 SPECS = {"plain": t, "nonleaf": n, "leaf": g}
 
+PAIRS = {
+    "same": lambda x: (x, x),
+    "base and view": lambda x: (x, x.view(4, 3)),
+    "transposed": lambda x: (x, x.t()),
+    "rows": lambda x: (x[:2], x[1:]),
+    "columns": lambda x: (x[:, :2], x[:, 2:]),
+    "every other": lambda x: (x[:, ::2], x[1:]),
+    "detached": lambda x: (x, x.detach()),
+    "detached part": lambda x: (x.detach()[1:], x),
+    "data": lambda x: (x[:2].data, x.data[1:]),
+    "apart": lambda x: (x, torch.ones(2, 3)),
+}
+"""Two arguments made of one tensor of 3 by 4."""
+
 
 def _without_gradient(x: Tensor) -> Tensor:
     with torch.no_grad():
@@ -82,17 +98,42 @@ class Program:
         return inputs(*[SPECS[kind](2, 3) for kind in self.kinds])
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A program over two arguments that share memory in some way."""
+
+    program: Program
+    kind: str
+    pair: str
+
+    def inputs(self, pair: str = "") -> Given:
+        """Arguments made of one tensor, as ``pair`` says."""
+        return together(lambda generator: _with_source(SPECS[self.kind](3, 4)(generator), PAIRS[pair or self.pair]))
+
+
+def _with_source(x: Tensor, pair: Any) -> tuple[Tensor, Tensor]:
+    first, second = pair(x)
+    if hasattr(x, "source"):
+        first.source = x.source  # type: ignore[attr-defined]
+    return first, second
+
+
 _number = st.integers(0, 7)
 _step = st.one_of(
     st.tuples(st.just("view"), st.sampled_from(sorted(VIEWS)), _number, _number),
     st.tuples(st.just("write"), st.sampled_from(sorted(WRITES)), _number, _number),
     st.tuples(st.just("copy"), st.sampled_from(sorted(COPIES)), _number, _number),
 )
-programs = st.builds(
-    Program,
-    st.lists(st.sampled_from(sorted(SPECS)), min_size=1, max_size=2).map(tuple),
-    st.lists(_step, min_size=1, max_size=6).map(tuple),
-    st.lists(_number, min_size=1, max_size=4).map(tuple),
+
+
+def _programs(kinds: st.SearchStrategy[list[str]]) -> st.SearchStrategy[Program]:
+    steps = st.lists(_step, min_size=1, max_size=6).map(tuple)
+    return st.builds(Program, kinds.map(tuple), steps, st.lists(_number, min_size=1, max_size=4).map(tuple))
+
+
+programs = _programs(st.lists(st.sampled_from(sorted(SPECS)), min_size=1, max_size=2))
+shared_programs = st.builds(
+    Shared, _programs(st.just(["", ""])), st.sampled_from(sorted(SPECS)), st.sampled_from(sorted(set(PAIRS) - {"apart"}))
 )
 
 
@@ -141,3 +182,40 @@ def test_random_programs_agree(program: Program, tmp_path_factory: pytest.TempPa
         event("known difference")
         if unknown_differences(error):
             raise
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+@given(shared=shared_programs, other=st.sampled_from(sorted(PAIRS)))
+def test_random_programs_over_shared_memory_agree(shared: Shared, other: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Arguments that share memory: as in eager; in another way than at build: as in eager, or refused with both paths."""
+    case = Case(repr(shared), lambda: (function(shared.program), shared.inputs()), calls=(TRAIN, INFER))
+    if not works_in_eager(case):
+        event("eager refuses")
+        return
+    out: Path = tmp_path_factory.mktemp("program") / "case.aotpack"
+    try:
+        run(case, out)
+    except BuildError:
+        event("refused at build")
+        return
+    _call_otherwise(shared, other, out)
+
+
+def _call_otherwise(shared: Shared, other: str, out: Path) -> None:
+    """Call the bundle with arguments that share memory as ``other`` says."""
+    case = Case(f"{shared!r} called with {other}", lambda: (function(shared.program), shared.inputs(other)))
+    if not works_in_eager(case):
+        event("eager refuses the other pattern")
+        return
+    model, make_inputs = seeded(case.make)
+    loaded = aotpack.load(out, backend="portable")
+    bundle = observe(case, TRAIN, loaded, make_inputs)
+    if isinstance(bundle.error, InputError):
+        event("another pattern refused")
+        assert re.search(r"args\[[01]\]", str(bundle.error))
+        return
+    lines = differences(observe(case, TRAIN, model, make_inputs), bundle)
+    assert not lines, "\n".join([case.name, *lines])
