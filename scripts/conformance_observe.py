@@ -6,12 +6,15 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from conformance_samples import Sample, twins
 
 from tests.conformance.observe import Observation, Tensors, copied, differences, tensors_in
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def given(sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -67,6 +70,6 @@ def compare(sample: Sample, eager: Observation, other: Observation) -> list[str]
 
 def one_line(error: BaseException) -> str:
     """An exception's type and text, without what changes from run to run."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).replace(f"{ROOT}/", "").split())
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     return f"{type(error).__name__}: {text[:600]}"
