@@ -38,8 +38,17 @@ Rule = Callable[..., Any]
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from the default generator."""
-    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags
+    """Whether a node draws from the default generator. Attention is marked so by torch, and without dropout draws nothing."""
+    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
+
+
+def _argument(node: Node, name: str) -> Any:
+    """What is passed to an operator as its argument called ``name``, or None."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            return node.args[i] if i < len(node.args) else node.kwargs.get(name, argument.default_value)
+    return None
 
 
 def is_effectful(target: Any) -> bool:
