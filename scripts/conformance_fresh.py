@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "loader"), str(ROOT / "scripts")]
 
 import torch  # noqa: E402
-from conformance_observe import compare, observe  # noqa: E402
+from conformance_observe import compare, observe, one_line  # noqa: E402
 from conformance_samples import Sample  # noqa: E402
 
 import aotpack_loader  # noqa: E402
+from aotpack_loader.errors import AotpackError  # noqa: E402
 from tests.conformance.observe import Observation  # noqa: E402
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline")
@@ -44,8 +45,12 @@ def main(folder: Path) -> None:
     bundles = sorted(folder.glob("*.aotpack"))
     for bundle in bundles:
         sample, eager = torch.load(bundle.with_suffix(".pt"), weights_only=False)
-        seen = observe(aotpack_loader.load(bundle, backend="portable"), sample)
-        if differences := compare(sample, eager, seen):
+        try:
+            loaded = aotpack_loader.load(bundle, backend="portable")
+        except AotpackError as error:
+            found[bundle.stem] = one_line(error)
+            continue
+        if differences := compare(sample, eager, observe(loaded, sample)):
             found[bundle.stem] = "; ".join(differences)[:600]
     imported = [name for name in COMPILERS if name in sys.modules]
     if imported:

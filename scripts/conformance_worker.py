@@ -25,7 +25,8 @@ OTHERS = 2
 def serve(folder: Path, *, limit: float, count: int | None) -> None:
     """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at most.
 
-    The first bundle of each unit and variant is put by, beside ``folder``, for a fresh process.
+    The first bundle of each unit and variant is put by, beside ``folder``, for a fresh process: not those of custom operators,
+    whose packages that process does not have.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what operators print is not for the driver
@@ -58,7 +59,7 @@ def serve(folder: Path, *, limit: float, count: int | None) -> None:
                 tell(**asdict(Outcome(f"{sample.name} and later", "skipped", f"{len(every) - i} left out after {limit:.0f} s")))
                 break
             tell(begin=sample.name)
-            first = i == 0 or every[i - 1].in_place != sample.in_place
+            first = unit.database != "custom_op_db" and (i == 0 or every[i - 1].in_place != sample.in_place)
             others = every[i + 1 : i + 1 + OTHERS] + every[max(0, i - 1) : i]
             tell(**asdict(check(sample, others, keep_as=f"{unit}/{sample.name}" if first else "")))
         tell(end=str(unit))
