@@ -291,6 +291,8 @@ def _read_and_changed(graph: Any) -> Iterator[str]:
         source = source() if callable(source) else source  # a method in older releases
         if source.endswith(("._buffers", "._parameters")):
             continue  # another front end may take these (``kept_state_changes``)
+        if source.startswith("G['__import_torch_"):
+            continue  # torch's own, such as which warnings it has shown
         for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
             names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
             if names & read.keys() and not _is_as_before(variable, attribute, value):

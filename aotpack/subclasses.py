@@ -10,7 +10,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from ._torch_compat import ShapeEnv, is_nested_size, is_plain_tensor, is_wrapper_subclass
+from ._torch_compat import ShapeEnv, StorageWeakRef, is_nested_size, is_plain_tensor, is_wrapper_subclass
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 
@@ -57,7 +57,7 @@ def check_apart(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     holders: dict[int, tuple[str, bool]] = {}
     for name, tensor in reversed(distinct.values()):
         for path, part in _paths(tensor, name):
-            address = part.untyped_storage().data_ptr() if part.numel() and part.layout == torch.strided else 0
+            address = StorageWeakRef(part.untyped_storage()).cdata if part.numel() and part.layout == torch.strided else 0
             other, other_is_plain = holders.setdefault(address, (path, is_plain_tensor(tensor)))
             if address and other != path and not (other_is_plain and is_plain_tensor(tensor)):
                 raise refuse(path, f"shares its memory with {other}; give each a tensor of its own (clone())")

@@ -634,6 +634,7 @@ def test_a_constraint_without_a_value_is_not_met() -> None:
         _call(method, _double)((torch.ones(0),), {}, {"b": torch.zeros(4)})
 
 
+@pytest.mark.filterwarnings("ignore::aotpack_loader.runtime.inputs.LayoutWarning")
 def test_strides_no_tensor_can_have() -> None:
     method = _method(leaves=[schema.TensorLeaf("args[0]", "float32", [4], [2**61])])
     with pytest.raises(InputError, match="cannot be laid out"):

@@ -176,6 +176,10 @@ def test_not_strict_fills_what_it_can(varied: Varied, loaded: aotpack.LoadedProg
 def test_assigned_tensors_are_used_and_checked(varied: Varied, loaded: aotpack.LoadedProgram) -> None:
     state = {name: value.clone() for name, value in varied.state_dict().items()}
     loaded.load_state_dict(state, assign=True)
+    with pytest.raises(aotpack.AotpackError, match=r"head.weight: was tied to embed.weight"):
+        loaded(TOKENS)
+    state["head.weight"] = state["embed.weight"] = nn.Parameter(state["embed.weight"])
+    loaded.load_state_dict(state, assign=True)
     assert loaded.get_parameter("mix").data_ptr() == state["mix"].data_ptr()
     torch.testing.assert_close(loaded(TOKENS), copy.deepcopy(varied)(TOKENS))
     loaded.load_state_dict({**state, "mix": state["mix"].contiguous()}, assign=True)
