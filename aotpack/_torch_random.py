@@ -23,12 +23,9 @@ from torch._dynamo.variables import user_defined
 from torch._functorch import compile_utils, partitioners
 from torch._higher_order_ops.effects import _get_effect
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
-from torch._inductor import decomposition, ir, pattern_matcher
-from torch._inductor.fx_passes import post_grad
-from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._inductor import comms, decomposition, ir, pattern_matcher
+from torch._inductor.dependencies import WeakDep
 from torch.fx import Node
-from torch.utils._ordered_set import OrderedSet
 
 from aotpack_loader.devices import generator
 
@@ -54,6 +51,11 @@ def _argument(node: Node, name: str) -> Any:
 def is_effectful(target: Any) -> bool:
     """Whether an operator is registered to do more than to return values."""
     return isinstance(target, torch._ops.OpOverload) and _get_effect(target) is not None
+
+
+def is_fixed(target: Any) -> bool:
+    """Whether an operator draws or has an effect: it stays where it is."""
+    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _get_effect(target) is not None)
 
 
 def in_backward(node: Node) -> bool:
@@ -292,7 +294,7 @@ def compiled_random(module: torch.fx.GraphModule) -> Iterator[None]:
     with (
         mock.patch.object(pattern_matcher, "is_match", _matches_fixed),
         inductor_config.patch(reorder_for_locality=inductor_config.reorder_for_locality and not _has_effects(module)),
-        mock.patch.object(post_grad, "_chain_random_ops_for_ordering", _chain),
+        mock.patch.object(comms, "decide_global_ordering_of_comms", _in_order(comms.decide_global_ordering_of_comms)),
         mock.patch.object(ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
         mock.patch.dict(decomposition.decompositions),
     ):
@@ -311,25 +313,21 @@ def _always(self: Any) -> bool:
 
 def _matches_fixed(match: Any) -> bool:
     """Whether a pattern matches; none may take what is to stay where it is."""
-    return bool(match) and not any(_is_fixed(node) for node in match.nodes)
+    return bool(match) and not any(is_fixed(node.target) for node in match.nodes)
 
 
-def _is_fixed(node: Node) -> bool:
-    return is_random(node) or is_effectful(node.target)
+def _in_order(schedule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Where the scheduler fixes the order of collectives, before it moves anything: that of draws and effects too.
 
-
-def _chain(graph: torch.fx.Graph) -> None:
-    """As Inductor chains random operators, with effectful ones among them.
-
-    The chain starts at a value of its own: what a first operator without results is followed by could not depend on it.
+    Inductor's own chain of random operators hangs on their results, and breaks where nobody uses one.
     """
-    nodes = [node for node in graph.nodes if _is_fixed(node)]
-    if len(nodes) < 2:
-        return
-    fake = next(node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), FakeTensor))
-    with graph.inserting_before(nodes[0]):
-        start = graph.call_function(torch.ops.aten.full.default, ([1], 0), {"dtype": torch.uint8, "device": torch.device("cpu")})
-    with fake.fake_mode:
-        start.meta["val"] = torch.empty(1, dtype=torch.uint8)
-    after: dict[Node, OrderedSet[Node]] = {later: OrderedSet([earlier]) for earlier, later in itertools.pairwise([start, *nodes])}
-    preserve_node_ordering(graph, after)
+
+    def ordered(nodes: list[Any], *args: Any) -> list[Any]:
+        fixed = [node for node in nodes if is_fixed(getattr(node.node, "op_overload", None))]
+        for earlier, later in itertools.pairwise(fixed):
+            written = next(iter(later.get_buffer_names()))
+            for name in earlier.get_buffer_names():
+                later.add_fake_dep(WeakDep(name, mutating_buf=written, is_fake=True))
+        return schedule(nodes, *args)
+
+    return ordered
