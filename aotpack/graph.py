@@ -96,7 +96,10 @@ class _Converter:
             return [[str(key), self.argument(value, node)] for key, value in arg.items()]
         literal = literal_argument(arg)
         if literal is NOT_A_LITERAL:
-            self.problems.append(Problem(source_line(node) or node.name, f"passes a {type(arg).__name__} to {node.target}"))
+            what = f"passes a {type(arg).__name__} to {node.target}"
+            if isinstance(arg, torch._ops.OpOverload) and arg._schema.is_mutable:
+                what = f"calls {arg}, which writes to its arguments: of custom operators a bundle has only those that do not"
+            self.problems.append(Problem(source_line(node) or node.name, what))
             return None
         return literal
 

@@ -18,6 +18,7 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import BuildError, CorruptBundleError, UnsupportedVersionError
 from aotpack_loader.format import schema
+from aotpack_loader.selftest import run_self_test
 
 CPU = torch.device("cpu")
 FLOAT = schema.TensorValue("float32", [2], [1])
@@ -152,6 +153,16 @@ def test_a_state_is_saved_for_what_is_computed_again(tmp_path: Path) -> None:
     assert operators.count("builtin.exchange_random_state") == 2 * drawn
     masks = x.numel()
     assert report.saved_bytes["train"] < 4 * torch.get_rng_state().numel() + 3 * x.numel() * 4 + masks
+
+
+def test_what_draws_eagers_numbers_has_a_self_test(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    aotpack.build(
+        Checkpointed(), (torch.randn(3, 4),), out=out, targets=("portable",), methods=("train",), rng="eager", self_test=True
+    )
+    report = run_self_test(out)
+    assert report.ran
+    assert report.ok
 
 
 # ---------------------------------------------------------------- stored graphs

@@ -41,6 +41,12 @@ def jitter(x: Tensor) -> Tensor:
     return x + torch.rand_like(x)
 
 
+@torch.library.custom_op("aotpack_conformance::filled", mutates_args=("x",))
+def filled(x: Tensor, value: float) -> None:
+    x.fill_(value)
+
+
+filled.register_fake(lambda x, value: None)
 logged.register_fake(lambda x, tag: torch.empty_like(x))
 noted.register_fake(lambda x, tag: None)
 halves.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)))
@@ -216,6 +222,12 @@ def with_generator(x: Tensor) -> Tensor:
     return x * torch.rand(5, generator=torch.Generator().manual_seed(1))
 
 
+def with_filled(x: Tensor) -> Tensor:
+    y = torch.zeros(3)
+    filled(y, 2.0)
+    return x * y
+
+
 def effects(x: Tensor) -> Tensor:
     y = logged(x, "a")
     noted(x, "b")
@@ -294,5 +306,6 @@ CASES: list[Case] = [
     drawing("effects between draws", effects_and_draws, calls=(Call(1, act=in_order),)),
     case("effects: torch's print operator", lambda x: [torch._higher_order_ops.print("{}", 3), x * 2][1], g(3)),
     case("custom operators: two results, one without a gradient", lambda x: halves(x * 2), g(4, 5)),
+    case("custom operators: one that writes to its argument", with_filled, g(3)),
     case("custom operators: a function with setup_context", lambda x: WithSetup.apply(x, 3.0), g(4, 5)),
 ]
