@@ -83,8 +83,10 @@ def markdown(results: Mapping[str, Any]) -> str:
         for line in results["operators"].values()
         if any(failure["status"] == "refused" and failure["aot_function"] == "works" for failure in line.get("failures", ()))
     )
+    count = results["samples_per_operator"]
+    chosen = "All" if count == "all" else f"At most {count} of each operator's"
     note = (
-        f"Samples of torch's own operator databases ({results['operators_total']} operators, in-place variants included) through "
+        f"{chosen} samples of torch's own operator databases ({results['operators_total']} operators, in-place variants included) through "
         "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
         f"state; {results['fresh_process']['bundles']} bundles again in a fresh process. Of {handled} operators a build refuses "
         "a sample that torch's own `aot_function` takes. "
