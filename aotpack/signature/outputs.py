@@ -54,7 +54,7 @@ class Outputs(Inputs):
                     output=self._output(node, fresh=True),
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
-                    hidden_from_autograd=hidden,
+                    hidden_from_autograd=hidden or self._is_leaf_with_gradient(index),
                     geometry=self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None,
                     unversioned=self._touches(index) is False,
                 )
@@ -74,6 +74,14 @@ class Outputs(Inputs):
         strided = [n for n in self.parts.forward.graph.nodes if n.target in _AS_STRIDED and views.root(n) in above]
         absolute = any(len(n.args) > 3 for n in strided)
         return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
+
+    def _is_leaf_with_gradient(self, index: int) -> bool:
+        """Whether an argument can only have been written behind autograd's back, as through a detached alias."""
+        primal = self.primals[self._primal_index(index)]
+        if not isinstance(primal, schema.InputPrimal):
+            return False
+        example = pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]
+        return bool(example.is_leaf and example.requires_grad)
 
     def _refuse_what_depends_on_the_offset(self, index: int, mutation: schema.Mutation) -> None:
         primal = self.primals[mutation.primal]

@@ -341,6 +341,16 @@ CASES: list[Case] = [
     case("input mutation: data of a non-leaf, gradient through the input only", data, n(3, 4), grad_outputs=["args[0]"]),
     case("input mutation: data of a non-leaf, gradient through the output only", data, n(3, 4), grad_outputs=["out"]),
     case("input mutation: data of a leaf that requires grad (eager raises)", data, g(3, 4), calls=(TRAIN,)),
+    case(
+        "input mutation: data of a non-leaf, called with a leaf that requires grad (eager raises)",
+        data,
+        n(3, 4),
+        calls=(
+            TRAIN,
+            Call(1, inputs=inputs(g(3, 4)), refused="is a leaf that requires a gradient"),
+            Call(1, inputs=inputs(t(3, 4))),
+        ),
+    ),
     case("input mutation: plain input takes a gradient", data_of_one, t(4), g(4)),
     case("input mutation: plain input becomes part of the graph", lambda x, w: x.mul_(w) + 1, t(3, 4), g(4)),
     case("input mutation: copy_ of a tensor that requires grad", copied, t(4), g(4)),

@@ -17,7 +17,7 @@ from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
 from .modes import Modes
-from .mutations import Layouts
+from .mutations import Layouts, WrittenLeaves
 from .state import State
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class MethodCall:
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
         self._memory = Memory(method, entries) if method.mutations else None
+        self._written_leaves = WrittenLeaves(method)
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
     def differentiate_again(self, second: MethodCall) -> None:
@@ -102,6 +103,7 @@ class MethodCall:
         self._state.check(state)
         if self._memory is not None:
             self._memory.check(given, state)
+            self._written_leaves.check(given)
         if self._layouts is not None:
             self._layouts.check(given, laid_out)
         versions = self._add_bases(given, laid_out) if self._bases else []

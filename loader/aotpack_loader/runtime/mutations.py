@@ -137,3 +137,33 @@ class Layouts:
                 problems,
                 hint="Pass a contiguous clone, or build with an example of this layout.",
             )
+
+
+class WrittenLeaves:
+    """Arguments that a method writes to with gradients: a leaf that requires one is refused, as eager refuses it."""
+
+    def __init__(self, method: schema.Method) -> None:
+        self._leaves: list[tuple[int, str]] = []
+        for mutation in method.mutations:
+            primal = method.primals[mutation.primal]
+            if isinstance(primal, schema.InputPrimal) and mutation.requires_grad and not mutation.hidden_from_autograd:
+                self._leaves.append((primal.leaf, method.leaves[primal.leaf].path))
+
+    def check(self, given: Sequence[Any]) -> None:
+        """Look at the caller's leaves.
+
+        Raises:
+            InputError: names all that are leaves and require a gradient; nothing was run.
+        """
+        if torch.is_grad_enabled():
+            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self._leaves if _is_leaf(given[i])]
+            if problems:
+                raise InputError(
+                    "The model writes to arguments in place, which autograd allows for results of earlier computation only.",
+                    problems,
+                    hint="Pass x.clone(), or call it under torch.no_grad().",
+                )
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf
