@@ -16,6 +16,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
+from aotpack_loader.errors import BuildError, Problem
+
 from . import _torch_compat as compat
 from . import effects, rng, subgraphs, views
 
@@ -56,9 +58,13 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         subgraphs.make_self_contained(forward)
         return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
     chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
-    forward, backward = compat.partition(
-        joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
-    )
+    try:
+        forward, backward = compat.partition(
+            joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
+        )
+    except RuntimeError as error:  # torch's, about values that it can neither save nor compute again
+        problem = Problem(partitioner, str(error).strip().partition("\n\n")[0])
+        raise BuildError("torch could not split the joint graph into a forward and a backward.", [problem]) from error
     if exact_random:
         rng.keep_order(joint, forward, backward)
     outputs, first = output_args(forward), joint.num_forward_outputs + pinned.forward

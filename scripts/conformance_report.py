@@ -86,10 +86,10 @@ def markdown(results: Mapping[str, Any]) -> str:
     count = results["samples_per_operator"]
     chosen = "All" if count == "all" else f"At most {count} of each operator's"
     note = (
-        f"{chosen} samples of torch's own operator databases ({results['operators_total']} operators, in-place variants included) through "
-        "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
-        f"state; {results['fresh_process']['bundles']} bundles again in a fresh process. Of {handled} operators a build refuses "
-        "a sample that torch's own `aot_function` takes. "
+        f"{chosen} samples of torch's own operator databases ({results['operators_total']} operators, in-place variants too) "
+        "through build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, "
+        f"random state; {results['fresh_process']['bundles']} bundles again in a fresh process. Of {handled} operators a build "
+        "refuses a sample that torch's own `aot_function` takes. "
         f"torch {results['versions']['torch']}; by `scripts/conformance`, reasons in scripts/bench/results/conformance.json."
     )
     return "\n".join([*lines, "", note])
