@@ -27,6 +27,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
+from torch._decomp import decompositions as lstm_decompositions
 from torch._dynamo import functional_export
 from torch._dynamo.source import ConstantSource
 from torch._export.utils import _compiling_state_context
@@ -583,6 +584,7 @@ def _export_joint(
         _aliases_named(),
         _faithful_results(note, inside),
         scans_without_aliases(),
+        _trained_lstms(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
@@ -607,6 +609,24 @@ def _export_joint(
             tokens=tokens,
             backward_tokens=state.fw_metadata.num_backward_tokens,
         )
+
+
+@contextlib.contextmanager
+def _trained_lstms() -> Iterator[None]:
+    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which keeps nothing for a backward.
+
+    torch takes it wherever the input alone needs no gradient.
+    """
+    select: Callable[..., Any] = lstm_decompositions.select_one_layer_lstm_function
+
+    def chosen(given: torch.Tensor, hidden: Any, weights: Any) -> Any:
+        trained = torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in torch.utils._pytree.tree_leaves((hidden, weights))
+        )
+        return lstm_decompositions.one_layer_lstm if trained else select(given, hidden, weights)
+
+    with mock.patch.object(lstm_decompositions, "select_one_layer_lstm_function", chosen):
+        yield
 
 
 @contextlib.contextmanager

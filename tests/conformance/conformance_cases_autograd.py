@@ -557,6 +557,7 @@ CASES: list[Case] = [
     case(
         "autograd: a function has no modes", lambda x: x * 2, g(3), calls=(Call(1), Call(2, grad=False), Call(3, training=False))
     ),
+    module_case("autograd: an LSTM of whose arguments none needs a gradient", lambda: nn.LSTM(4, 3, num_layers=2), n(5, 2, 4)),
     module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
     module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
     module_case(
