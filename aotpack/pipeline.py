@@ -18,7 +18,7 @@ import torch
 
 from aotpack_loader.errors import BuildError, CorruptBundleError, Problem, UnsupportedError
 from aotpack_loader.format import codec, expressions, media_types, schema, subclasses, subgraphs
-from aotpack_loader.format.validate import validate_program
+from aotpack_loader.format.validate import validate_graph, validate_program
 from aotpack_loader.format.versions import FORMAT_VERSION
 from aotpack_loader.trust import record_built
 
@@ -265,7 +265,8 @@ def build(
             self_test=tested,
             training=module.training,
         )
-        _check_program(program)
+        with _as_a_loader():
+            validate_program(program, "program")
         shared = [item.descriptor for item in graphs] + weights + ([tested] if tested else [])
         entries = [entry._replace(layers=_distinct([*shared, *entry.layers])) for entry in entries]
         with run.stage("write"):
@@ -287,10 +288,11 @@ def build(
     )
 
 
-def _check_program(program: schema.Program) -> None:
+@contextlib.contextmanager
+def _as_a_loader() -> Iterator[None]:
     """What a loader would refuse is refused here, before anything is written."""
     try:
-        validate_program(program, "program")
+        yield
     except CorruptBundleError as error:
         raise UnsupportedError(
             "The model needs something that the bundle format cannot express.",
@@ -522,6 +524,8 @@ def _add_graphs(
 
     def add(key: str, fx: torch.fx.GraphModule, convention: signature.Convention, **role: Any) -> schema.Descriptor:
         converted = graph.from_fx(fx, convention.shape_env)
+        with _as_a_loader():
+            validate_graph(converted, key)
         descriptor = store.add_compressed(codec.encode(converted), media_types.GRAPH)
         graphs.append(GraphToCompile(key, converted, descriptor, fx, training=convention.backward is not None, **role))
         return descriptor

@@ -478,3 +478,54 @@ def test_a_sequence_drops_what_nobody_reads() -> None:
     assert inputs == []
     assert torch.equal(result, torch.full((2,), 4.0))
     assert alive == [0, 1, 1, 1]
+
+
+# ---------------------------------------------------------------- the cpu target
+
+
+class Deep(nn.Module):
+    """Equal layers, and a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(4, 4), nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def test_native_code_of_a_region_is_there_once(tmp_path: Path) -> None:
+    """One library serves three layers, and gradients are eager's."""
+    torch.manual_seed(0)
+    model = Deep()
+    aotpack.build(model, (torch.randn(3, 4),), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
+    with Bundle.open(tmp_path / "m") as bundle:
+        (target,) = bundle.targets.values()
+    for sequence in target.sequences.values():
+        called = [call.part for call in sequence.calls]
+        assert max(called.count(part) for part in called) == 3
+    # Forward and backward each: what comes before the layers, a layer, what comes after.
+    assert len({executable.code.digest for executable in target.executables.values()}) == 3 + 3
+    loaded = aotpack.load(tmp_path / "m", backend="cpu")
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        x = torch.randn(3, 4)
+        for module in (model, loaded):
+            module.zero_grad()
+            module(x).sum().backward()
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), model(x))
+        for mine, eagers in zip(loaded.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, eagers.grad)
+
+
+def test_native_code_without_a_counterpart_is_refused_by_name(tmp_path: Path) -> None:
+    def loop(x: Tensor) -> Tensor:
+        return while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
+
+    with pytest.raises(AotpackError, match=r"(?s)test_control_flow\.py.*higher_order\.while_loop_stack_output.*portable"):
+        aotpack.build(loop, (torch.randn(3, requires_grad=True),), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+    assert not (tmp_path / "m").exists()
