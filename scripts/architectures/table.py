@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 from roll import ARCHITECTURES
-from run import Entry, Line
+from run import Entry, Line, entries
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 MARKS = ("<!-- zoo:begin -->", "<!-- zoo:end -->")
@@ -82,8 +82,11 @@ def _notes(lines: Mapping[Entry, Line]) -> list[str]:
     torch = sorted({f"torch {line['torch']}" for line in lines.values() if "torch" in line})
     packages = sorted({line["package"] for line in lines.values() if "package" in line})
     earlier = ["`cpu` figures are of an earlier run, with dropout off."] * any("draws" not in line for line in lines.values())
+    absent = sum(entry not in lines for entry in entries())
     return [
-        f"{len(whole)} of {len(names)} architectures, {len(passed)} of {len(lines)} entries; {', '.join(torch + packages)}.",
+        f"{len(passed)} of {len(lines)} entries passed, {len(whole)} of {len(names)} architectures in all that was run of them"
+        + (f"; {absent} entries (blank) were not run yet" if absent else "")
+        + f". {', '.join(torch + packages)}.",
         "A figure is the largest relative error of any gradient; *random*: a training step draws random numbers.",
         *earlier,
     ]
