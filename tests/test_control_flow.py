@@ -497,6 +497,7 @@ class Deep(nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
 
+@pytest.mark.filterwarnings("ignore")  # eager's own, when it compiles a branch
 def test_native_code_of_a_region_is_there_once(tmp_path: Path) -> None:
     """One library serves three layers, and gradients are eager's."""
     torch.manual_seed(0)
