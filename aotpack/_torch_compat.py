@@ -811,11 +811,13 @@ def x86_vector_bits(level: str) -> int:
 class Library:
     """A shared library that AOTInductor has written the sources of: the compiler's commands, to be run beside those of others.
 
-    AOTInductor runs them one after the other and waits for each; most of a build is spent in them.
+    AOTInductor runs them one after the other and waits for each; most of a build is spent in them. ``guards`` are the conditions
+    on sizes that AOTInductor added to those of the trace.
     """
 
     def __init__(self, output: Path) -> None:
         self.output = output
+        self.guards: list[Any] = []
         self._objects: list[str] = []
         self._link = ""
         self._running: list[Future[None]] = []
@@ -899,6 +901,8 @@ def lower_with_aoti(
             return super().codegen_with_cpp_wrapper()
 
     library = Library(output)
+    env = fake_mode_of(module.graph).shape_env
+    known = 0 if env is None else len(env.guards)
     with (
         torch.no_grad(),
         _without_paths(),
@@ -909,6 +913,8 @@ def lower_with_aoti(
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
         with _compiling_state_context():
             compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+    if env is not None:
+        library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
     return library, orders
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from aotpack_loader.archive.cache import cache_root
 from aotpack_loader.format import codec, schema
 
-_FILES = ("code", "fallbacks", "layouts")
+_FILES = ("code", "fallbacks", "facts")
 
 
 class CompileCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from conftest import FreshProcess
 from torch import nn
 
 import aotpack
+from aotpack import _torch_compat as compat
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import cpuinfo
+from aotpack_loader.errors import AotpackError
 
 # ---------------------------------------------------------------- training steps
 
@@ -192,6 +195,31 @@ def test_code_does_what_the_graphs_say(digits_bundle: Path, batch: int) -> None:
         loss.backward()
     with torch.no_grad():
         model.eval()(images, labels)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_sizes_that_only_the_code_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor assumes of sizes while it compiles is checked at every call; the portable graphs do without."""  # X2
+    really = compat.lower_with_aoti
+
+    def guarded(module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+        (size,) = next(node.meta["val"] for node in module.graph.find_nodes(op="placeholder")).shape
+        library, layouts = really(module, *args, **options)
+        library.guards.append(size.node.expr <= 16)
+        return library, layouts
+
+    monkeypatch.setattr(compat, "lower_with_aoti", guarded)
+    out, sizes = tmp_path / "m.aotpack", ({0: torch.export.Dim("n", min=2)},)
+    build = functools.partial(aotpack.build, targets=("cpu", "portable"), dynamic_shapes=sizes, methods=("infer",), cache=False)
+    build(lambda x: x.sin(), (torch.zeros(8),), out=out)
+    native, portable = (aotpack.load(out, backend=backend) for backend in ("cpu", "portable"))
+    with torch.no_grad():
+        torch.testing.assert_close(native(torch.ones(16)), torch.ones(16).sin())
+        with pytest.raises(AotpackError, match=r"<= 16\)"):
+            native(torch.ones(17))
+        torch.testing.assert_close(portable(torch.ones(17)), torch.ones(17).sin())
 
 
 # ---------------------------------------------------------------- threads

@@ -24,6 +24,7 @@ from .. import _torch_compat as compat
 from .._torch_random import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
+from ..expressions import render
 from ..graph import source_line
 from .base import GraphToCompile
 from .parts import in_parts
@@ -31,6 +32,8 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
+_FACTS = "layouts, constraints"
+"""What is kept beside compiled code, for the cache's key."""
 
 
 class CpuTarget:
@@ -68,11 +71,14 @@ class CpuTarget:
         graphs, sequences = in_parts(graphs)
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
+        constraints: dict[str, set[str]] = {}
         toolchain = compat.inductor_fingerprint()
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
             jobs = self._start(graphs, cache, toolchain, Path(folder), workers)
             for item, call, finish in jobs:
                 files = finish()
+                if found := json.loads(files["facts"])["constraints"]:
+                    constraints.setdefault(item.key.partition(".")[0], set()).update(found)
                 code = store.add_compressed(files["code"], media_types.CODE_AOTI)
                 layers.append(code)
                 fallbacks = None
@@ -87,6 +93,7 @@ class CpuTarget:
             device="cpu",
             executables=executables,
             sequences=sequences,
+            constraints={name: sorted(found) for name, found in sorted(constraints.items())},
             architecture=cpuinfo.architecture(),
             instruction_set=self.level,
             cpu_features=list(self.needed),
@@ -95,6 +102,10 @@ class CpuTarget:
         )
         variant = self.level.removeprefix("x86-64-") if self.march else ""
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux", variant), layers)
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"march": str(self.march), "bits": str(self._bits())}
 
     def _bits(self) -> int | None:
         return None if self.march is None else compat.x86_vector_bits(self.level)
@@ -112,7 +123,7 @@ class CpuTarget:
         layouts: _Layouts = {}
         for item in graphs:  # a forward graph comes before its backward
             call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
-            options = {**toolchain, "march": str(self.march), "bits": str(self._bits()), "call": call.fingerprint}
+            options = {**toolchain, **self._options, "call": call.fingerprint, "facts": _FACTS}
             found = cache.find(item.graph, options)
             if found is None:
                 library, written = self._lower(call, item.key, folder / item.key)
@@ -121,7 +132,7 @@ class CpuTarget:
                     (item, call, partial(self._finish, item.key, library, written, partial(cache.keep, item.graph, options)))
                 )
             else:
-                written = {int(position): order for position, order in json.loads(found["layouts"]).items()}
+                written = {int(position): order for position, order in json.loads(found["facts"])["layouts"].items()}
                 jobs.append((item, call, partial(dict, found)))
             layouts = {i: written[position] for i, position in enumerate(call.outputs) if position in written}
         return jobs
@@ -139,7 +150,9 @@ class CpuTarget:
     def _finish(self, key: str, library: compat.Library, layouts: _Layouts, keep: Callable[[_Files], None]) -> _Files:
         with self._refusing(key):
             library.finish()
-        files = {"code": library.output.read_bytes(), "layouts": json.dumps(layouts).encode()}
+        constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
+        facts = json.dumps({"layouts": layouts, "constraints": constraints})
+        files = {"code": library.output.read_bytes(), "facts": facts.encode()}
         for fallbacks in library.output.parent.glob("*.wrapper.json"):
             files["fallbacks"] = fallbacks.read_bytes()
         keep(files)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from msgspec import structs
 
 from . import _collector
 from .archive.bundle import Bundle
@@ -152,6 +153,8 @@ def _calls(bundle: Bundle, chosen: Selection, classes: Classes, check: str) -> d
         if method.backward is not None:
             arity = backward_arity(method.backward)
             backward = chosen.device.executable(f"{name}.backward", method.backward.graph, arity)
+        if name in chosen.target.constraints:
+            method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
         made[name] = _call(name, method, forward, backward, constants, entries, bundle, chosen, classes, check)
     for name, method in program.methods.items():
         if method.backward is not None and method.backward.second is not None:

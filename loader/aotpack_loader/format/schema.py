@@ -724,6 +724,7 @@ class Target(Document, frozen=True):
 
     ``kind`` picks the device module of the loader (``portable``, ``aoti``). Executables are keyed by method and direction:
     ``train.forward``, ``train.backward``. A graph whose key is in ``sequences`` runs in parts: executables of other names.
+    ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
     """
 
     name: Name
@@ -736,3 +737,4 @@ class Target(Document, frozen=True):
     torch: str = ""
     toolchain: dict[str, str] = {}
     sequences: dict[str, Sequence] = {}
+    constraints: dict[str, list[str]] = {}

@@ -44,12 +44,15 @@ def validate_graph(graph: schema.Graph, where: str) -> None:
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check rule C14: a target's executables take and return what the program's graphs do.
+    """Check rule C14: a target's executables take and return what the program's graphs do; and C13 of its constraints.
 
     Raises:
-        CorruptBundleError: lists every executable that does not fit.
+        CorruptBundleError: lists every executable and constraint that does not fit.
     """
     problems: list[Problem] = []
+    for name, constraints in target.constraints.items():
+        known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
+        problems += _unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
     entries = {entry.name: entry for entry in program.state}
     for name, method in program.methods.items():
         arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
