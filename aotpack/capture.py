@@ -2,7 +2,7 @@
 
 A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
 activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
-models that Dynamo rejects, and keep checkpoints with our help (:mod:`._torch_checkpoint`).
+models that Dynamo rejects, and keep checkpoints with our help (:mod:`._torch_compat.checkpoint`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
-from . import _torch_checkpoint as checkpoints
 from . import _torch_compat as compat
 from . import places, views, watching
-from ._torch_random import no_python_random, traced_random
+from ._torch_compat import checkpoint as checkpoints
+from ._torch_compat.randomness import no_python_random, traced_random
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .graph import source_line

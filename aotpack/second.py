@@ -18,7 +18,7 @@ from aotpack_loader.format import schema
 
 from . import _torch_compat as compat
 from . import partition
-from ._torch_random import is_random
+from ._torch_compat.randomness import is_random
 from .dynamic_shapes import DynamicShapes
 from .returned import result_leaves
 from .signature import Convention

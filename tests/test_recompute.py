@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import aotpack
-from aotpack import _torch_checkpoint, capture
+from aotpack import capture
+from aotpack._torch_compat import checkpoint as checkpoints
 from aotpack_loader.errors import BuildError
 
 SAVED_PRODUCTS = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
@@ -185,10 +186,10 @@ def test_a_lost_checkpoint_is_a_warning_with_the_users_line(
 ) -> None:
     only(monkeypatch, front_end)
     if front_end == "export":
-        monkeypatch.setattr(_torch_checkpoint, "_POLICY", "elsewhere")
-        monkeypatch.setattr(_torch_checkpoint, "_NUMBER", "nowhere")
+        monkeypatch.setattr(checkpoints, "_POLICY", "elsewhere")
+        monkeypatch.setattr(checkpoints, "_NUMBER", "nowhere")
     else:
-        monkeypatch.setattr(_torch_checkpoint, "is_tagged", lambda graph: False)
+        monkeypatch.setattr(checkpoints, "is_tagged", lambda graph: False)
     report = build(Blocks(recomputed), torch.randn(ROWS, WIDTH), out=tmp_path / "m")
     (warning,) = (warning for warning in report.warnings if "checkpoint" in warning)
     assert f"the {front_end} front end looked through a checkpoint" in warning

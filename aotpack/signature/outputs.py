@@ -13,9 +13,9 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
-from .. import _torch_checkpoint as checkpoints
 from .. import _torch_compat as compat
 from .. import views
+from .._torch_compat import checkpoint as checkpoints
 from ..expressions import size_expression
 from ..graph import source_line, tensor_value
 from ..literals import NOT_A_LITERAL, literal_argument

@@ -21,7 +21,7 @@ from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
 from .. import _torch_compat as compat
-from .._torch_random import call_generator_operators
+from .._torch_compat.randomness import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
 from ..expressions import render

@@ -1,0 +1,125 @@
+"""Every private, release-dependent torch API the compiler touches, and nothing else; a module for each part of torch.
+
+Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps, so that a new release means
+reading one package.
+"""
+
+from __future__ import annotations
+
+from torch._functorch._aot_autograd import descriptors as desc
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
+from torch._higher_order_ops.effects import with_effects
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._sympy.numbers import int_oo
+
+from .autograd import (
+    AliasedOutputsError,
+    Decompositions,
+    Joint,
+    Split,
+    export_joint,
+    has_effect,
+    is_plain_call,
+    participates_in_backward,
+    partition,
+    scans_without_aliases,
+    split_regions,
+    tell_calls_apart,
+    tree_children,
+)
+from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts, refuse_changes
+from .inductor import (
+    Library,
+    can_name_instruction_set,
+    inductor_decompositions,
+    inductor_fingerprint,
+    laid_out,
+    lower_with_aoti,
+    x86_vector_bits,
+)
+from .messages import own_warnings
+from .rehearsal import ASSIGNS_STATE, SideEffectError, Touched, kept_state_changes, rehearse
+from .tensors import (
+    Bounds,
+    DynamicDims,
+    blank_like,
+    example_like,
+    fake_inputs_of,
+    fake_mode_of,
+    fake_mode_with_shapes,
+    fake_tensor,
+    free_sizes,
+    hint,
+    hint_of,
+    is_nested_size,
+    is_plain_tensor,
+    is_wrapper_subclass,
+    marked_dynamic,
+    real_tensor,
+    symbols_of,
+    unguarded_convolutions,
+)
+
+TRIED_ON = ("2.13.0", "2.9.0")
+
+__all__ = [
+    "ASSIGNS_STATE",
+    "COMPARES",
+    "SIDE_EFFECTS",
+    "TRIED_ON",
+    "AliasedOutputsError",
+    "Bounds",
+    "Decompositions",
+    "DynamicDims",
+    "Joint",
+    "Library",
+    "MutationType",
+    "OutputType",
+    "ShapeEnv",
+    "SideEffectError",
+    "Split",
+    "StorageWeakRef",
+    "Touched",
+    "ViewAndMutationMeta",
+    "blank_like",
+    "can_name_instruction_set",
+    "capture_with_dynamo",
+    "desc",
+    "dynamo_contexts",
+    "example_like",
+    "export_joint",
+    "fake_inputs_of",
+    "fake_mode_of",
+    "fake_mode_with_shapes",
+    "fake_tensor",
+    "free_sizes",
+    "has_effect",
+    "hint",
+    "hint_of",
+    "inductor_decompositions",
+    "inductor_fingerprint",
+    "int_oo",
+    "is_nested_size",
+    "is_plain_call",
+    "is_plain_tensor",
+    "is_wrapper_subclass",
+    "kept_state_changes",
+    "laid_out",
+    "lower_with_aoti",
+    "marked_dynamic",
+    "own_warnings",
+    "participates_in_backward",
+    "partition",
+    "real_tensor",
+    "refuse_changes",
+    "rehearse",
+    "scans_without_aliases",
+    "split_regions",
+    "symbols_of",
+    "tell_calls_apart",
+    "tree_children",
+    "unguarded_convolutions",
+    "with_effects",
+    "x86_vector_bits",
+]

@@ -1,0 +1,323 @@
+"""AOTAutograd: the joint graph and its partition."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.lowering
+from torch._decomp import decompositions as lstm_decompositions
+from torch._functorch import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors as desc
+from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
+from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
+from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._higher_order_ops.base_hop import BaseHOP
+from torch._higher_order_ops.scan import ScanAutogradImpl
+from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+)
+
+from .dynamo import COMPARES, SIDE_EFFECTS
+from .randomness import is_effectful, partitioned_random
+from .rehearsal import Touched
+from .tensors import fake_mode_of
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """The joint graph of a model, or its forward graph alone where nothing needs a gradient.
+
+    ``num_forward``: how many of the graph's outputs are the forward's. ``gradient_metas``: which gradients are tensor
+    subclasses, as AOTAutograd describes them; None where no subclass is involved.
+    """
+
+    graph_module: torch.fx.GraphModule
+    metadata: ViewAndMutationMeta
+    needs_autograd: bool
+    shape_env: ShapeEnv | None
+    primal_descriptors: list[desc.AOTInput]
+    side_effects: tuple[str, ...]
+    compares: bool
+    num_forward: int
+    gradient_metas: list[Any] | None
+    synthetic_bases: bool
+    fake_mode: FakeTensorMode
+    tokens: int
+    backward_tokens: int
+    touched: Touched | None = None
+
+    @property
+    def num_forward_outputs(self) -> int:
+        """Outputs of the joint graph that are the forward's: effect tokens, values written back, results, bases."""
+        return self.tokens + self.num_forward
+
+    @property
+    def num_gradients(self) -> int:
+        """Outputs of the backward that are gradients, none included: one for each primal, or for each part of a subclass."""
+        if self.gradient_metas is None:
+            return len(self.primal_descriptors)
+        return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
+
+    def touches(self, descriptor: desc.AOTInput) -> bool | None:
+        """Whether running the model moves the version counter of an input; None where that is not known."""
+        if self.touched is None:
+            return None
+        if isinstance(descriptor, desc.PlainAOTInput):
+            return descriptor.idx in self.touched.leaves
+        return getattr(descriptor, "target", None) in self.touched.names
+
+
+@contextlib.contextmanager
+def scans_without_aliases() -> Iterator[None]:
+    """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias."""
+    original: Callable[[Any], None] = ScanAutogradImpl._optimize_forward_intermediates
+
+    def patched(self: Any) -> None:
+        original(self)
+        forward = self.hop_partitioned_graph.fw_gm
+        output = forward.graph.output_node()
+        results: list[torch.fx.Node] = []
+        for result in output.args[0]:
+            results.append(self._insert_clone(result, output) if result in results else result)
+        output.args = (tuple(results),)
+        forward.recompile()
+
+    with mock.patch.object(ScanAutogradImpl, "_optimize_forward_intermediates", patched):
+        yield
+
+
+def export_joint(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    decompositions: Decompositions | None = None,
+    *,
+    note: Callable[[Any], list[Any]],
+) -> Joint:
+    """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
+
+    All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
+    the leaves that are traced. A module that turns gradients on while they are off is traced once more, for its gradients too.
+    """
+    joint = _export_joint(module, args, kwargs, decompositions, note)
+    if torch.is_grad_enabled() or not _records_gradients(joint.metadata):
+        return joint
+    with torch.enable_grad():
+        return _export_joint(module, args, kwargs, decompositions, note, inside=torch.no_grad)
+
+
+def _records_gradients(metadata: ViewAndMutationMeta) -> bool:
+    """Whether a result that is computed requires a gradient, though gradients are off."""
+    kinds = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+    return any(info.requires_grad and info.output_type in kinds for info in metadata.output_info)
+
+
+def _export_joint(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    decompositions: Decompositions | None,
+    note: Callable[[Any], list[Any]],
+    inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Joint:
+    """``inside``: the context that the module runs in while it is traced."""
+    with (
+        contextlib.ExitStack() as stack,
+        functorch_config.patch(_SUBCLASS_TANGENTS),
+        _aliases_named(),
+        _faithful_results(note, inside),
+        scans_without_aliases(),
+        _trained_lstms(),
+    ):
+        joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
+        state, capture = joint._aot_state, joint._aot_graph_capture
+        mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
+        descriptors: Any = capture.updated_flat_args_descs
+        subclasses = capture.maybe_subclass_meta
+        if state.needs_autograd:
+            descriptors = descriptors[0]
+        tokens = len(state.fw_metadata.tokens)
+        return Joint(
+            graph_module=joint.graph_module,
+            metadata=state.fw_metadata,
+            needs_autograd=state.needs_autograd,
+            shape_env=mode.shape_env,
+            primal_descriptors=list(descriptors)[tokens:],
+            side_effects=getattr(module, "meta", {}).get(SIDE_EFFECTS, ()),
+            compares=getattr(module, "meta", {}).get(COMPARES, False),
+            num_forward=_num_forward(state.fw_metadata, subclasses),
+            gradient_metas=None if subclasses is None else subclasses.grad_input_metas or [],
+            synthetic_bases=any(isinstance(w, AOTSyntheticBaseWrapper) and w.needs_post_compile for w in capture.wrappers),
+            fake_mode=mode,
+            tokens=tokens,
+            backward_tokens=state.fw_metadata.num_backward_tokens,
+        )
+
+
+@contextlib.contextmanager
+def _trained_lstms() -> Iterator[None]:
+    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which keeps nothing for a backward.
+
+    torch takes it wherever the input alone needs no gradient.
+    """
+    select: Callable[..., Any] = lstm_decompositions.select_one_layer_lstm_function
+
+    def chosen(given: torch.Tensor, hidden: Any, weights: Any) -> Any:
+        trained = torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in torch.utils._pytree.tree_leaves((hidden, weights))
+        )
+        return lstm_decompositions.one_layer_lstm if trained else select(given, hidden, weights)
+
+    with mock.patch.object(lstm_decompositions, "select_one_layer_lstm_function", chosen):
+        yield
+
+
+@contextlib.contextmanager
+def _faithful_results(
+    note: Callable[[Any], list[Any]], inside: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Let ``note`` see results before they are flattened, and keep views of multi-output operations views.
+
+    AOTAutograd hides from autograd that results of one ``chunk`` share memory, as an optimisation: in-place changes that eager
+    refuses would go through.
+    """
+    flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
+
+    def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def run(*a: Any, **k: Any) -> list[Any]:
+            with inside():
+                return note(function(*a, **k))
+
+        return flattened(run, *args, **kwargs)
+
+    with (
+        mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted),
+        mock.patch.object(torch, "_functionalize_is_multi_output_view", return_value=False),
+    ):
+        yield
+
+
+def has_effect(target: Any) -> bool:
+    """Whether an operator does more than to return values: it writes to an argument, or is registered as effectful."""
+    return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
+
+
+_GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"
+
+
+_SUBCLASS_TANGENTS = {_GUESS: True} if hasattr(functorch_config, _GUESS) else {}
+"""The gradient of a subclass that is written to is one of its class, not a plain tensor of zeros: the loader makes such zeros."""
+
+
+class AliasedOutputsError(Exception):
+    """Outputs (``positions``) share memory with each other beside tensor subclasses, which AOTAutograd does not trace."""
+
+    def __init__(self, positions: list[int]) -> None:
+        super().__init__("results share memory with each other")
+        self.positions = positions
+        self.places = [f"result {position}" for position in positions]
+
+
+@contextlib.contextmanager
+def _aliases_named() -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        found = re.search(r"alias one another, specifically output indices:\s*\[([\d, ]*)\]", str(error))
+        if found is None:
+            raise
+        raise AliasedOutputsError([int(number) for number in found.group(1).split(",")]) from error
+
+
+def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
+    """How many values the forward returns; a tensor subclass counts as its parts and its sizes that vary."""
+    if subclasses is None:
+        return int(metadata.num_forward)
+    counts = [getattr(meta, "arg_count", 1) for meta in metadata.subclass_fw_graph_out_meta]
+    return sum(counts) + metadata.num_forward - metadata.num_forward_returns
+
+
+Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+"""A partitioner: joint graph, its inputs or null, ``num_fwd_outputs`` to forward and backward graphs."""
+
+
+def partition(
+    joint: Joint,
+    *,
+    partitioner: str,
+    memory_budget: float | None,
+    prepare: Callable[[torch.fx.GraphModule, Split], None],
+    added: int = 0,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split the joint graph into forward and backward; ``prepare`` is given it and the partitioner before.
+
+    ``added``: outputs of the forward beyond AOTAutograd's.
+    """
+    static = list(range(joint.tokens + len(joint.primal_descriptors)))
+    budget = functorch_config.activation_memory_budget if memory_budget is None else memory_budget
+    with functorch_config.patch(activation_memory_budget=budget), partitioned_random(joint.graph_module), joint.fake_mode:
+        split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
+        prepare(joint.graph_module, split)
+        keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
+        return split(joint.graph_module, None, **keyword)
+
+
+def is_plain_call(target: Any) -> bool:
+    """Whether a higher-order operator does no more than to call its subgraph on its other arguments (``invoke_quant``)."""
+    return isinstance(target, BaseHOP)
+
+
+def tell_calls_apart(region: torch.fx.GraphModule) -> None:
+    """Number the calls of regions within a region anew: torch gives all of them the number of the call around them.
+
+    A forward call and the backward call that belongs to it, which takes the same primals, get the same number.
+    """
+    calls = region.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+    halves: dict[str, list[torch.fx.Node]] = {"fw": [], "bw": []}
+    for call in calls:
+        halves.get(str(call.args[1])[:2], []).append(call)
+    for number, call in enumerate(halves["fw"]):
+        call.meta["custom"] = {**call.meta.get("custom", {}), "call_id": number}
+    free = halves["fw"][::-1]
+    for call in halves["bw"]:
+        name = str(call.args[1]).removeprefix("bw_").rpartition("_")[0]
+        partner = next(fw for fw in free if fw.args[1] == f"fw_{name}" and fw.args[2:] == call.args[2 : len(fw.args)])
+        free.remove(partner)
+        call.meta["custom"] = {**call.meta.get("custom", {}), "call_id": partner.meta["custom"]["call_id"]}
+
+
+def split_regions(module: torch.fx.GraphModule, split: Split) -> None:
+    """Split each nested compile region of a joint graph with ``split``, and call its two halves instead.
+
+    The forward half then returns what it saves, after its results; until then the backward computes the forward again.
+    """
+    config = dataclasses.replace(get_dummy_aot_autograd_config(), partition_fn=split)
+    known = inspect.signature(run_joint_graph_passes_on_hops).parameters  # releases before 2.12 take it from the config
+    keyword = {"default_partition_fn": split} if "default_partition_fn" in known else {}
+    run_joint_graph_passes_on_hops(module, [], config, **keyword)
+
+
+def tree_children(spec: Any) -> list[Any]:
+    """Children of a pytree spec: a method since 2.10, an attribute before."""
+    children = getattr(spec, "children", None)
+    return list(children()) if callable(children) else list(spec.children_specs)
+
+
+def participates_in_backward(info: Any) -> bool:
+    """Whether an output takes part in the backward; releases before 2.12 do not tell views made under ``no_grad`` apart."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -1,0 +1,228 @@
+"""Inductor: decompositions, and compiling a graph ahead of time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.config as inductor_config
+import torch._inductor.lowering
+from torch._export.utils import _compiling_state_context
+from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import output_node
+
+from .autograd import Decompositions
+from .randomness import RANDOM, compiled_random
+from .tensors import fake_mode_of
+
+
+def inductor_decompositions(*, exact_random: bool) -> Decompositions:
+    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save.
+
+    ``exact_random`` leaves out those of operators that draw random numbers: they draw others than eager.
+
+    Those into operators that only exist once Inductor is imported are left out: a stored graph must run without it. Inductor
+    applies them when it compiles.
+    """
+    own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
+    with inductor_config.patch(fallback_random=exact_random):
+        table = select_decomp_table()
+    return {
+        op: rule
+        for op, rule in table.items()
+        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_otherwise(op))
+    }
+
+
+def _draws_otherwise(op: Any) -> bool:
+    """Whether Inductor's decomposition of ``op`` draws other numbers; of composite operators it is as good as torch's own."""
+    return RANDOM in getattr(op, "tags", ()) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeImplicitAutograd"
+    )
+
+
+def can_name_instruction_set() -> bool:
+    """Whether Inductor lets us choose ``-march``: not in 2.9, where it is always the build machine's."""
+    return hasattr(inductor_config.cpp, "march")
+
+
+def x86_vector_bits(level: str) -> int:
+    """Width in bits of the vectors Inductor may use at an x86-64 level (psABI)."""
+    return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
+
+
+class Library:
+    """A shared library that AOTInductor has written the sources of: the compiler's commands, to be run beside those of others.
+
+    AOTInductor runs them one after the other and waits for each; most of a build is spent in them. ``guards`` are the conditions
+    on sizes that AOTInductor added to those of the trace.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.guards: list[Any] = []
+        self._objects: list[str] = []
+        self._link = ""
+        self._running: list[Future[None]] = []
+
+    def take(self, command: str, cwd: str) -> None:
+        """Stands in for Inductor's ``run_compile_cmd``: keeps the commands of this library, runs others (headers)."""
+        words = shlex.split(command)
+        target = Path(words[words.index("-o") + 1])
+        if target == self.output:
+            self._link = command
+            for word in words:  # AOTInductor removes objects once they are linked; those that are there now are needed then
+                if word.endswith(".o") and os.path.getsize(word):
+                    kept = f"{word}.kept.o"
+                    os.link(word, kept)
+                    self._link = self._link.replace(word, kept)
+        elif any(word.endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
+            self._objects.append(command)
+            target.touch()
+        else:
+            _run_compiler(command, cwd)
+
+    def start(self, workers: Executor) -> None:
+        """Compile the objects."""
+        self._running = [workers.submit(_run_compiler, command, os.fspath(self.output.parent)) for command in self._objects]
+
+    def finish(self) -> None:
+        """Wait for the objects, link them to ``output``, strip debug sections."""
+        for running in self._running:
+            running.result()
+        _run_compiler(self._link, os.fspath(self.output.parent))
+        # The build id is made of what has just been stripped: it knows where the sources lay.
+        strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(self.output)]
+        subprocess.run(strip, check=True, capture_output=True)
+
+
+_run_compiler = cpp_builder.run_compile_cmd
+
+
+def lower_with_aoti(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    output: Path,
+    *,
+    march: str | None,
+    vector_bits: int | None,
+    training: bool = False,
+    free: Collection[int] = (),
+) -> tuple[Library, list[list[int] | None]]:
+    """Lower one graph to the sources of a shared library (AOTInductor).
+
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
+    Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
+    those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
+    channels-last to contiguous.
+
+    Returns the library, and for each output how the code lays it out in memory: the order of its dimensions, outermost first;
+    empty where its strides are the graph's; null where they are neither.
+    """
+    options: dict[str, Any] = {
+        "aot_inductor.output_path": str(output),
+        "cpp.dynamic_threads": True,
+        "cpp.enable_kernel_profile": False,
+        "fallback_random": True,
+        "keep_output_stride": True,
+    }
+    if march is not None:
+        options["cpp.march"] = march
+    if vector_bits is not None:
+        options["cpp.simdlen"] = vector_bits
+    expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
+    orders: list[list[int] | None] = []
+
+    def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        result = output_node(gm)
+        result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
+        return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
+
+    class Watched(GraphLowering):
+        def codegen_with_cpp_wrapper(self) -> Any:
+            orders.extend(_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True))
+            return super().codegen_with_cpp_wrapper()
+
+    library = Library(output)
+    env = fake_mode_of(module.graph).shape_env
+    known = 0 if env is None else len(env.guards)
+    with (
+        torch.no_grad(),
+        _without_paths(),
+        compiled_random(module),
+        mock.patch.object(compile_fx, "GraphLowering", Watched),
+        mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
+    ):
+        flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
+        with _compiling_state_context():
+            compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+    if env is not None:
+        library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
+    return library, orders
+
+
+def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
+
+
+def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
+    """How Inductor lays out an output, as :func:`lower_with_aoti` returns it."""
+    known = virtualized.V.graph.sizevars
+    sizes, strides = value.get_size(), value.get_layout().stride
+    wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
+    own: list[Any] = [getattr(getattr(step, "node", None), "expr", step) for step in expected.stride()]
+    if all(known.statically_known_equals(strides[dim], own[dim]) for dim in wide):
+        return []
+    order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))
+    step: Any = 1
+    for dim in reversed(order):
+        if dim in wide and not known.statically_known_equals(strides[dim], step):
+            return None
+        step = step * sizes[dim]
+    return order
+
+
+@contextlib.contextmanager
+def _without_paths() -> Iterator[None]:
+    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that it is the same bytes everywhere."""
+    flags, compiler = cpp_builder._get_optimization_cflags, codecache.AotCodeCompiler
+    include = Path(torch.__file__).parent / "include"
+
+    def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        compiling, linking = flags(*args, **kwargs)
+        return [*compiling, f"ffile-prefix-map={include}=torch/include"], linking
+
+    class Renamed(compiler):  # type: ignore[misc,valid-type]
+        @classmethod
+        def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{wrapper_code}'
+            kernel_code = f'#line 1 "kernel.cpp"\n{kernel_code}' if kernel_code else kernel_code
+            return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
+
+    with (
+        mock.patch.object(cpp_builder, "_get_optimization_cflags", mapped),
+        mock.patch.object(codecache, "AotCodeCompiler", Renamed),
+    ):
+        yield
+
+
+def inductor_fingerprint() -> dict[str, str]:
+    """What a compiled graph depends on besides the graph: the tool chain's versions."""
+    compiler = os.environ.get("CXX") or "g++"
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    found = {"torch": str(torch.__version__), "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+    return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})

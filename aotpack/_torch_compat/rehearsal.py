@@ -1,0 +1,112 @@
+"""A model tried out on fake tensors: what eager refuses, tracing without Dynamo would let through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.lowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from .tensors import blank_like
+
+
+class Touched(NamedTuple):
+    """Inputs whose version counter moves when the model runs: leaf numbers of the arguments, names of parameters and buffers."""
+
+    leaves: frozenset[int]
+    names: frozenset[str]
+
+
+class SideEffectError(Exception):
+    """The model changes something that the graphs of a bundle do not hold."""
+
+
+ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
+
+
+@contextlib.contextmanager
+def kept_state_changes() -> Iterator[None]:
+    """While tracing without Dynamo: a buffer that is assigned anew is written into, so that the change is seen.
+
+    Raises:
+        SideEffectError: what is assigned has another type or shape, carries gradients, or takes a parameter's place.
+    """
+    original = torch.nn.Module.__setattr__
+
+    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
+        buffer = module.__dict__.get("_buffers", {}).get(name)
+        parameter = module.__dict__.get("_parameters", {}).get(name)
+        if (buffer is None and parameter is None) or value is buffer or value is parameter:
+            return original(module, name, value)
+        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
+            raise SideEffectError(ASSIGNS_STATE)
+        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise SideEffectError(ASSIGNS_STATE)
+        buffer.copy_(value)
+        return None
+
+    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+def rehearse(
+    mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, strict: bool = True
+) -> Touched:
+    """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+
+    Not ``strict``: only to have it set up what it sets up at its first call.
+
+    Returns what it touches. Kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
+    nothing to do: only running tells.
+
+    Raises:
+        SideEffectError: ``requires_grad`` or ``data`` of a tensor is changed.
+        Exception: whatever the model raises.
+    """
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
+        return copy if tensor.is_leaf else copy.clone()
+
+    with mode:
+        twins: dict[int, torch.Tensor] = {}
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: twins.setdefault(id(t), twin(t)), (args, kwargs))
+        state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        leaves = {
+            i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
+        }
+        before = {id(tensor): tensor._version for tensor in (*leaves.values(), *state.values())}
+        with _RefusedFunctions() if strict else contextlib.nullcontext():
+            torch.func.functional_call(model, state, args, kwargs)
+        return Touched(
+            frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
+            frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
+        )
+
+
+class _RefusedFunctions(TorchFunctionMode):
+    """Refuses operations that act on autograd or storage behind the graph's back."""
+
+    _refused = frozenset(
+        {torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
+            name = getattr(func, "__name__", str(func))
+            raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
+        return func(*args, **(kwargs or {}))
+
+
+def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:
+    """Whether a tensor is only said to require a gradient that already does, or the reverse."""
+    return func is not torch.Tensor.data.__set__ and tensor.requires_grad == (value if requires_grad is None else requires_grad)  # type: ignore[attr-defined]

@@ -1,0 +1,216 @@
+"""Fake tensors, symbolic sizes, and what kind of tensor a value is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.lowering
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    RelaxedUnspecConstraint,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+    SubclassSymbolicContext,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+
+class Bounds(NamedTuple):
+    """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``)."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+    automatic: bool = False
+
+
+DynamicDims = Mapping[int, Bounds]
+"""Dimension to how its size varies."""
+
+
+def free_sizes() -> contextlib.AbstractContextManager[Any]:
+    """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
+
+    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then.
+    """
+    return shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined,no-any-return]
+
+
+@contextlib.contextmanager
+def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator[None]:
+    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and take the marks off again."""
+    before = [dict(tensor.__dict__) for tensor, _ in dims]
+    try:
+        for tensor, sizes in dims:
+            for dim, bounds in sizes.items():
+                if bounds.automatic:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+                else:
+                    one_sided = bounds.minimum is not None and bounds.maximum is None
+                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum, max=int_oo if one_sided else bounds.maximum)
+        yield
+    finally:
+        for (tensor, _), attributes in zip(dims, before, strict=True):
+            for name in set(tensor.__dict__) - set(attributes):
+                delattr(tensor, name)
+
+
+def fake_mode_with_shapes() -> FakeTensorMode:
+    """A fake mode of our own, for the front ends that bring none."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
+    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; those of a subclass's parts where they have its sizes."""
+    return mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
+
+
+def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
+    options: dict[str, Any] = {
+        "dynamic_sizes": [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
+        "constraint_sizes": [_constraint(dims[i]) if i in dims else None for i in range(tensor.dim())],
+    }
+    if not is_wrapper_subclass(tensor):
+        return StatelessSymbolicContext(**options)
+    parts = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}  # type: ignore[attr-defined]
+    inner = {name: _symbolic_context(part, dims if part.shape == tensor.shape else {}) for name, part in parts.items()}
+    return SubclassSymbolicContext(**options, inner_contexts=inner, tensor_source=ConstantSource("argument"))
+
+
+def _constraint(bounds: Bounds) -> Any:
+    minimum, maximum, automatic = bounds
+    if automatic:
+        return None
+    if minimum is None and maximum is None:
+        return RelaxedUnspecConstraint(warn_only=False)
+    low = 0 if minimum is None else minimum
+    return StrictMinMaxConstraint(vr=ValueRanges(low, int_oo if maximum is None else maximum), warn_only=False)
+
+
+@contextlib.contextmanager
+def unguarded_convolutions() -> Iterator[None]:
+    """Trace convolutions without fixing the batch size.
+
+    Choosing a convolution backend while tracing asks whether the batch is large; the answer only picks a kernel, but
+    torch would record it as a condition on the size. The choice is made again at run time, so the condition is dropped.
+    """
+    names = ("_select_conv_backend", "_conv_determine_backend_memory_format")
+    originals = {name: getattr(torch._C, name) for name in names}
+
+    def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = torch.utils._pytree.tree_leaves((args, kwargs))
+            env = next((v.fake_mode.shape_env for v in values if isinstance(v, torch._subclasses.FakeTensor)), None)
+            with env.suppress_guards() if env is not None else contextlib.nullcontext():
+                return function(*args, **kwargs)
+
+        return call
+
+    for name, function in originals.items():
+        setattr(torch._C, name, unguarded(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(torch._C, name, function)
+
+
+def is_wrapper_subclass(value: object) -> bool:
+    """Whether a tensor holds others and says how it comes apart (``__tensor_flatten__``)."""
+    return is_traceable_wrapper_subclass(value)
+
+
+def is_plain_tensor(value: object) -> bool:
+    """A tensor or parameter, also a fake one, not a subclass of a user."""
+    return type(value) in _PLAIN_TENSORS
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor)
+
+
+def is_nested_size(size: int | torch.SymInt) -> bool:
+    """Whether a size is that of a jagged dimension, which is another for each row."""
+    return isinstance(size, torch.SymInt) and size.node.is_nested_int()
+
+
+def fake_inputs_of(
+    exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[FakeTensorMode, tuple[Any, ...], dict[str, Any]]:
+    """The fake inputs an exported program was traced with, in the shape of the arguments."""
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
+    names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    flat = [values[name] for name in names]
+    mode = next((v.fake_mode for v in values.values() if isinstance(v, torch._subclasses.FakeTensor)), None)
+    leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+    flat = [fake if isinstance(leaf, torch.Tensor) else leaf for leaf, fake in zip(leaves, flat, strict=True)]
+    for leaf, fake in zip(leaves, flat, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            fake.requires_grad_(leaf.requires_grad)
+    mode = mode or FakeTensorMode(shape_env=ShapeEnv())
+    mode.allow_non_fake_inputs = True
+    fake_args, fake_kwargs = torch.utils._pytree.tree_unflatten(flat, spec)
+    return mode, fake_args, fake_kwargs
+
+
+def blank_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same class, sizes and strides with elements of its own, whatever they are."""
+    if not is_wrapper_subclass(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return transform_subclass(tensor, lambda _, part: blank_like(part))  # type: ignore[no-any-return]
+
+
+def real_tensor(value: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor behind a constant of a traced graph, or None where only its shape is known."""
+    if isinstance(value, torch._subclasses.FakeTensor):
+        return value.constant
+    if value.layout == torch.strided and value.numel() and not value.untyped_storage().data_ptr():
+        return None
+    if torch._is_functional_tensor(value) or isinstance(value, torch._subclasses.functional_tensor.FunctionalTensor):
+        return None
+    return value
+
+
+def symbols_of(env: ShapeEnv, expression: str) -> set[Any]:
+    """Symbols of the environment that occur in a rendered expression."""
+    words = set("".join(c if c.isalnum() or c == "_" else " " for c in expression).split())
+    return {symbol for symbol in env.var_to_range if str(symbol) in words}
+
+
+def hint(env: ShapeEnv, symbol: Any) -> int | None:
+    """The example's size behind a symbol."""
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    value = values.get(symbol)
+    return None if value is None else int(value)
+
+
+def example_like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of zeros of the type, sizes and strides that a fake tensor has at the example's sizes."""
+    shape, stride = [[hint_of(size) for size in sizes] for sizes in (value.shape, value.stride())]
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()
+
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """A size at the example's sizes; 0 where the example does not tell."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 0
+    return size
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The fake mode of a graph's values."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch._subclasses.FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(shape_env=ShapeEnv())
