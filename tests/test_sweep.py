@@ -18,7 +18,7 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     results = json.loads(done.stdout)
     assert results["fresh_process"] == {"bundles": 12, "wrong": {}}
     operators = results["operators"]
-    assert operators["op_db/sin"] == {"counts": {"pass": 8}}
+    assert operators["op_db/sin"] == {"counts": {"pass": 4}}  # it has one sample, and an in-place variant
     assert operators["op_db/equal"]["counts"] == {"refused": 4}
     assert "aten.equal.default" in operators["op_db/equal"]["failures"][0]["reason"]
     assert operators["op_db/equal"]["failures"][0]["aot_function"].startswith("raises DataDependent")

@@ -18,8 +18,10 @@ from .tree import leaf_paths
 
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
-Remembered = list[tuple[int, int] | None]
-"""Address and digest of each saved tensor as it was after the forward."""
+Remembered = list[tuple[torch.UntypedStorage, int, int] | None]
+"""Each saved tensor as it was after the forward: its storage, kept so that no other comes to lie there; address; checksum."""
+Marks = list[tuple[int, int] | None]
+"""Version and checksum of tensors."""
 
 
 class Checks:
@@ -145,7 +147,7 @@ class Checks:
                 value = primals[saved.primal]
             elif isinstance(saved, schema.SavedOutput):
                 value = outputs[saved.output]
-            found.append((value.data_ptr(), digest(value)) if isinstance(value, torch.Tensor) else None)
+            found.append((value.untyped_storage(), value.data_ptr(), digest(value)) if isinstance(value, torch.Tensor) else None)
         return found
 
     # ------------------------------------------------------------ backward
@@ -163,7 +165,7 @@ class Checks:
         """
         problems = list(self._problems(self._backward_inputs, arguments, environment))
         for expected, value, earlier in zip(self._backward_inputs, arguments, remembered, strict=False):
-            if earlier is not None and value.data_ptr() == earlier[0] and digest(value) != earlier[1]:
+            if earlier is not None and value.data_ptr() == earlier[1] and digest(value) != earlier[2]:
                 problems.append(Problem(expected.where, "was changed since the forward, unseen by its version counter"))
         self._raise(problems)
         kept = [retained or not (isinstance(saved, schema.SavedOutput) and saved.donated) for saved in self._saved]
@@ -187,13 +189,11 @@ class Checks:
 
     # ------------------------------------------------------------ results
 
-    def before_results(self, primals: Sequence[torch.Tensor]) -> Remembered:
+    def before_results(self, primals: Sequence[torch.Tensor]) -> Marks:
         """What the caller's tensors are before mutations are written to them."""
         return [fingerprint(primal) for primal in primals]
 
-    def see_results(
-        self, primals: Sequence[torch.Tensor], before: Remembered, outputs: Sequence[Any], results: list[Any]
-    ) -> None:
+    def see_results(self, primals: Sequence[torch.Tensor], before: Marks, outputs: Sequence[Any], results: list[Any]) -> None:
         """See that only declared tensors were written to, that aliases are aliases, and that gradients flow where they may.
 
         Raises:
