@@ -14,9 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
+from aotpack_loader.errors import Problem, UnsupportedError
 
 from . import _torch_compat as compat
 from ._torch_compat.randomness import in_backward, is_random, keep_in_backward
+from .graph import source_line
 
 KEPT = "aotpack_kept"
 """In a node's ``meta``: it stays although nobody uses its value."""
@@ -31,7 +33,12 @@ class Pinned:
 
 
 def pin(joint: compat.Joint) -> Pinned:
-    """Make every operator that draws stay in its pass, by outputs of that pass where it has no other reason to."""
+    """Make every operator that draws stay in its pass, by outputs of that pass where it has no other reason to.
+
+    Raises:
+        UnsupportedError: draws inside control flow, whose place among the others nothing keeps.
+    """
+    _refuse_inner_draws(joint.graph_module)
     graph = joint.graph_module.graph
     drawing = [node for node in graph.nodes if is_random(node)]
     for node in drawing:
@@ -54,6 +61,22 @@ def pin(joint: compat.Joint) -> Pinned:
     output.meta["desc"] = descriptors
     joint.graph_module.recompile()
     return Pinned(len(lone_forward), len(lone_backward))
+
+
+def _refuse_inner_draws(module: GraphModule) -> None:
+    inner = [m.graph for m in module.modules() if isinstance(m, GraphModule) and m is not module]
+    problems = [
+        Problem(source_line(node) or node.name, f"{node.target} draws inside control flow or a nested compile region")
+        for graph in inner
+        for node in graph.nodes
+        if is_random(node)
+    ]
+    if problems:
+        raise UnsupportedError(
+            "The model draws random numbers where a bundle cannot keep them eager's.",
+            problems,
+            hint="Build without --rng eager, or draw outside and pass the numbers in.",
+        )
 
 
 def _needed(outputs: Iterable[object]) -> set[Node]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
-from aotpack_loader.errors import BuildError, CorruptBundleError, UnsupportedVersionError
+from aotpack_loader.errors import BuildError, CorruptBundleError, UnsupportedError, UnsupportedVersionError
 from aotpack_loader.format import schema
 from aotpack_loader.selftest import run_self_test
 
@@ -252,3 +252,11 @@ def test_every_missing_operator_is_listed() -> None:
         "nobody.first.default",
         "nobody.second.default",
     ]
+
+
+def test_draws_inside_control_flow_are_not_for_the_exact_mode(tmp_path: Path) -> None:
+    def branch(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: nn.functional.dropout(x, 0.5, True), lambda x: x.cos(), (x,))
+
+    with pytest.raises(UnsupportedError, match=r"test_random.py.*draws inside control flow"):
+        aotpack.build(branch, (torch.randn(4),), out=tmp_path / "m", targets=("portable",), methods=("infer",), rng="eager")
