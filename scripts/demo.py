@@ -120,7 +120,7 @@ def first_steps(places: Places) -> None:
     """Compare loss, gradients and state of the first step; the eager reference alone sees the model's source."""
     title("2. Compare the first training step with eager: the loss, every gradient, every buffer")
     eager = places.work / "eager.safetensors"
-    python([BENCH / "first_step.py", "--model", MODEL, "--save-inputs", places.inputs, "--out", eager], cwd=ROOT)
+    python([places.away / "first_step.py", "--model", MODEL, "--save-inputs", places.inputs, "--out", eager], cwd=ROOT)
     expected = load_file(eager)
     for target in TARGETS:
         out = places.work / f"{target}.safetensors"
