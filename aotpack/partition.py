@@ -116,6 +116,13 @@ def output_args(module: GraphModule) -> list[object]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
+def spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
+    """Complete ``reach``, which numbers some nodes: every other node gets the numbers of all that it is computed from."""
+    for node in module.graph.nodes:
+        if node not in reach:
+            reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+
+
 def set_outputs(module: GraphModule, outputs: list[object]) -> None:
     """Make a graph return ``outputs``, and drop what is no longer needed."""
     module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ capture -> partition -> signature -> graphs -> targets -> weights -> bundle
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -166,6 +165,19 @@ class _Build:
         self._observer.warn(message)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What all methods of a build are traced from."""
+
+    run: _Build
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    stored: StoredTensors
+    options: _Options
+
+
 def build(
     model: torch.nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
@@ -230,9 +242,10 @@ def build(
     compile_cache = CompileCache(enabled=cache)
     with free_sizes(), BlobStore(out) as store:
         plans = [METHODS[method] for method in methods]
-        built = [_trace_method(run, plan, module, args, kwargs, shapes, stored, options) for plan in plans]
+        work = _Work(run, module, args, kwargs, shapes, stored, options)
+        built = [_trace_method(work, plan) for plan in plans]
         if second_derivatives:
-            built = [m for first in built for m in _with_second(run, first, module, args, kwargs, shapes, stored, state, options)]
+            built = [method for first in built for method in _with_second(work, first, state)]
         program_methods, graphs = _add_graphs(built, module, model, args, kwargs, store)
         extra = _extra_operators(graphs)
         if extra:
@@ -339,40 +352,21 @@ def _check_options(
         raise BuildError("The build's options are not valid.", problems)
 
 
-def _trace_method(
-    run: _Build,
-    plan: MethodPlan,
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    stored: StoredTensors,
-    options: _Options,
-) -> _BuiltMethod:
+def _trace_method(work: _Work, plan: MethodPlan) -> _BuiltMethod:
+    module, args, kwargs = work.module, work.args, work.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
     apart = separated(args, kwargs, shared)
-    traced = functools.partial(_trace_once, run, plan, module, args, kwargs, shapes, stored, options)
-    built = traced(Arrangement(module, *apart))
+    built = _trace_once(work, plan, Arrangement(module, *apart))
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
     paths = [leaf.path for leaf in built.convention.method["leaves"]]
     compares = built.distinct
     arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
-    return replace(traced(arranged), distinct=compares)
+    return replace(_trace_once(work, plan, arranged), distinct=compares)
 
 
-def _with_second(
-    run: _Build,
-    first: _BuiltMethod,
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    stored: StoredTensors,
-    state: Sequence[schema.StateEntry],
-    options: _Options,
-) -> list[_BuiltMethod]:
+def _with_second(work: _Work, first: _BuiltMethod, state: Sequence[schema.StateEntry]) -> list[_BuiltMethod]:
     """The method, and after it that of its gradients where it has any."""
     if first.convention.backward is None or not first.plan.grad:
         return [first]
@@ -382,15 +376,16 @@ def _with_second(
     if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
         raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
     plan = replace(first.plan, name=f"{first.plan.name}.second")
-    gradients = second.Gradients(module, first.convention, args, kwargs)
-    tensors, varying = gradients.example(first.convention, shapes)
-    before = module.training
+    gradients = second.Gradients(work.module, first.convention, work.args, work.kwargs)
+    tensors, varying = gradients.example(first.convention, work.shapes)
+    before = work.module.training
     try:
         # The other front ends look for a user's function, and find torch.autograd.grad.
-        traced = replace(options, front_ends=("trace",))
-        built = _trace_once(run, plan, gradients, tensors, {}, varying, stored, traced, Arrangement(gradients, tensors, {}))
+        options = replace(work.options, front_ends=("trace",))
+        again = replace(work, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
+        built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
     finally:
-        module.training = before
+        work.module.training = before
     draws = second.check(first.convention, built.convention)
     needed = second.depends(first.convention, built.convention)
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
@@ -407,18 +402,9 @@ def _writes(convention: signature.Convention) -> Writes:
     )
 
 
-def _trace_once(
-    run: _Build,
-    plan: MethodPlan,
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    stored: StoredTensors,
-    options: _Options,
-    arrangement: Arrangement,
-) -> _BuiltMethod:
+def _trace_once(work: _Work, plan: MethodPlan, arrangement: Arrangement) -> _BuiltMethod:
     """Capture, partition and assemble one method, traced as arranged."""
+    run, shapes, options = work.run, work.shapes, work.options
     arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
     with run.stage("capture", plan.name):
         captured = capture.capture(
@@ -450,7 +436,9 @@ def _trace_once(
             memory_budget=options.memory_budget,
             exact_random=options.exact_random,
         )
-        convention = signature.assemble(captured.joint, captured.returned, parts, module, args, kwargs, stored, arrangement)
+        convention = signature.assemble(
+            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement
+        )
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"

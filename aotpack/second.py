@@ -166,14 +166,14 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
     inputs = second.forward.graph.find_nodes(op="placeholder")
     is_tangent = [isinstance(p, schema.InputPrimal) and p.leaf < count for p in primals]
     reach = {node: frozenset([p.leaf] if own else []) for node, p, own in zip(inputs, primals, is_tangent, strict=True)}
-    _spread(second.forward, reach)
+    partition.spread(second.forward, reach)
     returned = partition.output_args(second.forward)
     for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.saved, strict=False):
         if isinstance(saved, schema.SavedPrimal):
             reach[node] = reach[inputs[saved.primal]]
         elif isinstance(saved, schema.SavedOutput):
             reach[node] = reach[returned[saved.output]]
-    _spread(second.backward, reach)
+    partition.spread(second.backward, reach)
     gradients = partition.output_args(second.backward)
     places = sorted(p.leaf for p in first.method["primals"] if isinstance(p, schema.InputPrimal))
     found: dict[Any, list[int]] = {}
@@ -183,12 +183,6 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
             of = schema.InputPrimal(places[primal.leaf - count]) if is_input else primal
             found[of] = sorted(reach[gradients[position]])
     return [found.get(primal, list(range(count))) for primal in first.method["primals"]]
-
-
-def _spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
-    for node in module.graph.nodes:
-        if node not in reach:
-            reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
 
 
 def _draws(module: GraphModule | None) -> list[Node]:

@@ -41,6 +41,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def _changed(original: Any, change: Callable[[list[Any], list[Any]], Any]) -> Callable[[list[Any]], list[Any]]:
+    """An executable whose inputs and outputs ``change`` sees, and may alter."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        given = list(inputs)
+        outputs: list[Any] = original(inputs)
+        change(given, outputs)
+        return outputs
+
+    return run
+
+
 class Broken:
     """A loaded bundle, parts of which a test replaces."""
 
@@ -67,27 +79,11 @@ class Broken:
 
     def forward(self, change: Callable[[list[Any], list[Any]], Any]) -> None:
         """``change`` sees the inputs and outputs of the forward graph."""
-        original = self.step.forward
-
-        def forward(inputs: list[Any]) -> list[Any]:
-            given = list(inputs)
-            outputs = original(inputs)
-            change(given, outputs)
-            return outputs  # type: ignore[no-any-return]
-
-        self.step.forward = forward
+        self.step.forward = _changed(self.step.forward, change)
 
     def backward(self, change: Callable[[list[Any], list[Any]], Any]) -> None:
         """``change`` sees the inputs and outputs of the backward graph."""
-        original = self.step.backward
-
-        def backward(inputs: list[Any]) -> list[Any]:
-            given = list(inputs)
-            outputs = original(inputs)
-            change(given, outputs)
-            return outputs  # type: ignore[no-any-return]
-
-        self.step.backward = backward
+        self.step.backward = _changed(self.step.backward, change)
 
     def inputs(self, change: Callable[[list[Any], dict[str, int]], Any]) -> None:
         """``change`` sees the arguments on their way to the graphs, and the sizes."""

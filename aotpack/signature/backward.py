@@ -184,9 +184,7 @@ class Backward(Outputs):
         reach: dict[Node, frozenset[int]] = {
             part: frozenset([i]) for i, node in enumerate(self.tangents) for part in subclasses.plain(node)
         }
-        for node in backward.graph.nodes:
-            if node not in reach:
-                reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+        partition.spread(backward, reach)
         found = [sorted(reach[value]) for value in gradients]
         return [] if all(len(tangents) == len(self.tangents) for tangents in found) else found
 

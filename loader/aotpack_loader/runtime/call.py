@@ -59,7 +59,7 @@ class MethodCall:
         self._forward = forward
         self._differentiable = None
         if backward is not None and method.backward is not None:
-            self._differentiable = Differentiable(method, method.backward, forward, backward, checks, native=native)
+            self._differentiable = self._bridge(method.backward, backward, native=native)
         # The original turns gradients on while its caller has them off.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
@@ -68,7 +68,7 @@ class MethodCall:
         self._state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
-        self._memory = Memory(method, entries) if method.mutations else None
+        self._memory = self._kept_apart(method, entries) if method.mutations else None
         self._written_leaves = WrittenLeaves(method)
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
@@ -88,6 +88,16 @@ class MethodCall:
 
     def _assumed(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> State:
         return State(method, entries, device)
+
+    def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
+        return Differentiable(self._method, convention, self._forward, backward, self._checks, native=native)
+
+    def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
+        return Memory(method, entries)
+
+    def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+        checks = self._checks
+        return self._forward(primals) if checks is None else checks.run_forward(self._forward, primals, environment)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
@@ -139,15 +149,10 @@ class MethodCall:
                 outputs = graded(primals, environment)
         else:
             with torch.no_grad():
-                checks = self._checks
-                outputs = self._forward(primals) if checks is None else checks.run_forward(self._forward, primals, environment)
-        if self._measured:
-            self._measure_sizes(outputs, environment)
-        return outputs
-
-    def _measure_sizes(self, outputs: list[Any], environment: dict[str, int]) -> None:
+                outputs = self._without_gradients(primals, environment)
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
+        return outputs
 
 
 def _measure(value: Any, dim: int | None) -> int:

@@ -22,6 +22,10 @@ _MOVES = ("data_and_metadata", "resize")
 """Kinds of mutations that may write beyond what the tensor covered."""
 
 
+StateMemory = tuple[str, int, bool]
+"""A parameter or buffer: its name, the bytes it reaches over, whether it is written to."""
+
+
 class Pattern:
     """Which leaves must be, and which must not be, the same tensor object."""
 
@@ -81,20 +85,31 @@ class Memory:
             InputError: names two that share memory; nothing was run.
         """
         for a, b in self._overlap:
-            if overlap(leaves[a], leaves[b]):
+            if self._overlapping(leaves[a], leaves[b]):
                 raise shared(self._paths[a], self._paths[b])
         for a, b in self._beside:
-            if leaves[a].untyped_storage().data_ptr() == leaves[b].untyped_storage().data_ptr() != 0:
+            if self._in_one_storage(leaves[a], leaves[b]):
                 raise shared(self._paths[a], self._paths[b])
         for a, b in self._same:
             if leaves[a] is leaves[b]:
                 raise shared(self._paths[a], self._paths[b])
         for leaf, entries in self._state:
-            low, high = span(leaves[leaf])
-            for name, reach, written in entries:
-                start = state[name].data_ptr()
-                if start < high and low < start + reach and overlap(leaves[leaf], state[name]):
+            for name, _, written in self._near(leaves[leaf], entries, state):
+                if self._overlapping(leaves[leaf], state[name]):
                     raise shared(name, self._paths[leaf]) if written else shared(self._paths[leaf], name)
+
+    def _overlapping(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        return overlap(first, second)
+
+    def _in_one_storage(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() != 0
+
+    def _near(
+        self, tensor: torch.Tensor, entries: Sequence[StateMemory], state: Mapping[str, torch.Tensor]
+    ) -> Sequence[StateMemory]:
+        """Those whose addresses cross the tensor's: nearly always none, which is told at once."""
+        low, high = span(tensor)
+        return [entry for entry in entries if (start := state[entry[0]].data_ptr()) < high and low < start + entry[1]]
 
 
 def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:

@@ -19,7 +19,7 @@ from ..format import expressions, schema
 from ..format.subclasses import of_primals
 from .autograd import Differentiable, Executable, Tangent
 from .call import MethodCall
-from .identity import Memory, shared
+from .identity import Memory, StateMemory, shared
 from .inputs import Inputs
 from .memory import overlap
 from .state import State
@@ -46,12 +46,9 @@ class SubclassCall(MethodCall):
         native: bool = False,
     ) -> None:
         self._classes = classes
-        super().__init__(name, method, forward, backward, constants, entries, device, native=native)
         primals = _wrappers(of_primals(method, entries), classes)
         self._boundary = _Boundary(forward, primals, method.sizes, _wrappers(method.subclasses, classes))
-        if backward is not None and method.backward is not None:
-            self._differentiable = _Differentiable(method, method.backward, self._boundary, backward, classes, native=native)
-        self._memory = _Memory(method, entries) if method.mutations else None
+        super().__init__(name, method, forward, backward, constants, entries, device, native=native)
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
         return SubclassInputs(method, device, self._classes)
@@ -59,14 +56,14 @@ class SubclassCall(MethodCall):
     def _assumed(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> State:
         return SubclassState(method, entries, device, self._classes)
 
-    def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        if self._differentiable is not None and torch.is_grad_enabled() and any(p.requires_grad for p in primals):
-            outputs = self._differentiable(primals, environment)
-        else:
-            with torch.no_grad():
-                outputs = self._boundary(primals, environment)
-        self._measure_sizes(outputs, environment)
-        return outputs
+    def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
+        return _Differentiable(self._method, convention, self._boundary, backward, self._classes, native=native)
+
+    def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
+        return _Memory(method, entries)
+
+    def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+        return self._boundary(primals, environment)
 
 
 class _Memory(Memory):
@@ -79,30 +76,26 @@ class _Memory(Memory):
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
         """As for plain tensors; nor may two parts of one argument that is written to be the same."""
-        for a, b in self._overlap:
-            if _overlap(leaves[a], leaves[b]):
-                raise shared(self._paths[a], self._paths[b])
-        for a, b in self._beside:
-            if _storages(leaves[a]) & _storages(leaves[b]):
-                raise shared(self._paths[a], self._paths[b])
-        for a, b in self._same:
-            if leaves[a] is leaves[b]:
-                raise shared(self._paths[a], self._paths[b])
+        super().check(leaves, state)
         for leaf in self._written:
             if any(overlap(a, b) for a, b in itertools.combinations(plain_tensors(leaves[leaf]), 2)):
                 raise shared(self._paths[leaf], "itself: two of its parts are the same")
-        for leaf, entries in self._state:
-            for name, _, written in entries:
-                if _overlap(leaves[leaf], state[name]):
-                    raise shared(name, self._paths[leaf]) if written else shared(self._paths[leaf], name)
+
+    def _overlapping(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        return any(overlap(a, b) for a, b in itertools.product(plain_tensors(first), plain_tensors(second)))
+
+    def _in_one_storage(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        return bool(_storages(first) & _storages(second))
+
+    def _near(
+        self, tensor: torch.Tensor, entries: Sequence[StateMemory], state: Mapping[str, torch.Tensor]
+    ) -> Sequence[StateMemory]:
+        """All: a wrapper has no address of its own."""
+        return entries
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
     return {part.untyped_storage().data_ptr() for part in plain_tensors(tensor)} - {0}
-
-
-def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return any(overlap(a, b) for a, b in itertools.product(plain_tensors(first), plain_tensors(second)))
 
 
 class _Boundary:
