@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_a_value_that_is_read_and_changed_is_refused(front_end: str, tmp_path: P
     with pytest.raises(UnsupportedError, match=r"\.?calls: read, and changed for the next call"):
         aotpack.build(model, (torch.randn(3),), out=out, targets=("portable",), front_ends=(front_end,))
     assert model.calls == 0
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_a_model_may_change_and_return_what_it_makes(front_end: str, tmp_path: Path) -> None:
+    def model(x: Tensor) -> OrderedDict[str, Tensor]:
+        result = OrderedDict(sine=x.sin())
+        result["double"] = 2 * result["sine"]
+        return result
+
+    out, x = tmp_path / "ordered.aotpack", torch.randn(3)
+    aotpack.build(model, (x,), out=out, targets=("portable",), front_ends=(front_end,))
+    torch.testing.assert_close(aotpack.load(out)(x), model(x), rtol=0, atol=0)
 
 
 def test_watched_models_are_left_as_they_were() -> None:

@@ -121,8 +121,8 @@ def _read_and_changed(graph: Any) -> Iterator[str]:
         read.setdefault(guard.name, set()).add(create.__name__)
     effects = graph.side_effects
     for variable in effects._get_modified_vars():
-        if variable.source is None:
-            continue
+        if variable.source is None or isinstance(variable.source, torch._dynamo.source.TempLocalSource):
+            continue  # made by the model itself: nobody has read it before
         source = variable.source.name
         source = source() if callable(source) else source  # a method in older releases
         if source.endswith(("._buffers", "._parameters")):
