@@ -45,11 +45,6 @@ class Convention:
     saved_bytes: int
     written_in_checkpoints: list[str]
 
-    @property
-    def seen(self) -> set[int]:
-        """Forward outputs that reach the caller or a primal; the others are only saved."""
-        return {item.output for name in ("mutations", "results") for item in self.method[name] if hasattr(item, "output")}
-
 
 def assemble(
     joint: compat.Joint,

@@ -11,9 +11,9 @@ from importlib.metadata import entry_points
 
 from aotpack_loader.errors import BuildError
 
-from .base import GraphToCompile, Target
+from .base import GraphToCompile, Target, graphs_to_compile
 
-__all__ = ["GraphToCompile", "Target", "resolve_targets"]
+__all__ = ["GraphToCompile", "Target", "graphs_to_compile", "resolve_targets"]
 
 GROUP = "aotpack.targets"
 

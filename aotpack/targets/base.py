@@ -32,6 +32,25 @@ class GraphToCompile:
     saved: Mapping[int, int] = field(default_factory=dict)
 
 
+def graphs_to_compile(
+    methods: Mapping[str, schema.Method], graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]]
+) -> list[GraphToCompile]:
+    """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward."""
+    found = []
+    for name, method in methods.items():
+        backward = method.backward
+        saved = [] if backward is None else backward.saved
+        outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}
+        seen = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
+        key, training = f"{name}.forward", backward is not None
+        private = frozenset(outputs.values()) - seen
+        found.append(GraphToCompile(key, graphs[key][0], method.forward, graphs[key][1], training, private=private))
+        if backward is not None:
+            key = f"{name}.backward"
+            found.append(GraphToCompile(key, graphs[key][0], backward.graph, graphs[key][1], training, saved=outputs))
+    return found
+
+
 class Target(Protocol):
     """Compiles the graphs of a program for one kind of machine."""
 

@@ -1,0 +1,233 @@
+"""Traces the methods of a program: each captured, partitioned and given its calling convention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from aotpack_loader.errors import BuildError, Problem, UnsupportedError
+from aotpack_loader.format import expressions, schema
+
+from . import capture, partition, second, signature
+from ._torch_compat import Decompositions
+from .dynamic_shapes import DynamicShapes
+from .dynamic_shapes import resolve as resolve_shapes
+from .examples import named_leaves, refuse_layouts
+from .options import MethodPlan, Options, RandomMode
+from .progress import Run
+from .rearrange import Arrangement, Writes, arrange
+from .sharing import separated, sharing
+from .state import StoredTensors, describe_state, named_state
+from .subclasses import check_apart
+
+
+@dataclass(frozen=True)
+class TracedMethod:
+    """A method as it was traced. ``identical``, ``distinct`` and ``second`` as in its document."""
+
+    plan: MethodPlan
+    convention: signature.Convention
+    front_end: str
+    identical: list[list[int]]
+    distinct: bool
+    rng: RandomMode
+    second: schema.Second | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all methods of a build are traced from.
+
+    ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``.
+    """
+
+    run: Run
+    model: Any
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    state: Sequence[schema.StateEntry]
+    stored: StoredTensors
+    options: Options
+    decompositions: Decompositions
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the user gave: a model, and a call of it."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+
+
+def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> Work:
+    """Look at the model and its example inputs, and refuse what could not be traced."""
+    model, args, kwargs = example.model, example.args, example.kwargs
+    refuse_layouts(args, kwargs)
+    module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
+    stored = StoredTensors()
+    state = describe_state(module, stored)
+    check_apart([*named_leaves(args, kwargs), *((name, tensor) for name, _, tensor, _ in named_state(module))])
+    shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
+    return Work(run, model, module, args, kwargs, shapes, state, stored, options, decompositions)
+
+
+def trace(work: Work) -> list[TracedMethod]:
+    """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
+    traced = [_trace_method(work, plan) for plan in work.options.plans]
+    if work.options.second_derivatives:
+        traced = [method for first in traced for method in _with_second(work, first)]
+    return traced
+
+
+def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:
+    module, args, kwargs = work.module, work.args, work.kwargs
+    shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
+    apart = separated(args, kwargs, shared)
+    built = _trace_once(work, plan, Arrangement(module, *apart))
+    writes = _writes(built.convention)
+    if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
+        return built
+    paths = [leaf.path for leaf in built.convention.method["leaves"]]
+    compares = built.distinct
+    arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
+    return replace(_trace_once(work, plan, arranged), distinct=compares)
+
+
+def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
+    """The method, and after it that of its gradients where it has any."""
+    if first.convention.backward is None or not first.plan.grad:
+        return [first]
+    leaves = first.convention.method["leaves"]
+    given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
+    given |= {entry.name: entry.subclass for entry in work.state}
+    if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
+        raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
+    plan = replace(first.plan, name=f"{first.plan.name}.second")
+    gradients = second.Gradients(work.module, first.convention, work.args, work.kwargs)
+    tensors, varying = gradients.example(first.convention, work.shapes)
+    before = work.module.training
+    try:
+        # The other front ends look for a user's function, and find torch.autograd.grad.
+        options = replace(work.options, front_ends=("trace",))
+        again = replace(work, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
+        built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
+    finally:
+        work.module.training = before
+    draws = second.check(first.convention, built.convention)
+    needed = second.depends(first.convention, built.convention)
+    return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
+
+
+def _writes(convention: signature.Convention) -> Writes:
+    """What a method does to its arguments."""
+    primals, mutations = convention.method["primals"], convention.method["mutations"]
+    leaves = [(primals[m.primal].leaf, m) for m in mutations if isinstance(primals[m.primal], schema.InputPrimal)]
+    return Writes(
+        data=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "metadata"),
+        graded=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
+        reshaped=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "data"),
+    )
+
+
+def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
+    """Capture, partition and assemble one method, traced as arranged."""
+    run, shapes, options = work.run, work.shapes, work.options
+    arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
+    with run.stage("capture", plan.name):
+        captured = capture.capture(
+            arrangement.model,
+            arrangement.args,
+            arrangement.kwargs,
+            arranged,
+            training=plan.training,
+            grad=plan.grad,
+            decompositions=work.decompositions,
+            exact_random=options.exact_random,
+            front_ends=options.front_ends,
+            follow_example=options.branches == "example",
+        )
+    run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
+    for problem in captured.rejected:
+        run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
+    for line in dict.fromkeys(branch.where for branch in captured.branches):
+        run.warn(f"{plan.name!r} goes the example inputs' way, and fails at a call that goes another: {line}")
+    for line in captured.lost_checkpoints:
+        run.warn(f"{plan.name!r}: the {captured.front_end} front end looked through a checkpoint, so all in it is saved: {line}")
+    if captured.joint.side_effects:
+        changed = ", ".join(captured.joint.side_effects)
+        run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
+    with run.stage("partition", plan.name):
+        parts = partition.partition(
+            captured.joint,
+            partitioner=options.partitioner,
+            memory_budget=options.memory_budget,
+            exact_random=options.exact_random,
+        )
+        convention = signature.assemble(
+            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement
+        )
+    if written := ", ".join(convention.written_in_checkpoints):
+        run.warn(
+            f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
+        )
+    constraints = convention.method["constraints"]
+    if convention.backward is not None and not plan.grad:
+        _check_turned_on(convention)
+    _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
+    if constraints:
+        run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
+    identical = [list(group) for group in arrangement.identical]
+    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng)
+
+
+def _check_turned_on(convention: signature.Convention) -> None:
+    """Where the model turns gradients on itself, what the loader does after the graphs it does with gradients off."""
+    results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
+    written = [m for m in convention.method["mutations"] if m.requires_grad]
+    if any(result.requires_grad for result in results) or written:
+        raise UnsupportedError(
+            "The model turns gradients on while they are off (enable_grad), and returns views or writes to arguments with them.",
+            hint="Build without this method, methods=('train',), and call it with gradients on.",
+        )
+
+
+def _check_dynamic(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
+) -> None:
+    """A size asked to vary must vary, over all of the range that was asked for."""
+    ranges = {symbol.name: symbol for symbol in symbols}
+    problems: list[Problem] = []
+    for number, dims in shapes.dims.items():
+        leaf = leaves[number]
+        for dim, (low, high, automatic) in dims.items():
+            if automatic:
+                continue
+            size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
+            where = f"{leaf.path}.shape[{dim}]"
+            if isinstance(size, int):
+                problems.append(Problem(where, f"asked to vary, but the model fixes it at {size}"))
+                continue
+            found = ranges.get(size)
+            if found is None:
+                continue
+            refused = [text for text in constraints for end in (low, high) if end is not None and not _allows(text, size, end)]
+            if refused:
+                problems.append(Problem(where, f"asked to vary more than the model allows: {', '.join(refused)}"))
+            narrower = low is not None and found.minimum > low
+            if narrower or (found.maximum is not None and high is not None and found.maximum < high):
+                limit = "" if found.maximum is None else found.maximum
+                problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+    if problems:
+        raise BuildError("The model does not allow these sizes to vary as asked.", problems)
+
+
+def _allows(constraint: str, symbol: str, size: int) -> bool:
+    """Whether ``size`` meets a constraint on ``symbol`` alone."""
+    return expressions.symbols(constraint) != {symbol} or bool(expressions.evaluate(constraint, {symbol: size}))
