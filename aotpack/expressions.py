@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import sympy
@@ -10,6 +11,9 @@ import torch
 from aotpack_loader.errors import UnsupportedError
 
 from ._torch_compat import ShapeEnv, int_oo
+
+SHORT = 2**12
+"""Largest numerator and denominator of a float constant: times a count of elements below 2**40, a float still holds it."""
 
 _CALLS = {"Max": "max", "Min": "min"}
 _RELATIONS = {
@@ -59,7 +63,7 @@ def render(expr: Any) -> str:
     if name in _CALLS:
         return f"{_CALLS[name]}({', '.join(render(arg) for arg in expr.args)})"
     if name in _RELATIONS:
-        return f"({render(expr.args[0])} {_RELATIONS[name]} {render(expr.args[1])})"
+        return _render_relation(expr, _RELATIONS[name])
     if isinstance(expr, (sympy.And, sympy.Or)):
         word = " and " if isinstance(expr, sympy.And) else " or "
         return "(" + word.join(sorted(render(arg) for arg in expr.args)) + ")"
@@ -83,6 +87,36 @@ def _render_product(expr: Any) -> str:
         factors.insert(0, render(numerator))
     product = "(" + " * ".join(factors) + ")"
     return product if denominator == 1 else f"({product} // {int(denominator)})"
+
+
+def _render_relation(expr: Any, sign: str) -> str:
+    """A comparison of integers, or of fractions: those are multiplied by both denominators."""
+    (left, below_left), (right, below_right) = map(_fraction, expr.args)
+    return f"({_multiple(left, below_right)} {sign} {_multiple(right, below_left)})"
+
+
+def _fraction(expr: Any) -> tuple[str, int]:
+    """Numerator and denominator, at least 1, of an expression in which floats are sizes, short constants, sums and products.
+
+    Floats hold all of these exactly, so integers compare as they do.
+    """
+    if isinstance(expr, sympy.Float) and max(map(abs, float(expr).as_integer_ratio())) <= SHORT:
+        expr = sympy.Rational(float(expr))
+    if isinstance(expr, sympy.Rational):
+        return render(sympy.Integer(expr.p)), int(expr.q)
+    if type(expr).__name__ == "ToFloat":
+        return render(expr.args[0]), 1
+    if not isinstance(expr, (sympy.Add, sympy.Mul)) or expr.is_integer:
+        return render(expr), 1
+    parts = [_fraction(part) for part in expr.args]
+    if isinstance(expr, sympy.Mul):
+        return "(" + " * ".join(above for above, _ in parts) + ")", math.prod(below for _, below in parts)
+    common = math.lcm(*(below for _, below in parts))
+    return "(" + " + ".join(_multiple(above, common // below) for above, below in parts) + ")", common
+
+
+def _multiple(expression: str, factor: int) -> str:
+    return expression if factor == 1 else f"({factor} * {expression})"
 
 
 def bound(value: Any) -> int | None:

@@ -51,6 +51,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     Raises:
         UnsupportedError: effects that are no operator's.
     """
+    subgraphs.drop_options(joint.graph_module)
     pinned = rng.pin(joint) if exact_random else rng.Pinned()
     if not joint.needs_autograd:
         forward = joint.graph_module

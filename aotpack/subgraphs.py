@@ -39,6 +39,19 @@ def make_self_contained(module: GraphModule) -> None:
     module.recompile()
 
 
+def drop_options(module: GraphModule) -> None:
+    """Drop what calls that only mark a subgraph tell a compiler: objects, which no forward can save for a backward."""
+    for call in _calls(module):
+        if compat.is_plain_call(call.target):
+            options = [value for value in call.kwargs.values() if isinstance(value, Node)]
+            call.kwargs = {}
+            for node in options:
+                if not node.users:
+                    module.graph.erase_node(node)
+        for _, region in _subgraphs(module, call.args):
+            drop_options(region)
+
+
 def _calls(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if _is_higher_order(node.target)]
 
@@ -47,7 +60,6 @@ def _name_plainly(call: Node) -> None:
     """An operator that only marks a subgraph, for a compiler to recognise: a call of that subgraph."""
     marker: Any = call.target
     call.args = (call.args[0], marker.name(), *call.args[1:])
-    call.kwargs = {}
     call.target = _HIGHER_ORDER.invoke_subgraph
 
 

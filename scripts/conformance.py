@@ -5,8 +5,9 @@ with dynamic sizes: a bundle is built, loaded, called, and differentiated; outpu
 aliasing, strides, and the random generator afterwards must be eager's. What a build refuses is also given to torch's own
 ``aot_function``. Some of the bundles are called once more in a fresh process without the compiler.
 
-Results are written as they come (``--resume`` goes on after an interruption) and summed up in
-scripts/bench/results/conformance.json and the README.
+Results are written as they come: ``--resume`` goes on after an interruption, and adds what a run with fewer samples, types or
+sizes left out; ``--again`` does anew what did not pass. They are summed up in scripts/bench/results/conformance.json and the
+README.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
+from conformance_found import Found  # noqa: E402
 from conformance_report import RESULTS, markdown, summary, update_readme  # noqa: E402
 from conformance_samples import DATABASES, DTYPES, Unit, units  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
 
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
-"""A line a unit: what became of its samples."""
+"""A line a unit and run: what became of its samples, and how many are left. And a line a run: what a fresh process found."""
 
 RECYCLED = 300
 """Units after which a worker process is replaced: tracing leaves things behind."""
@@ -54,13 +56,19 @@ def main() -> None:
     if options.ops and not chosen:
         sys.exit(f"conformance: no operator {', '.join(options.ops)} in {', '.join(options.databases)}")
     PARTIAL.parent.mkdir(exist_ok=True)
-    known = read(options.partial) if options.resume else {}
-    todo = [unit for unit in chosen if str(unit) not in known]
-    with tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder:
+    found = Found.read(options.partial) if options.resume else Found()
+    if options.again:
+        found = found.settled()
+    with (
+        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
+        options.partial.open("a" if options.resume else "w") as partial,
+    ):
         (Path(folder) / "fresh").mkdir()
-        outcomes = known | sweep(todo, Path(folder), options)
+        sweep([unit for unit in chosen if not found.complete(str(unit))], found, Path(folder), partial, options)
         fresh = in_fresh_process(Path(folder) / "fresh")
-    results = summary(outcomes, fresh, options)
+        found.add_fresh(fresh)
+        partial.write(json.dumps({"fresh": fresh}) + "\n")
+    results = summary(found)
     if options.ops or options.json:
         print(json.dumps(results, indent=2))
     else:
@@ -82,6 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for an operator in one type (default 300)")
     parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
+    parser.add_argument("--again", action="store_true", help="with --resume: do what did not pass anew")
     parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FILE", help="where results go as they come")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if anything differs from eager")
@@ -91,32 +100,23 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def read(partial: Path) -> dict[str, list[dict[str, str]]]:
-    """Outcomes of an earlier run, by unit."""
-    lines = partial.read_text().splitlines() if partial.exists() else []
-    return {line["unit"]: line["outcomes"] for line in map(json.loads, lines)}
-
-
-def sweep(todo: Sequence[Unit], folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, str]]]:
-    """Do the units in worker processes."""
+def sweep(todo: Sequence[Unit], found: Found, folder: Path, partial: TextIO, options: argparse.Namespace) -> None:
+    """Do what is not ``found`` yet of the units in worker processes, and add it there and, a line a unit, to ``partial``."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in todo:
         waiting.put(unit)
-    found: dict[str, list[dict[str, str]]] = {}
     counts: Counter[str] = Counter()
     lock = threading.Lock()
-    with (
-        options.partial.open("a" if options.resume else "w") as partial,
-        Progress(*columns, console=console) as progress,
-    ):
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("conformance", total=len(todo))
 
-        def report(unit: Unit, outcomes: list[dict[str, str]]) -> None:
+        def report(unit: Unit, total: int, outcomes: list[dict[str, str]]) -> None:
             with lock:
-                found[str(unit)] = outcomes
-                partial.write(json.dumps({"unit": str(unit), "outcomes": outcomes}) + "\n")
-                partial.flush()
+                found.add(str(unit), total, outcomes)
+                if outcomes:
+                    partial.write(json.dumps({"unit": str(unit), "total": total, "outcomes": outcomes}) + "\n")
+                    partial.flush()
                 counts.update(outcome["status"] for outcome in outcomes)
                 for outcome in distinct(outcomes):
                     progress.console.print(f"{unit}, sample {outcome['sample']}: {line_of(outcome)}"[:300], markup=False)
@@ -124,14 +124,13 @@ def sweep(todo: Sequence[Unit], folder: Path, options: argparse.Namespace) -> di
                 progress.update(task, advance=1, description=shown)
 
         threads = [
-            threading.Thread(target=drive, args=(waiting, folder / str(n), report, options), daemon=True)
+            threading.Thread(target=drive, args=(waiting, found, folder / str(n), report, options), daemon=True)
             for n in range(options.jobs)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return found
 
 
 def line_of(outcome: Mapping[str, str]) -> str:
@@ -168,7 +167,7 @@ def in_fresh_process(folder: Path) -> dict[str, Any]:
     return answer
 
 
-def drive(waiting: queue.SimpleQueue[Unit], folder: Path, report: Any, options: argparse.Namespace) -> None:
+def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: Any, options: argparse.Namespace) -> None:
     """Feed one worker process after another with units, until none are left."""
     worker: Worker | None = None
     while True:
@@ -176,6 +175,7 @@ def drive(waiting: queue.SimpleQueue[Unit], folder: Path, report: Any, options: 
             unit = waiting.get_nowait()
         except queue.Empty:
             break
+        known = found.names(str(unit))
         outcomes: list[dict[str, str]] = []
         done = False
         while not done:
@@ -184,18 +184,19 @@ def drive(waiting: queue.SimpleQueue[Unit], folder: Path, report: Any, options: 
                     worker.end()
                 worker = Worker(folder, options)
             started = time.monotonic()
-            done, crash = worker.do(unit, outcomes)
+            done, crash = worker.do(unit, known, outcomes)
+            total = worker.total
             if not done:
                 worker = None
                 outcomes.append(crash)
                 done = time.monotonic() - started > options.limit
-        report(unit, outcomes)
+        report(unit, total, outcomes)
     if worker is not None:
         worker.end()
 
 
 class Worker:
-    """A process that checks samples: told a unit a line, tells an outcome a line."""
+    """A process that checks samples: told a unit a line, tells an outcome a line. ``total``: samples there are of the unit."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         folder.mkdir(exist_ok=True)
@@ -204,6 +205,7 @@ class Worker:
         environment = environment_in(folder)
         self.limit = options.limit
         self.units = 0
+        self.total = 0
         self.log = (folder / "worker.log").open("a")
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
@@ -211,13 +213,19 @@ class Worker:
         assert self.process.stdout is not None
         self.process.stdout.readline()  # it has imported torch and the databases: from here on time counts
 
-    def do(self, unit: Unit, outcomes: list[dict[str, str]]) -> tuple[bool, dict[str, str]]:
-        """Append the outcomes of the unit's samples that have none yet. False and an outcome where the process died of one."""
+    def do(self, unit: Unit, known: Sequence[str], outcomes: list[dict[str, str]]) -> tuple[bool, dict[str, str]]:
+        """Append the outcomes of the unit's samples that have none yet, and are not ``known`` from an earlier run.
+
+        Returns:
+            False and an outcome where the process died of one.
+        """
         self.units += 1
+        self.total = 0
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         current = ""
-        self.process.stdin.write(json.dumps({"unit": asdict(unit), "done": [outcome["sample"] for outcome in outcomes]}) + "\n")
+        done = [*known, *(outcome["sample"] for outcome in outcomes)]
+        self.process.stdin.write(json.dumps({"unit": asdict(unit), "done": done}) + "\n")
         self.process.stdin.flush()
         while True:
             timer = threading.Timer(2 * self.limit, self.process.kill)
@@ -231,6 +239,9 @@ class Worker:
             told = json.loads(line)
             if "end" in told:
                 return True, {}
+            if "total" in told:
+                self.total = told["total"]
+                continue
             if "begin" in told:
                 current = told["begin"]
             else:

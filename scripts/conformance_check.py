@@ -45,6 +45,9 @@ class Checker:
         dynamic: every size may vary that the operator lets vary.
         front_ends: as for a build.
         fresh: where bundles are put by that a fresh process is to call.
+
+    Attributes:
+        loaded: the bundle of the sample checked last; None if it could not be built, or not as the sample stands.
     """
 
     def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], fresh: Path) -> None:
@@ -52,11 +55,14 @@ class Checker:
         self.dynamic = dynamic
         self.front_ends = front_ends
         self.fresh = fresh
+        self.loaded: torch.nn.Module | None = None
 
-    def __call__(self, sample: Sample, others: Sequence[Sample] = (), keep_as: str = "") -> Outcome:
-        """Check one sample; ``others`` are samples among which are some that the same bundle must take, or refuse."""
+    def __call__(self, sample: Sample, keep_as: str = "") -> Outcome:
+        """Build a bundle of one sample and call it; ``keep_as``, the name under which a fresh process is to call it too."""
+        self.loaded = None
         eager = observe(sample.function, sample)
-        if eager.error is not None and sample.requires_grad:
+        changed = eager.error is not None and sample.requires_grad
+        if changed:
             sample = sample.without_gradients()
             eager = observe(sample.function, sample)
         if eager.error is not None:
@@ -68,27 +74,29 @@ class Checker:
         except Exception as error:
             return Outcome(sample.name, "refused", f"not by an error of ours: {one_line(error)}", self._aot(sample, eager))
         loaded = aotpack.load(self.path, backend="portable")
-        for other in (sample, *[other for other in others if other.signature == sample.signature]):
-            if other is not sample:
-                eager = observe(other.function, other)
-                if eager.error is not None:
-                    continue
-            bundle = observe(loaded, other)
-            if other is not sample and isinstance(bundle.error, InputError):
-                continue  # other sizes than this bundle was built for
-            where = "" if other is sample else f"called as sample {other.name}: "
-            if bundle.error is not None:
-                reason = f"{where}in {bundle.phase}: {one_line(bundle.error)}"
-                return Outcome(sample.name, "raises", reason, self._aot(other, eager))
-            found = compare(other, eager, bundle)
-            if other is sample and keep_as:
-                keep(sample, eager, self.path, self.fresh, keep_as)
-            if found:
-                return Outcome(sample.name, "wrong", where + "; ".join(found[:4])[:600], self._aot(other, eager))
+        if keep_as:
+            keep(sample, eager, self.path, self.fresh, keep_as)
+        self.loaded = None if changed else loaded
+        return self._compared(sample, eager, observe(loaded, sample))
+
+    def again(self, sample: Sample) -> Outcome | None:
+        """Call the last bundle with a sample that it was not built from; None where it refuses it, as it must other sizes."""
+        assert self.loaded is not None
+        bundle = observe(self.loaded, sample)
+        if isinstance(bundle.error, InputError):
+            return None
+        eager = observe(sample.function, sample)
+        return self._compared(sample, eager, bundle) if eager.error is None else None
+
+    def _compared(self, sample: Sample, eager: Observation, bundle: Observation) -> Outcome:
+        if bundle.error is not None:
+            return Outcome(sample.name, "raises", f"in {bundle.phase}: {one_line(bundle.error)}", self._aot(sample, eager))
+        if found := compare(sample, eager, bundle):
+            return Outcome(sample.name, "wrong", "; ".join(found[:4])[:600], self._aot(sample, eager))
         return Outcome(sample.name, "pass")
 
     def build(self, sample: Sample) -> None:
-        """Write a bundle of the sample."""
+        """Write a bundle of the sample, of the one method that is called."""
         tensors = given(sample)[0]
         auto = torch.export.Dim.AUTO
         sizes = [{dim: auto for dim, size in enumerate(tensor.shape) if size > 1} for tensor in tensors]
@@ -99,6 +107,7 @@ class Checker:
                 tuple(tensors),
                 out=self.path,
                 targets=("portable",),
+                methods=("train",),
                 dynamic_shapes=sizes if self.dynamic and any(sizes) else None,
                 front_ends=self.front_ends,
                 cache=False,

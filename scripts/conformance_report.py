@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conformance_found import Found
+from conformance_samples import DATABASES, DTYPES
 from machine import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,82 +18,88 @@ MARKS = ("<!-- conformance:begin -->", "<!-- conformance:end -->")
 STATUSES = ("pass", "refused", "raises", "wrong", "crash")
 TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "custom operators"}
 
-Outcomes = Mapping[str, Sequence[Mapping[str, str]]]
+REASON = 300
+"""Characters of a reason that are kept."""
 
 
-def summary(outcomes: Outcomes, fresh: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """All there is to tell: totals, totals a row of the table, and of each operator that does not pass everywhere, why.
-
-    ``fresh`` is what a fresh process found.
-    """
+def summary(found: Found) -> dict[str, Any]:
+    """All there is to tell: totals, totals a row of the table, and of each operator that does not pass everywhere, why."""
     rows: dict[str, Counter[str]] = {}
-    operators: dict[str, Any] = {}
-    for unit, found in sorted(outcomes.items()):
+    failures: dict[str, dict[tuple[str, str, str], Counter[str]]] = {}
+    operators = set()
+    for unit, outcomes in sorted(found.outcomes.items()):
         database, operator, dtype, sizes = unit.split("/")
-        counted = Counter(outcome["status"] for outcome in found)
-        rows.setdefault(f"{database}/{dtype}/{sizes}", Counter()).update(counted)
-        line = operators.setdefault(f"{database}/{operator}", {"counts": Counter(), "failures": []})
-        line["counts"].update(counted)
-        for status, reason, aot in sorted({key(outcome) for outcome in found if outcome["status"] != "pass"}):
-            names = [outcome["sample"] for outcome in found if key(outcome) == (status, reason, aot)]
-            failure = {"dtype": dtype, "sizes": sizes, "status": status, "reason": reason, "aot_function": aot}
-            line["failures"].append({**failure, "samples": names[:5], "count": len(names)})
-    totals = sum(rows.values(), Counter[str]())
+        row = rows.setdefault(f"{database}/{dtype}/{sizes}", Counter())
+        row.update(outcome["status"] for outcome in outcomes.values())
+        row["left"] += max(found.totals[unit] - len(outcomes), 0)
+        operators.add(f"{database}/{operator}")
+        for outcome in outcomes.values():
+            if outcome["status"] != "pass":
+                kind = outcome["status"], outcome["reason"][:REASON], outcome["aot"][:REASON]
+                failures.setdefault(f"{database}/{operator}", {}).setdefault(kind, Counter())[f"{dtype} {sizes}"] += 1
     return {
         **provenance(threads=1),
-        "samples_per_operator": options.samples or "all",
-        "totals": counts(totals),
-        "operators_total": len(operators),
-        "fresh_process": fresh,
-        "rows": {name: counts(row) for name, row in rows.items()},
-        "operators": {
-            name: {"counts": dict(line["counts"]), **({"failures": line["failures"]} if line["failures"] else {})}
-            for name, line in operators.items()
+        "totals": counts(sum(rows.values(), Counter[str]())),
+        "operators": len(operators),
+        "fresh_process": found.fresh,
+        "rows": {name: counts(row) for name, row in sorted(rows.items(), key=_order)},
+        "failures": {
+            operator: [
+                {"status": status, "reason": reason, **({"aot_function": aot} if aot else {}), "samples": dict(where)}
+                for (status, reason, aot), where in kinds.items()
+            ]
+            for operator, kinds in failures.items()
         },
     }
 
 
-def key(outcome: Mapping[str, str]) -> tuple[str, str, str]:
-    return outcome["status"], outcome["reason"], outcome["aot"]
+def _order(row: tuple[str, Any]) -> tuple[int, int, str]:
+    database, dtype, sizes = row[0].split("/")
+    return DATABASES.index(database), DTYPES.index(dtype), sizes
 
 
 def counts(counter: Counter[str]) -> dict[str, int]:
-    """By status; ``total`` leaves out what eager itself refuses."""
+    """By status; ``total`` leaves out what eager itself refuses, and ``left`` is what was not run."""
+    total = sum(counter[status] for status in STATUSES)
     return {
         **{status: counter[status] for status in STATUSES},
-        "total": sum(counter[status] for status in STATUSES),
+        "total": total,
         "skipped": counter["skipped"],
+        "left": counter["left"],
     }
 
 
 def markdown(results: Mapping[str, Any]) -> str:
     """A row a database, type and kind of sizes."""
-    titles = ["pass", "refused at build", "raises at call", "wrong", "crash", "total"]
+    titles = ["pass", "refused at build", "raises at call", "wrong", "crash", "total", "not run"]
     lines = [
         "| database | type | sizes | " + " | ".join(titles) + " |",
         "| --- | --- | --- |" + " ---: |" * len(titles),
     ]
     for name, row in results["rows"].items():
         database, dtype, sizes = name.split("/")
-        cells = [TITLES[database], f"`{dtype}`", sizes, *(f"{row[status]:,}" for status in (*STATUSES, "total"))]
+        cells = [TITLES[database], f"`{dtype}`", sizes, *(f"{row[status]:,}" for status in (*STATUSES, "total", "left"))]
         lines.append(f"| {' | '.join(cells)} |")
     total = results["totals"]
-    lines.append(f"| **all** | | | {' | '.join(f'**{total[status]:,}**' for status in (*STATUSES, 'total'))} |")
-    handled = sum(
-        1
-        for line in results["operators"].values()
-        if any(failure["status"] == "refused" and failure["aot_function"] == "works" for failure in line.get("failures", ()))
+    lines.append(f"| **all** | | | {' | '.join(f'**{total[status]:,}**' for status in (*STATUSES, 'total', 'left'))} |")
+    return "\n".join([*lines, "", _note(results)])
+
+
+def _note(results: Mapping[str, Any]) -> str:
+    total, fresh = results["totals"], results["fresh_process"]
+    refused = [failure for kinds in results["failures"].values() for failure in kinds if failure["status"] == "refused"]
+    taken = sum(sum(failure["samples"].values()) for failure in refused if failure.get("aot_function") == "works")
+    run = total["total"] + total["skipped"]
+    share = f"{run:,} of the {run + total['left']:,}" if total["left"] else f"All {run:,}"
+    return (
+        f"{share} samples of torch's own operator databases ({results['operators']} operators, in-place variants too) through "
+        "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
+        "state. Samples that differ in values only share a build, with dynamic sizes also those that differ in sizes, where its "
+        f"bundle takes them. A fresh process called {fresh['bundles']:,} of the bundles, and {len(fresh['wrong'])} differed. Of "
+        f"the refused samples torch's own `aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
+        f"count. torch {results['versions']['torch']}; by `scripts/conformance`, reasons in "
+        "scripts/bench/results/conformance.json."
     )
-    count = results["samples_per_operator"]
-    chosen = "All" if count == "all" else f"At most {count} of each operator's"
-    note = (
-        f"{chosen} samples of torch's own operator databases ({results['operators_total']} operators, in-place variants too) "
-        "through build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, "
-        f"random state; {results['fresh_process']['bundles']} bundles again in a fresh process. Of {handled} operators a build "
-        "refuses a sample that torch's own `aot_function` takes. "
-        f"torch {results['versions']['torch']}; by `scripts/conformance`, reasons in scripts/bench/results/conformance.json."
-    )
-    return "\n".join([*lines, "", note])
 
 
 def update_readme(results: Mapping[str, Any]) -> None:

@@ -65,6 +65,10 @@ class Sample:
     def requires_grad(self) -> bool:
         return any(tensor.requires_grad for tensor in self.tensors)
 
+    @property
+    def sizes(self) -> list[torch.Size]:
+        return [tensor.shape for tensor in self.tensors]
+
 
 @functools.cache
 def database(name: str) -> dict[str, Any]:
@@ -123,7 +127,7 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
 
     tensors = tuple(flat[i].detach().requires_grad_(flat[i].requires_grad) for i in places)
     others = [repr(leaf) for i, leaf in enumerate(flat) if i not in places]
-    kinds = [(tensor.dtype, tensor.dim(), tensor.requires_grad) for tensor in tensors]
+    kinds = [(tensor.dtype, tensor.dim(), tensor.requires_grad, tensor.is_conj(), layout(tensor)) for tensor in tensors]
     return Sample(
         name,
         function,
@@ -133,6 +137,14 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
         entry.name in UNDEFINED,
         f"{in_place} {spec} {others} {kinds}",
     )
+
+
+def layout(tensor: torch.Tensor) -> object:
+    """The order of the dimensions in memory, or where it has gaps the strides: a bundle's results have those of its example."""
+    if tensor.layout != torch.strided:
+        return tensor.layout
+    order = sorted(range(tensor.dim()), key=lambda dimension: -tensor.stride(dimension))
+    return order if tensor.permute(order).is_contiguous() else tensor.stride()
 
 
 def twins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

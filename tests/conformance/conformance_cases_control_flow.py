@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops import InvokeQuant, associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -270,6 +270,11 @@ def regions_of_two(x: Tensor, y: Tensor) -> Tensor:
 def its_input(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns what it was given."""
     return x, x.sin()
+
+
+def quantised(x: Tensor) -> Tensor:
+    """A subgraph marked for a compiler, with an object of options."""
+    return InvokeQuant()(lambda x, y: (x.sin() * y,), x, x, scheme="nf4")[0] * 2
 
 
 @torch.compiler.nested_compile_region
@@ -535,6 +540,7 @@ CASES: list[Case] = [
     case("control flow: nested compile regions, a result unused", regions_of_two, g(3), g(3)),
     case("control flow: nested compile regions, returns its input", its_input, g(3)),
     case("control flow: nested compile regions, writes to its input", writing_regions, t(3)),
+    case("control flow: invoke_quant, with options", quantised, g(4, 3), calls=TRAINED),
     inferred("flex attention, score_mod", Attention, *_qkv()),
     inferred("flex attention, block mask", lambda: Attention(causal_mask()), *_qkv()),
     inferred("flex attention, grouped queries", lambda: Attention(causal_mask(), enable_gqa=True), *_qkv(heads=(4, 2))),

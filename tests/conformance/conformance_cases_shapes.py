@@ -386,6 +386,13 @@ CASES: list[Case] = [
         dynamic_shapes=BOTH,
         calls=(TRAIN, at(g(6, 5)), at(g(6, 5), grad=False)),
     ),
+    case(
+        "shapes: a bound that torch finds in floating point",
+        lambda x: (x.var(correction=3.5), x.std(0)),
+        g(4, 3),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(g(2, 3)), at(g(1, 3), refused=r"-7.* > \(2 \* 0\)")),
+    ),
     case("shapes: sizes as values", sizes_as_values, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
     case("shapes: sizes saved for the backward", sizes_saved, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
     case("shapes: new tensors of a size", new_of_size, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
