@@ -6,14 +6,11 @@ is opened, lets everything above trust its indices.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
 from . import expressions, schema, subclasses, subgraphs
 
-_PATH = re.compile(r"[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*")
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
 MAX_SIZE = 2**62
@@ -152,7 +149,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
         at = f"$.state[{i}]"
         if entry.name in known:
             yield Problem(at, f"C1: the name {entry.name!r} is used twice")
-        if not _PATH.fullmatch(entry.name) or entry.name.split(".")[0] in RESERVED:
+        if not _is_path(entry.name) or entry.name.split(".")[0] in RESERVED:
             yield Problem(at, f"C2: {entry.name!r} is no name of a parameter or buffer")
         if len(entry.shape) != len(entry.stride):
             yield Problem(at, "C3: shape and stride differ in length")
@@ -167,6 +164,11 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
         parents = name.split(".")[:-1]
         if any(".".join(parents[: i + 1]) in known for i in range(len(parents))):
             yield Problem("$.state", f"C2: {name!r} lies below another entry")
+
+
+def _is_path(name: str) -> bool:
+    """Steps that dots join, without control characters."""
+    return all(step and min(step) > "\x1f" for step in name.split("."))
 
 
 def _method_problems(program: schema.Program) -> Iterator[Problem]:
@@ -351,14 +353,14 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
     if unbound := known - sizes:
         yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
     for symbol in known:
-        if not _SYMBOL.fullmatch(symbol):
+        if not expressions.is_symbol(symbol):
             yield Problem(f"{at}.symbols", f"C13: {symbol!r} is no name of a symbol")
     yield from _unknown_symbols(_expressions_before(method), known, at)
     measured = [symbol.name for symbol in method.output_symbols]
     for i, size in enumerate(method.output_symbols):
         where = f"{at}.output_symbols[{i}]"
         yield from _in_range(where, "C24", [(size.output, method.num_outputs)])
-        if not _SYMBOL.fullmatch(size.name) or size.name in known or measured.count(size.name) > 1:
+        if not expressions.is_symbol(size.name) or size.name in known or measured.count(size.name) > 1:
             yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
     yield from _unknown_symbols(_expressions_after(method), known.union(measured), at)
 

@@ -11,7 +11,6 @@ Log, one line a version:
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from ..errors import UnsupportedVersionError
@@ -41,17 +40,22 @@ def check_version(program: Program) -> None:
 
 def torch_satisfies(version: str, specifier: str) -> bool:
     """Whether torch release ``version`` satisfies ``specifier``: ``>=2.9`` or ``==2.13.*``, comma for both, empty for any."""
-    release = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    release = _release(version.partition("+")[0])
     return all(_satisfies(release, clause.strip()) for clause in specifier.split(",") if clause.strip())
 
 
+def _release(version: str) -> tuple[int, ...]:
+    """The first three numbers of ``2.9.0a0``."""
+    numbers = "".join(c if c.isdecimal() else " " for c in version).split()
+    return tuple(map(int, numbers[:3]))
+
+
 def _satisfies(release: tuple[int, ...], clause: str) -> bool:
-    match = re.fullmatch(r"(>=|<|==)(\d+(?:\.\d+)*)(\.\*)?", clause)
-    if match is None:
+    sign = clause[: 1 if clause[1:2] != "=" else 2]
+    parts = clause[len(sign) :].removesuffix(".*").split(".")
+    if sign not in (">=", "<", "==") or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         return False
-    wanted = tuple(int(part) for part in match.group(2).split("."))
-    if match.group(1) == ">=":
-        return release >= wanted
-    if match.group(1) == "<":
-        return release < wanted
-    return release[: len(wanted)] == wanted
+    wanted = tuple(map(int, parts))
+    if sign == "==":
+        return release[: len(wanted)] == wanted
+    return release >= wanted if sign == ">=" else release < wanted
