@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from aotpack_loader.devices import operators
+from aotpack_loader.devices.literals import literal
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema, subgraphs
 
@@ -177,7 +178,7 @@ def to_fx(graph: schema.Graph, *, single: bool = False) -> GraphModule:
             return values[arg.name]
         if isinstance(arg, schema.GraphArg):
             return fx.get_attr(arg.name)
-        return operators.literal(arg)
+        return literal(arg)
 
     for item in graph.nodes:
         node = fx.create_node(

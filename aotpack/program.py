@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 
 from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
-from aotpack_loader.format.validate import validate_graph, validate_program
+from aotpack_loader.format.validate import validate_program
+from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.format.versions import FORMAT_VERSION
 
 from . import graph

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import aotpack_loader
 from aotpack_loader import errors
-from aotpack_loader.devices.operators import literal
+from aotpack_loader.devices.literals import literal
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.tree import flattener, unflattener
 

@@ -29,7 +29,8 @@ from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import AotpackError, CorruptBundleError, UnsupportedVersionError
 from aotpack_loader.format import media_types, schema, subgraphs
 from aotpack_loader.format.schema import GraphArg, ValueRef
-from aotpack_loader.format.validate import validate_graph, validate_target
+from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_graph import validate_graph
 
 CPU = torch.device("cpu")
 VALUE = schema.TensorValue("float32", [4], [1])

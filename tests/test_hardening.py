@@ -35,7 +35,8 @@ from aotpack_loader.errors import (
     UnsupportedVersionError,
 )
 from aotpack_loader.format import expressions, media_types, schema
-from aotpack_loader.format.validate import validate_graph, validate_program
+from aotpack_loader.format.validate import validate_program
+from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.runtime.bases import Base
 from aotpack_loader.runtime.call import MethodCall
 from aotpack_loader.runtime.epilogue import Epilogue

@@ -24,7 +24,8 @@ from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle, raw_size
 from aotpack_loader.format import expressions, media_types, schema
 from aotpack_loader.format.codec import decode, encode
-from aotpack_loader.format.validate import validate_graph, validate_program
+from aotpack_loader.format.validate import validate_program
+from aotpack_loader.format.validate_graph import validate_graph
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -15,7 +15,7 @@ import torch
 
 from .archive.bundle import Bundle
 from .archive.weights import CODES, View, WeightMap
-from .devices.operators import literal
+from .devices.literals import literal
 from .errors import CorruptBundleError
 from .format import expressions, schema
 from .loading import load

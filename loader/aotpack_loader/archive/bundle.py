@@ -29,7 +29,7 @@ from ..format.schema import (
     Target,
     Version,
 )
-from ..format.validate import validate_graph, validate_program, validate_target
+from ..format.validate import validate_program, validate_target
 from ..format.versions import check_version
 from . import cache, compression
 from .layout import Layout, open_layout
@@ -139,6 +139,8 @@ class Bundle:
         """
         found = self._graphs.get(descriptor.digest)
         if found is None:
+            from ..format.validate_graph import validate_graph  # native code is run without reading a graph
+
             found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
             validate_graph(found, descriptor.digest)
             self._graphs[descriptor.digest] = found

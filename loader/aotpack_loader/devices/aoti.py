@@ -5,7 +5,6 @@ Only :mod:`aotpack_loader.trust` decides whether they may run; nothing here is r
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from ..archive import digest
 from ..archive.bundle import Bundle
 from ..errors import AotpackError, CorruptBundleError, TargetError
 from ..format import schema
-from . import generator, operators
 
 _MODEL: Final = Path("data", "aotinductor", "model")
 _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
@@ -138,6 +136,8 @@ class AotiDevice:
         """What the code calls through the dispatcher, once all of it is there."""
         if executable.fallbacks is None:
             return None
+        from . import generator, operators
+
         found = bytes(self._bundle.read(executable.fallbacks))
         called = _called(found)
         if any(name.startswith("aotpack.") for name in called):
@@ -190,7 +190,7 @@ def _package(library: Path, fallbacks: bytes | None) -> Path:
 def _is_package(package: Path, library: Path, texts: Mapping[str, bytes]) -> bool:
     try:
         code = package / _MODEL / "code.wrapper.so"
-        if not code.samefile(library) and not filecmp.cmp(code, library, shallow=False):
+        if not code.samefile(library) and code.read_bytes() != library.read_bytes():
             return False
         return all((package / _MODEL / name).read_bytes() == data for name, data in texts.items())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Names of operators and literals in a graph, to what this process has for them.
+"""Names of operators in a graph, to what this process has for them.
 
 Only mathematics is reachable: ATen's and prims' functional operators less those that trust their arguments blindly or touch
 more than them, the format's own built-ins, and namespaces of others that the program declares and the caller agreed to. This
@@ -16,7 +16,6 @@ import torch
 
 from .._torch_compat import is_dispatched
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
-from ..format import schema
 from . import control_flow
 from .generator import exchange_random_state, random_state
 
@@ -242,16 +241,3 @@ def _higher_order(name: str) -> Callable[..., Any]:
             hint="Use a newer aotpack-loader, or another target of the bundle.",
         )
     return control_flow.OPERATORS[name]
-
-
-def literal(arg: Any, device: torch.device | None = None) -> Any:
-    """The Python value of a literal argument; ``device`` replaces the device a graph was traced for."""
-    if isinstance(arg, schema.FloatArg):
-        return float(arg.value)
-    if isinstance(arg, schema.ComplexArg):
-        return complex(float(arg.real), float(arg.imag))
-    if isinstance(arg, (schema.DTypeArg, schema.LayoutArg, schema.MemoryFormatArg)):
-        return getattr(torch, arg.value)
-    if isinstance(arg, schema.DeviceArg):
-        return torch.device(arg.value) if device is None else device
-    return arg

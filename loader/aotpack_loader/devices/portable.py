@@ -14,6 +14,7 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
 from . import operators
+from .literals import literal
 
 _Slots = list[Any]
 
@@ -95,7 +96,7 @@ class PortableExecutable:
             return self._subgraphs[arg.name]
         if isinstance(arg, schema.ExprArg):
             raise CorruptBundleError("A graph has an argument of type ExprArg where none is allowed.")
-        return operators.literal(arg, self._device)
+        return literal(arg, self._device)
 
 
 def _names(args: list[Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
@@ -12,10 +13,10 @@ from ..errors import Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
 from ..trust import check_trust, decide_trust
-from . import cpuinfo, operators
-from .aoti import AotiDevice
-from .base import Device
-from .portable import PortableDevice
+from . import cpuinfo
+
+if TYPE_CHECKING:
+    from .base import Device
 
 PORTABLE = "portable"
 
@@ -62,14 +63,14 @@ def select(
         try:
             if target.kind == PORTABLE:
                 _require_consent(bundle, agreed, trust)
-                found, why = PortableDevice(bundle, place), _why(backend, "runs anywhere")
-                return Selection(target, found, why, rejected, _fallback(rejected, backend))
+                why = _why(backend, "runs anywhere")
+                return Selection(target, _open(bundle, target, place), why, rejected, _fallback(rejected, backend))
             trusted = check_trust(bundle.digest, trust)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
             trust_error = error
             continue
-        return Selection(target, AotiDevice(bundle, target, place), _why(backend, f"fits this machine; {trusted}"), rejected)
+        return Selection(target, _open(bundle, target, place), _why(backend, f"fits this machine; {trusted}"), rejected)
     if trust_error is not None:
         raise trust_error
     raise TargetError(
@@ -79,9 +80,22 @@ def select(
     )
 
 
+def _open(bundle: Bundle, target: schema.Target, place: torch.device) -> Device:
+    """The device of a target that may run; the module of the other kind is not imported."""
+    if target.kind == PORTABLE:
+        from .portable import PortableDevice
+
+        return PortableDevice(bundle, place)
+    from .aoti import AotiDevice
+
+    return AotiDevice(bundle, target, place)
+
+
 def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Collection[str] | None) -> None:
     declared = bundle.program.requirements.operators
     if declared:
+        from . import operators
+
         decision = decide_trust(bundle.digest, trust)
         operators.require_consent(declared, agreed, "" if decision.trusted else decision.reason)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import expressions, schema, subclasses, subgraphs
+from . import expressions, schema, subclasses
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -25,19 +25,8 @@ def validate_program(program: schema.Program, where: str) -> None:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
     # What walks a tree or a subclass below may rely on its depth.
-    _raise(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
-    _raise(where, [*_state_problems(program), *_method_problems(program), *subclasses.problems(program)])
-
-
-def validate_graph(graph: schema.Graph, where: str) -> None:
-    """Check rules G1 to G4, G7 and G8: names are defined before they are used, once; subgraphs fit who uses them.
-
-    Raises:
-        CorruptBundleError: lists every rule that is broken, with its place.
-    """
-    if subgraphs.is_too_deep(graph):
-        _raise(where, [Problem("$.subgraphs", f"G8: they are nested more than {subgraphs.MAX_DEPTH} deep")])
-    _raise(where, list(_graph_problems(graph, "$")))
+    refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
+    refuse(where, [*_state_problems(program), *_method_problems(program), *subclasses.problems(program)])
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
@@ -67,7 +56,7 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
             problems += _in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
-    _raise(where, problems)
+    refuse(where, problems)
 
 
 def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
@@ -104,7 +93,8 @@ def _are_names(keys: Iterable[object]) -> bool:
     return all(isinstance(key, str) for key in keys)
 
 
-def _raise(where: str, problems: list[Problem]) -> None:
+def refuse(where: str, problems: list[Problem]) -> None:
+    """Raise what breaks the rules in document ``where``, if anything does."""
     if problems:
         raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
 
@@ -401,7 +391,7 @@ def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
             yield f".results[{i}]", result.expr
         elif isinstance(result, schema.AliasResult):
             arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
-            yield from ((f".results[{i}].view", arg.value) for arg in _flat(arguments) if isinstance(arg, schema.ExprArg))
+            yield from ((f".results[{i}].view", arg.value) for arg in flat(arguments) if isinstance(arg, schema.ExprArg))
     for place, subclass in subclasses.of_method(method, ""):
         yield from ((place, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
     if method.backward is not None:
@@ -414,41 +404,13 @@ def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
                     yield f".backward.tangents[{i}]", size
 
 
-def _flat(args: Iterable[object]) -> Iterator[object]:
+def flat(args: Iterable[object]) -> Iterator[object]:
+    """Arguments of an operator, those in lists too."""
     for arg in args:
         if isinstance(arg, list):
-            yield from _flat(arg)
+            yield from flat(arg)
         else:
             yield arg
-
-
-def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
-    if len(graph.inputs) != len(graph.input_values):
-        yield Problem(f"{at}.input_values", "G1: there is one for each input")
-    defined = set(graph.inputs)
-    if len(defined) != len(graph.inputs):
-        yield Problem(f"{at}.inputs", "G2: a name is defined twice")
-    for i, node in enumerate(graph.nodes):
-        missing = False
-        for arg in _flat([*node.args, *node.kwargs.values()]):
-            if isinstance(arg, schema.ValueRef) and arg.name not in defined:
-                yield Problem(f"{at}.nodes[{i}]", f"G3: uses {arg.name!r} before it is defined")
-            if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs:
-                missing = True
-                yield Problem(f"{at}.nodes[{i}]", f"G4: there is no subgraph {arg.name!r}")
-        if not missing:
-            yield from (Problem(f"{at}.nodes[{i}]", f"G7: {message}") for message in subgraphs.problems(node, graph))
-        if node.name in defined:
-            yield Problem(f"{at}.nodes[{i}]", f"G2: the name {node.name!r} is defined twice")
-        defined.add(node.name)
-    for i, arg in enumerate(graph.outputs):
-        for item in _flat([arg]):
-            if isinstance(item, schema.ValueRef) and item.name not in defined:
-                yield Problem(f"{at}.outputs[{i}]", f"G3: {item.name!r} is not defined")
-            if isinstance(item, schema.GraphArg):
-                yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph is no result")
-    for name, sub in graph.subgraphs.items():
-        yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")
 
 
 def _leaves(tree: schema.Tree) -> int:

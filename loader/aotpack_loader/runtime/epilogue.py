@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..devices.operators import literal
+from ..devices.literals import literal
 from ..format import expressions, schema
 from .mutations import Mutations
 from .tree import unflattener

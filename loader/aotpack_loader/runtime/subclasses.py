@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._torch_compat import is_plain_tensor
-from ..devices.operators import literal
+from ..devices.literals import literal
 from ..errors import AotpackError, Problem, SubclassError
 from ..format import expressions, schema
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from ..devices import operators
+from ..devices.literals import literal
 from ..errors import CorruptBundleError
 from ..format import expressions, schema
 
@@ -100,6 +100,8 @@ def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:
 
 
 def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment, Kept], Any]:
+    from ..devices import operators  # most results are no views
+
     function = operators.resolve(step.op)
     declared = function._schema if isinstance(function, torch._ops.OpOverload) else None
     if declared is None or not declared.arguments or declared.arguments[0].alias_info is None or declared.is_mutable:
@@ -118,4 +120,4 @@ def _argument(arg: Any, environment: Environment) -> Any:
         return [_argument(item, environment) for item in arg]
     if isinstance(arg, schema.ExprArg):
         return expressions.evaluate(arg.value, environment)
-    return operators.literal(arg)
+    return literal(arg)

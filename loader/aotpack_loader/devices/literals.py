@@ -1,0 +1,22 @@
+"""Literal arguments and values in documents, to Python's and torch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..format import schema
+
+
+def literal(arg: Any, device: torch.device | None = None) -> Any:
+    """The Python value of a literal argument; ``device`` replaces the device a graph was traced for."""
+    if isinstance(arg, schema.FloatArg):
+        return float(arg.value)
+    if isinstance(arg, schema.ComplexArg):
+        return complex(float(arg.real), float(arg.imag))
+    if isinstance(arg, (schema.DTypeArg, schema.LayoutArg, schema.MemoryFormatArg)):
+        return getattr(torch, arg.value)
+    if isinstance(arg, schema.DeviceArg):
+        return torch.device(arg.value) if device is None else device
+    return arg

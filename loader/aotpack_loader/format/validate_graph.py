@@ -1,0 +1,49 @@
+"""Rules of a graph (spec/graph.md). Apart from those of a program, because native code is run without reading a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import Problem
+from . import schema, subgraphs
+from .validate import flat, refuse
+
+
+def validate_graph(graph: schema.Graph, where: str) -> None:
+    """Check rules G1 to G4, G7 and G8: names are defined before they are used, once; subgraphs fit who uses them.
+
+    Raises:
+        CorruptBundleError: lists every rule that is broken, with its place.
+    """
+    if subgraphs.is_too_deep(graph):
+        refuse(where, [Problem("$.subgraphs", f"G8: they are nested more than {subgraphs.MAX_DEPTH} deep")])
+    refuse(where, list(_graph_problems(graph, "$")))
+
+
+def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
+    if len(graph.inputs) != len(graph.input_values):
+        yield Problem(f"{at}.input_values", "G1: there is one for each input")
+    defined = set(graph.inputs)
+    if len(defined) != len(graph.inputs):
+        yield Problem(f"{at}.inputs", "G2: a name is defined twice")
+    for i, node in enumerate(graph.nodes):
+        missing = False
+        for arg in flat([*node.args, *node.kwargs.values()]):
+            if isinstance(arg, schema.ValueRef) and arg.name not in defined:
+                yield Problem(f"{at}.nodes[{i}]", f"G3: uses {arg.name!r} before it is defined")
+            if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs:
+                missing = True
+                yield Problem(f"{at}.nodes[{i}]", f"G4: there is no subgraph {arg.name!r}")
+        if not missing:
+            yield from (Problem(f"{at}.nodes[{i}]", f"G7: {message}") for message in subgraphs.problems(node, graph))
+        if node.name in defined:
+            yield Problem(f"{at}.nodes[{i}]", f"G2: the name {node.name!r} is defined twice")
+        defined.add(node.name)
+    for i, arg in enumerate(graph.outputs):
+        for item in flat([arg]):
+            if isinstance(item, schema.ValueRef) and item.name not in defined:
+                yield Problem(f"{at}.outputs[{i}]", f"G3: {item.name!r} is not defined")
+            if isinstance(item, schema.GraphArg):
+                yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph is no result")
+    for name, sub in graph.subgraphs.items():
+        yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")
