@@ -7,6 +7,8 @@ given while tracing, and the graphs assert them: a call on which a branch would 
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,27 +47,37 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return found
 
 
-def follow(model: torch.nn.Module, branches: Sequence[Branch]) -> None:
-    """From now on, runs of ``model`` read the values of ``branches``, and assert them. Set as an attribute of the instance."""
-    forward = model.forward
+def follow(model: torch.nn.Module, branches: Sequence[Branch]) -> list[Branch]:
+    """From now on, runs of ``model`` read the values of ``branches``, and assert them; gives those that the last run read.
 
+    A model that knows that it is traced may leave out some that it read on the example inputs, so each line has its own queue.
+    Set as an attribute of the instance.
+    """
+    forward = model.forward
+    taken: list[Branch] = []
+
+    @functools.wraps(forward)  # front ends ask for its parameters
     def followed(*args: Any, **kwargs: Any) -> Any:
-        left = iter(branches)
+        taken.clear()
+        left: dict[str, deque[Branch]] = defaultdict(deque)
+        for branch in branches:
+            left[branch.where].append(branch)
 
         def read(function: Callable[..., Any], tensor: torch.Tensor) -> bool:
-            branch = next(left, None)
-            if branch is None:
-                raise SideEffectError(
-                    f"{places.here()}: reads a truth value that it did not read when it ran on the example inputs"
-                )
-            message = f"{branch.where}: the branch goes another way than on the inputs that the bundle was built with"
+            where = places.here()
+            if not left[where]:
+                raise SideEffectError(f"{where}: reads a truth value that it did not read when it ran on the example inputs")
+            branch = left[where].popleft()
+            message = f"{where}: the branch goes another way than on the inputs that the bundle was built with"
             torch.ops.aten._assert_async.msg((tensor.bool() == branch.value).reshape(()), message)
+            taken.append(branch)
             return branch.value
 
         with _Reads(read):
             return forward(*args, **kwargs)
 
     model.forward = followed
+    return taken
 
 
 class _Reads(TorchFunctionMode):

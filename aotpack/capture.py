@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ._torch_compat import checkpoint as checkpoints
 from ._torch_compat.randomness import no_python_random, traced_random
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
+from .examples import spelled_out
 from .graph import source_line
 from .returned import Returned
 
@@ -73,21 +75,21 @@ def capture(
     """Trace ``model`` in one mode with the first front end that takes it.
 
     Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With
-    ``follow_example`` the model is run once if no front end takes it as it is, and direct tracing follows the way that its
-    Python branches go (:mod:`aotpack.branches`).
+    ``follow_example`` the model is run once if Dynamo does not take it as it is, and the other front ends follow the way that
+    its Python branches go (:mod:`aotpack.branches`).
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
     """
     rejected: list[Problem] = []
     cause: Exception | None = None
+    observed: list[Branch] | None = None
     for name in front_ends:
         returned = Returned()
-        followed: list[Branch] = []
         try:
-            if follow_example and name == "trace":
+            if follow_example and name != "dynamo" and observed is None:
                 with _mode(model, training), torch.set_grad_enabled(grad):
-                    followed = observe(model, args, kwargs)
+                    observed = observe(model, args, kwargs)
             with (
                 _mode(model, training),
                 torch.set_grad_enabled(grad),
@@ -95,8 +97,7 @@ def capture(
                 compat.own_warnings(),
                 traced_random(exact=exact_random),
             ):
-                if followed:
-                    follow(model, followed)
+                followed = follow(model, observed) if observed else []
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
         except AotpackError:
@@ -248,6 +249,8 @@ def _with_export(
 ) -> tuple[compat.Joint, tuple[str, ...]]:
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
+    if shapes.original is not None:
+        _spell_out(model, kwargs)
     with compat.kept_state_changes(), no_python_random():
         compares, touched = _rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
@@ -258,6 +261,18 @@ def _with_export(
         joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
     _check_bounds(joint.graph_module.graph)
     return dataclasses.replace(joint, compares=compares, touched=touched), _lost(regions, joint)
+
+
+def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """``torch.export`` finds no sizes of what a model takes as ``**rest``. Set as an attribute of the instance."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def spelled(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    spelled.__signature__ = spelled_out(model, kwargs)  # type: ignore[attr-defined]
+    model.forward = spelled
 
 
 def _with_trace(

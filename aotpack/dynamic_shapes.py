@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import BuildError, Problem
 
 from ._torch_compat import Bounds
-from .examples import parameters
+from .examples import parameters, spelled_out
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,17 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
         _match(value, kwargs_given.get(name), f"kwargs[{name!r}]", numbers, found, problems)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
-    if not isinstance(model, torch.nn.Module):  # traced as a module that takes anything
-        given = {"args": tuple(args_given.get(i) for i in range(len(args)))}
-        given |= {"kwargs": {name: kwargs_given.get(name) for name in kwargs}} if kwargs else {}
+    given = _by_parameter(model, [args_given.get(i) for i in range(len(args))], {name: kwargs_given.get(name) for name in kwargs})
     return DynamicShapes(given, found)
+
+
+def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``torch.export`` wants it, by the names of the parameters of what is traced."""
+    traced = model if isinstance(model, torch.nn.Module) else lambda *args, **kwargs: None  # a function's module takes anything
+    try:
+        return spelled_out(traced, kwargs).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise BuildError("The example inputs are no call of the model.", [Problem("example inputs", str(error))]) from error
 
 
 def _by_position(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,15 @@ def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Para
         return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
     except ValueError:
         return []
+
+
+def spelled_out(model: torch.nn.Module | Callable[..., Any], keywords: Iterable[str]) -> inspect.Signature:
+    """The signature of ``model`` with those ``keywords`` by name that it takes as ``**rest`` only."""
+    known = parameters(model)
+    fixed = [parameter for parameter in known if parameter.kind is not parameter.VAR_KEYWORD]
+    names = {parameter.name for parameter in fixed}
+    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in keywords if name not in names]
+    return inspect.Signature(fixed + rest if len(fixed) < len(known) else known)
 
 
 def named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:

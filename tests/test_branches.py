@@ -86,6 +86,29 @@ def test_a_call_that_goes_another_way_fails_and_writes_nothing(model: Checked, t
     assert torch.equal(bundle.get_buffer("norm.running_mean"), torch.zeros(4))
 
 
+class Aware(nn.Module):
+    """Looks at its mask except where it is traced, as transformers' attention masks do."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and mask.all():
+            mask = torch.ones_like(mask)
+        if not torch.isfinite(x).all():
+            x = torch.nan_to_num(x)
+        return (x.sin() * mask).sum()
+
+
+def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> None:
+    out, x = tmp_path / "m.aotpack", torch.randn(3, requires_grad=True)
+    report = aotpack.build(Aware(), (x, torch.ones(3)), out=out, targets=("portable",), branches="example")
+    assert "captured 'train' with the export front end" in report.notes
+    assert any("isfinite" in warning and "goes the example inputs' way" in warning for warning in report.warnings)
+    assert not any("mask.all()" in warning for warning in report.warnings)
+    bundle, mask = load(out), torch.tensor([1.0, 0.0, 1.0])
+    torch.testing.assert_close(bundle(x, mask), Aware()(x, mask), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match=r"if not torch.isfinite\(x\).all\(\):: the branch goes another way"):
+        bundle(x * torch.nan, mask)
+
+
 def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="branches: 'guess' is none of refuse, example"):
         aotpack.build(model, (X, LABELS), out=tmp_path / "m.aotpack", targets=("portable",), branches="guess")

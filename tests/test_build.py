@@ -314,6 +314,26 @@ def test_automatic_sizes_vary_where_the_model_lets_them(tmp_path: Path, front_en
         loaded(torch.zeros(7, 8))
 
 
+class TakesAny(nn.Module):
+    def forward(self, x: torch.Tensor, **rest: torch.Tensor) -> torch.Tensor:
+        return sum(rest.values(), x) * x
+
+
+@pytest.mark.parametrize("front_end", capture.FRONT_ENDS)
+@pytest.mark.parametrize("model", [TakesAny(), lambda *args, **rest: TakesAny()(*args, **rest)], ids=["module", "function"])
+def test_sizes_of_any_keywords_vary(tmp_path: Path, front_end: str, model: Any) -> None:
+    n, out = torch.export.Dim("n", max=9), tmp_path / "m.aotpack"
+    x = torch.ones(3)
+    shapes = {"x": {0: n}, "y": {0: n}, "z": {0: n}} if isinstance(model, nn.Module) else [{0: n}] * 3
+    portable(model, (x,), out, {"y": x.clone(), "z": x.clone()}, front_ends=(front_end,), dynamic_shapes=shapes)
+    assert aotpack.load(out)(torch.ones(5), y=torch.ones(5), z=torch.ones(5)).tolist() == [3.0] * 5
+
+
+def test_example_inputs_that_are_no_call_of_the_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no call of the model.*\n.*too many positional arguments"):
+        portable(TakesAny(), (torch.ones(3),) * 2, tmp_path / "m", dynamic_shapes=({0: torch.export.Dim("n")}, None))
+
+
 @pytest.mark.parametrize("expected", ["export", "trace"])
 def test_what_dynamo_refuses_the_next_front_end_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str) -> None:
     if expected == "trace":

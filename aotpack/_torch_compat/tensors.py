@@ -56,9 +56,11 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
             for dim, bounds in sizes.items():
                 if bounds.automatic:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
-                else:
-                    one_sided = bounds.minimum is not None and bounds.maximum is None
-                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum, max=int_oo if one_sided else bounds.maximum)
+                elif bounds.minimum is None and bounds.maximum is None:
+                    torch._dynamo.mark_dynamic(tensor, dim)
+                else:  # Dynamo takes both or none
+                    high = int_oo if bounds.maximum is None else bounds.maximum
+                    torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum or 0, max=high)
         yield
     finally:
         for (tensor, _), attributes in zip(dims, before, strict=True):
