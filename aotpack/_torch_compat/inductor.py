@@ -237,8 +237,8 @@ def _without_checks() -> Iterator[None]:
     """Leave out AOTInductor's own checks of every input's type, sizes and strides.
 
     They run only if AOTI_RUNTIME_CHECK_INPUTS is set; the loader checks arguments itself, and all that a graph is given under
-    ``check="full"``. They are most of the wrapper's source: a fifth of the C++ compiler's time and of the code with 23 inputs, and
-    they grow with the inputs.
+    ``check="full"``. They are most of the wrapper's source: a fifth of the C++ compiler's time and of the code with 23 inputs,
+    more with more.
     """
 
     def none(wrapper: cpp_wrapper_cpu.CppWrapperCpu) -> None:
