@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import pytest
 import safetensors
@@ -892,6 +893,33 @@ def test_wrong_code_in_the_cache_is_replaced(cache_dir: Path, content: bytes) ->
     path.symlink_to("/etc/passwd")
     assert _extract().read_bytes() == RAW
     assert not path.is_symlink()
+
+
+def test_code_is_hashed_once_and_again_when_it_has_changed(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    real = hashlib.file_digest
+
+    def file_digest(file: BinaryIO, kind: str) -> object:
+        hashed.append(Path(f"/proc/self/fd/{file.fileno()}").read_bytes())
+        return real(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", file_digest)
+    monkeypatch.setattr(cache, "_SETTLED", 0)
+    path = _extract()
+    assert [_extract(), _extract(), hashed] == [path, path, [RAW]]
+    status = path.stat()
+    path.chmod(0o700)
+    path.write_bytes(b"evil code!!")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _extract().read_bytes() == RAW
+    assert hashed == [RAW, b"evil code!!"]
+
+
+def test_code_that_has_just_changed_is_hashed_again(cache_dir: Path) -> None:
+    """Within a tick of the file system's clock a further change would not show."""
+    path = _extract()
+    _extract()
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_code_that_is_not_what_was_promised(cache_dir: Path) -> None:

@@ -1,13 +1,19 @@
 """The cache of extracted code: native code needs a real file, found by the digest of its bytes.
 
 Owns directories that only this user can write to. Decides nothing about trust; removes nothing.
+
+A file is hashed at every start until a note beside it says that it was found right as it is now (its inode, size and times): a
+start must not take longer because there is more code. Who could forge a note could as well replace a file that was just hashed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +21,8 @@ from ..errors import AotpackError, CorruptBundleError, Problem
 from . import digest as digests
 
 _MODE = 0o500
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which a further change of a file shows in its times, however coarse the clock of the file system is."""
 
 
 def cache_root() -> Path:
@@ -47,9 +55,14 @@ def private_directory(path: Path, variable: str) -> Path:
     """
     hint = f"Set {variable} to a directory that only you can write to."
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        status = path.stat()
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
         raise AotpackError(f"The directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if status.st_uid != os.geteuid():
@@ -106,7 +119,27 @@ def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size != raw_size:
             return False
-        return digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() == raw_digest
+        note, seen = path.with_suffix(".checked"), _identity(status)
+        if _read(note) == seen:
+            return True
+        if digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() != raw_digest:
+            return False
+        if time.time_ns() - status.st_ctime_ns > _SETTLED:
+            with contextlib.suppress(OSError):  # a full disk: the file is right all the same, and hashed again next time
+                _write(note, seen)
+        return True
+
+
+def _identity(status: os.stat_result) -> bytes:
+    """What of a file changes whenever its content does."""
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _write(path: Path, data: bytes) -> None:
