@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from decimal import Decimal
 from typing import Any
 
 import sympy
@@ -12,10 +12,9 @@ from aotpack_loader.errors import UnsupportedError
 
 from ._torch_compat import ShapeEnv, int_oo
 
-SHORT = 2**12
-"""Largest numerator and denominator of a float constant: times a count of elements below 2**40, a float still holds it."""
-
 _CALLS = {"Max": "max", "Min": "min"}
+_REAL_FUNCTIONS = {"ToFloat": "float", "TruncToInt": "trunc", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}
+_REAL_FUNCTIONS |= {"OpaqueUnaryFn_sqrt": "sqrt"}
 _RELATIONS = {
     "Equality": "==",
     "Unequality": "!=",
@@ -37,7 +36,7 @@ def size_expression(size: int | torch.SymInt, shape_env: ShapeEnv | None) -> int
 
 
 def render(expr: Any) -> str:
-    """Write a sympy integer or boolean expression in the format's grammar.
+    """Write a sympy integer, real or boolean expression in the format's grammar.
 
     Raises:
         UnsupportedError: an operation the grammar lacks.
@@ -53,8 +52,16 @@ def render(expr: Any) -> str:
         return _render_product(expr)
     if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and expr.exp > 0:
         return "(" + " * ".join([render(expr.base)] * int(expr.exp)) + ")"
-    if name in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+    if name in ("FloorDiv", "CleanDiv"):
         return f"({render(expr.args[0])} // {render(expr.args[1])})"
+    if name in ("IntTrueDiv", "FloatTrueDiv"):
+        return f"({render(expr.args[0])} / {render(expr.args[1])})"
+    if name in _REAL_FUNCTIONS:
+        return f"{_REAL_FUNCTIONS[name]}({render(expr.args[0])})"
+    if name == "FloatPow":
+        return f"pow({render(expr.args[0])}, {render(expr.args[1])})"
+    if isinstance(expr, sympy.Float):
+        return _render_real(float(expr))
     if name in ("Mod", "PythonMod"):
         return f"({render(expr.args[0])} % {render(expr.args[1])})"
     if name == "ModularIndexing":
@@ -63,7 +70,7 @@ def render(expr: Any) -> str:
     if name in _CALLS:
         return f"{_CALLS[name]}({', '.join(render(arg) for arg in expr.args)})"
     if name in _RELATIONS:
-        return _render_relation(expr, _RELATIONS[name])
+        return f"({render(expr.args[0])} {_RELATIONS[name]} {render(expr.args[1])})"
     if isinstance(expr, (sympy.And, sympy.Or)):
         word = " and " if isinstance(expr, sympy.And) else " or "
         return "(" + word.join(sorted(render(arg) for arg in expr.args)) + ")"
@@ -79,44 +86,25 @@ def render(expr: Any) -> str:
 
 
 def _render_product(expr: Any) -> str:
-    """A product; a rational factor becomes an exact floor division at the end."""
+    """A product; of integers, a rational factor becomes an exact floor division at the end."""
     coefficient, rest = expr.as_coeff_Mul()
+    factors = sympy.Mul.make_args(rest)
+    if not all(factor.is_integer for factor in factors):  # of real numbers
+        factors = factors if coefficient == 1 else (coefficient, *factors)
+        return "(" + " * ".join(render(factor) for factor in factors) + ")"
     numerator, denominator = sympy.fraction(coefficient)
-    factors = [render(factor) for factor in sympy.Mul.make_args(rest)]
+    texts = [render(factor) for factor in factors]
     if numerator != 1:
-        factors.insert(0, render(numerator))
-    product = "(" + " * ".join(factors) + ")"
+        texts.insert(0, render(numerator))
+    product = "(" + " * ".join(texts) + ")"
     return product if denominator == 1 else f"({product} // {int(denominator)})"
 
 
-def _render_relation(expr: Any, sign: str) -> str:
-    """A comparison of integers, or of fractions: those are multiplied by both denominators."""
-    (left, below_left), (right, below_right) = map(_fraction, expr.args)
-    return f"({_multiple(left, below_right)} {sign} {_multiple(right, below_left)})"
-
-
-def _fraction(expr: Any) -> tuple[str, int]:
-    """Numerator and denominator, at least 1, of an expression in which floats are sizes, short constants, sums and products.
-
-    Floats hold all of these exactly, so integers compare as they do.
-    """
-    if isinstance(expr, sympy.Float) and max(map(abs, float(expr).as_integer_ratio())) <= SHORT:
-        expr = sympy.Rational(float(expr))
-    if isinstance(expr, sympy.Rational):
-        return render(sympy.Integer(expr.p)), int(expr.q)
-    if type(expr).__name__ == "ToFloat":
-        return render(expr.args[0]), 1
-    if not isinstance(expr, (sympy.Add, sympy.Mul)) or expr.is_integer:
-        return render(expr), 1
-    parts = [_fraction(part) for part in expr.args]
-    if isinstance(expr, sympy.Mul):
-        return "(" + " * ".join(above for above, _ in parts) + ")", math.prod(below for _, below in parts)
-    common = math.lcm(*(below for _, below in parts))
-    return "(" + " + ".join(_multiple(above, common // below) for above, below in parts) + ")", common
-
-
-def _multiple(expression: str, factor: int) -> str:
-    return expression if factor == 1 else f"({factor} * {expression})"
+def _render_real(value: float) -> str:
+    """The shortest decimal that is ``value`` again, without an exponent."""
+    text = format(Decimal(repr(abs(value))), "f")
+    text = text if "." in text else f"{text}.0"
+    return text if value >= 0 else f"(-{text})"
 
 
 def bound(value: Any) -> int | None:

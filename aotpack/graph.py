@@ -19,7 +19,7 @@ from ._torch_compat import ShapeEnv
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 
-_BUILTIN_NAMES = {function: name for name, function in operators.BUILTINS.items()}
+_BUILTIN_NAMES: dict[Any, str] = {function: name for name, function in operators.BUILTINS.items()} | {torch.sym_sqrt: "sqrt"}
 
 
 def from_fx(module: GraphModule, shape_env: ShapeEnv | None) -> schema.Graph:
@@ -60,7 +60,8 @@ class _Converter:
         return schema.Graph(inputs, input_values, nodes, outputs, self.subgraphs)
 
     def node(self, node: FxNode) -> schema.Node:
-        args = [self.argument(arg, node) for arg in node.args]
+        given = node.args[:1] if node.target is round and node.args[1:] == (None,) else node.args  # to integers
+        args = [self.argument(arg, node) for arg in given]
         kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
         return schema.Node(node.name, self.operator(node), args, self.value(node), kwargs)
 
@@ -70,7 +71,7 @@ class _Converter:
             return str(target)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return f"higher_order.{target.name()}"
-        name = _BUILTIN_NAMES.get(target)  # type: ignore[arg-type]
+        name = _BUILTIN_NAMES.get(target)
         if name is None:
             self.problems.append(Problem(source_line(node) or node.name, f"calls {target}, which is no operator"))
             return "builtin.unknown"

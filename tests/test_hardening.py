@@ -215,6 +215,7 @@ def test_builtins_of_honest_graphs() -> None:
     assert compute("sym_max", 3, 4) == 4
     assert compute("sym_not", False) is True
     assert compute("truediv", 1, 4) == 0.25
+    assert compute("round", 2.5) == 2
 
 
 # ---------------------------------------------------------------- code

@@ -230,26 +230,77 @@ def test_d5_a_blob_cannot_claim_more_than_zstandard_can_give() -> None:
     [
         ("-7 // 2", -4), ("-7 % 2", 1), ("7 // -2", -4), ("7 % -2", -1), ("2 - -3 * - -2", 8), ("2 + 3 * 4", 14),
         ("10 - 4 - 3", 3), ("100 // 7 // 2", 7), ("max(1, n, 3)", 5), ("min(n, 2) == 2 and n > 4", 1),
-        ("not n == 5 or n", 1), ("n == 5", 1), ("(n)", 5),
+        ("not n == 5 or n", 1), ("n == 5", 1), ("(n)", 5), ("trunc(1.7 * float(n * 2))", 17),
+        ("trunc(-1.5)", -1), ("trunc(sqrt(n * 5.0))", 5), ("trunc(1.0 / pow(float(n - 1), -0.5))", 2),
+        ("floor(-1.5)", -2), ("ceil(n / 2)", 3), ("round(n / 2)", 2), ("n / 2 <= 2.5", 1), ("n / 2 - 2.5 < 0.0", 0),
+        ("n * 0.1 == 0.5 and trunc(0.7 * 3.0 * 10.0) == 20", 1), ("1 / 3 * 3 == 1", 1), ("trunc(10 * 0.000000000000000001)", 0),
     ],
 )  # fmt: skip
 def test_e1_values(text: str, value: int) -> None:
     assert expressions.evaluate(text, {"n": 5}) == value
 
 
-@pytest.mark.parametrize("text", ["", "1 < 2 < 3", "n()", "max()", "1.5", "n.real", "n[0]", "a ** 2", "not not n", "0x10", "+1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1 < 2 < 3",
+        "n()",
+        "max()",
+        "trunc(pow(1.0))",
+        "trunc(1.0, 2.0)",
+        "1e5",
+        ".5",
+        "1.",
+        "trunc()",
+        "n.real",
+        "n[0]",
+        "a ** 2",
+        "not not n",
+        "0x10",
+        "+1",
+    ],
+)
 def test_e1_refused(text: str) -> None:
     with pytest.raises(errors.CorruptBundleError):
         expressions.parse(text)
 
 
-@pytest.mark.parametrize("text", ["1" * 20_001, "(" * 101 + "1" + ")" * 101])
+@pytest.mark.parametrize(
+    "text",
+    ["1.5", "n / 2", "-n / 2", "2 * float(n)", "4 / 2 // 2", "2 // 1.0", "5.0 % 2", "1.0 and 1", "n or 0.0", "not 1.0",
+     "max(1.0, n)", "float(1.5)", "trunc(n)", "sqrt(n)", "pow(n, 0.5)", "trunc(pow(2.0, n))", "sqrt(2.0)",
+     "ceil(1)", "round(n // 2)", "n == 5 and n / 5"],
+)  # fmt: skip
+def test_e4_a_real_number_where_an_integer_is_needed(text: str) -> None:
+    with pytest.raises(errors.CorruptBundleError, match=r"is a real number|is an integer already"):
+        expressions.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 20_001, "1." + "0" * 399, "(" * 101 + "1" + ")" * 101])
 def test_e2_limits(text: str) -> None:
     with pytest.raises(errors.CorruptBundleError):
         expressions.parse(text)
 
 
-@pytest.mark.parametrize("text", ["n // 0", "n % 0", "m"])
+HUGE_REAL = "1" + "0" * 300 + ".0 * 1" + "0" * 300 + ".0"  # infinite
+HUGE = f"trunc({HUGE_REAL})"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n // 0",
+        "n % 0",
+        "m",
+        "trunc(n / 0)",
+        "trunc(1.0 / 0.0)",
+        "trunc(sqrt(-1.0))",
+        "trunc(pow(-1.0, 0.5))",
+        HUGE,
+        f"trunc({HUGE_REAL} - {HUGE_REAL})",
+    ],
+)
 def test_e3_what_has_no_value_is_refused(text: str) -> None:
     with pytest.raises(errors.CorruptBundleError):
         expressions.evaluate(text, {"n": 5})

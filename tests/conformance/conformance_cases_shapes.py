@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -58,6 +59,16 @@ def sizes_saved(x: Tensor) -> Tensor:
 
 def new_of_size(x: Tensor) -> Any:
     return x.sum() + torch.zeros(x.shape[0]).sum(), torch.arange(x.shape[0])
+
+
+def real_sizes(x: Tensor) -> Any:
+    rows, columns = x.shape
+    return (
+        x[: math.ceil(rows / 3), : round(columns / 2)] * 2,
+        torch.arange(0, rows, 0.3),
+        x[: math.floor(columns * 0.1)] / rows**0.5,
+        x[: int(math.sqrt(rows))],
+    )
 
 
 def alias_dynamic(x: Tensor) -> Any:
@@ -391,7 +402,35 @@ CASES: list[Case] = [
         lambda x: (x.var(correction=3.5), x.std(0)),
         g(4, 3),
         dynamic_shapes=ANY,
-        calls=(TRAIN, at(g(2, 3)), at(g(1, 3), refused=r"-7.* > \(2 \* 0\)")),
+        calls=(TRAIN, at(g(2, 3)), at(g(1, 3), refused=r"-3.5.*float.* > 0.0")),
+    ),
+    case(
+        "shapes: sizes computed with real numbers",
+        real_sizes,
+        g(7, 10),
+        dynamic_shapes=BOTH,
+        calls=(TRAIN, at(g(10, 7)), at(g(20, 30))),
+    ),
+    case(
+        "shapes: a scale factor",
+        lambda x: nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        g(2, 3, 5, 6),
+        dynamic_shapes={"x": {2: Dim.AUTO, 3: Dim.AUTO}},
+        calls=(TRAIN, at(g(2, 3, 10, 7))),
+    ),
+    case(
+        "shapes: attention over a width that varies",
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
+        g(2, 4, 8),
+        dynamic_shapes={"x": {0: Dim.AUTO, 1: Dim.AUTO, 2: Dim.AUTO}},
+        calls=(TRAIN, at(g(3, 5, 8))),
+    ),
+    case(
+        "shapes: a branch on a ratio of sizes",
+        lambda x: x * 2 if x.shape[0] / 2 <= 2 and x.shape[0] / x.shape[1] > 0.4 else x * 3,
+        g(4, 3),
+        dynamic_shapes={"x": {0: Dim.AUTO, 1: Dim.AUTO}},
+        calls=(TRAIN, at(g(3, 3)), at(g(5, 3), refused=r" / 2\) <= 2"), at(g(2, 5), refused=r"/ s\d+\) > 0.4|0.4 < ")),
     ),
     case("shapes: sizes as values", sizes_as_values, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),
     case("shapes: sizes saved for the backward", sizes_saved, g(4, 3), dynamic_shapes=BOTH, calls=(TRAIN, at(g(6, 5)))),

@@ -213,6 +213,11 @@ def _facts_difference(path: str, eager: Observation, bundle: Observation) -> lis
     return about + _value_difference(path, ours.value, theirs.value)
 
 
+_TOLERANCES = dict.fromkeys((torch.bfloat16, torch.float16, torch.complex32), 2e-2)
+_TOLERANCES |= dict.fromkeys((torch.float64, torch.complex128), 1e-9)
+"""Relative and absolute; 1e-5 of other types."""
+
+
 def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tensor | None) -> list[str]:
     if eager is None or bundle is None:
         same = eager is None and bundle is None
@@ -223,10 +228,10 @@ def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tenso
         if eager.layout != bundle.layout:
             return [f"{path}: eager {eager.layout}, bundle {bundle.layout}"]
         eager, bundle = eager.to_dense(), bundle.to_dense()
-    if torch.equal(eager, bundle):
-        return []
-    tolerance = 2e-2 if eager.dtype in (torch.bfloat16, torch.float16) else 1e-5
-    if torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
+    tolerance = _TOLERANCES.get(eager.dtype, 1e-5)
+    if eager.dtype == torch.complex32:  # torch compares no such
+        eager, bundle = eager.to(torch.complex64), bundle.to(torch.complex64)
+    if torch.equal(eager, bundle) or torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
         return []
     return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}"]
 

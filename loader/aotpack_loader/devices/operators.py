@@ -46,6 +46,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "ceil": math.ceil,
     "floor": math.floor,
     "trunc": math.trunc,
+    "round": round,
+    "sqrt": math.sqrt,
     "random_state": random_state,
     "exchange_random_state": exchange_random_state,
 }

@@ -1,16 +1,19 @@
 """The expression grammar for sizes and constraints: a parser of its own, no ``eval``, no sympy.
 
 An expression is compiled once into nested closures and then evaluated against a mapping from symbol to integer.
-Division and remainder round towards minus infinity, as Python's ``//`` and ``%`` do. The grammar, in EBNF, is
-in spec/expressions.md.
+Its value is an integer; on the way there may be real numbers (binary64), as a model has that computes sizes with them: which
+parts are real is known when it is compiled. Division and remainder round towards minus infinity, as Python's ``//`` and ``%``
+do. The grammar, in EBNF, is in spec/expressions.md.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ..errors import CorruptBundleError
 
@@ -20,18 +23,22 @@ Compiled = Callable[[Environment], int]
 MAX_LENGTH = 20_000
 MAX_DEPTH = 100
 MAX_DIGITS = 19
-"""Of a number: enough for 64 bits."""
-UNDEFINED = (KeyError, ZeroDivisionError, OverflowError, RecursionError)
+"""Of an integer: enough for 64 bits."""
+MAX_REAL = 400
+"""Characters of a real number: enough for all of binary64."""
+UNDEFINED = (KeyError, ZeroDivisionError, OverflowError, RecursionError, ValueError)
 """What an expression that has no value raises when it is evaluated."""
 _LIMIT = 2**128
 
 _BLANKS, _DIGITS = frozenset(" \t\n\r"), frozenset(string.digits)
 _LETTERS = frozenset(string.ascii_letters + "_")
 _IN_WORDS = _LETTERS | _DIGITS
-_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+_Function = Callable[[Any, Any], Any]
+_FUNCTIONS: dict[str, _Function] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
+    "/": operator.truediv,
     "//": operator.floordiv,
     "%": operator.mod,
     "==": operator.eq,
@@ -43,11 +50,22 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 }
 _SIGNS = frozenset({*_FUNCTIONS, "(", ")", ","})
 _OR, _AND, _NOT, _RELATION, _SUM, _PRODUCT = range(6)
-_RANKS = {"or": _OR, "and": _AND, "+": _SUM, "-": _SUM, "*": _PRODUCT, "//": _PRODUCT, "%": _PRODUCT}
+_RANKS = {"or": _OR, "and": _AND, "+": _SUM, "-": _SUM, **dict.fromkeys(("*", "/", "//", "%"), _PRODUCT)}
 _RANKS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), _RELATION)
 """How tightly an operator binds."""
+_OF_INTEGERS = frozenset({"or", "and", "//", "%"})
 _CALLS: dict[str, Callable[..., int]] = {"max": max, "min": min}
-_WORDS = frozenset({"and", "or", "not", *_CALLS})
+_REAL_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "float": float,
+    "sqrt": math.sqrt,
+    "pow": math.pow,
+    "trunc": math.trunc,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": round,
+}
+"""They take a real number, ``pow`` two and ``float`` an integer; the first three give one, the others an integer."""
+_WORDS = frozenset({"and", "or", "not", *_CALLS, *_REAL_FUNCTIONS})
 
 
 @lru_cache(maxsize=4096)
@@ -88,6 +106,13 @@ def is_symbol(text: str) -> bool:
     return text[:1] in _LETTERS and _IN_WORDS.issuperset(text)
 
 
+class _Part(NamedTuple):
+    """A piece of an expression, compiled, and whether its value is a real number."""
+
+    run: Callable[[Environment], Any]
+    real: bool = False
+
+
 class _Parser:
     """Precedence climbing over a list of tokens: a level of nesting costs few frames of the stack, a long sum none."""
 
@@ -109,7 +134,7 @@ class _Parser:
                 continue
             if first in _IN_WORDS:
                 further = _DIGITS if first in _DIGITS else _IN_WORDS
-                while at < len(text) and text[at] in further:
+                while at < len(text) and (text[at] in further or (text[at] == "." and self._is_point(text, start, at))):
                     at += 1
             elif text[start : at + 1] in _SIGNS:
                 at = min(at + 1, len(text))
@@ -117,6 +142,11 @@ class _Parser:
                 raise self.error(f"unexpected {first!r} at character {start}")
             tokens.append(text[start:at])
         return tokens
+
+    def _is_point(self, text: str, start: int, at: int) -> bool:
+        """Whether the point of a real number that starts at ``start`` is at ``at``."""
+        number = text[start:at]
+        return number.isdigit() and number.isascii() and text[at + 1 : at + 2] in _DIGITS
 
     def error(self, message: str) -> CorruptBundleError:
         """The refusal of the text."""
@@ -139,27 +169,42 @@ class _Parser:
         result = self._expression(_OR)
         if self._peek():
             raise self.error(f"unexpected {self._peek()!r}")
-        return result
+        return self._integer(result, "its value").run
 
-    def _expression(self, least: int) -> Compiled:
+    def _integer(self, part: _Part, what: str) -> _Part:
+        if part.real:
+            raise self.error(f"{what} is a real number where an integer is needed")
+        return part
+
+    def _expression(self, least: int) -> _Part:
         """An expression of operators that bind at least as tightly as ``least``."""
         if least <= _NOT and self._peek() == "not":
             self._take()
-            left = _negated(self._expression(_RELATION))
+            left = _Part(_negated(self._integer(self._expression(_RELATION), "an operand of 'not'").run))
         else:
             left = self._operand()
         while (rank := _RANKS.get(self._peek(), -1)) >= least:
-            functions: list[Callable[[int, int], int]] = []
+            signs: list[str] = []
             operands = [left]
             while _RANKS.get(self._peek()) == rank:
-                if rank == _RELATION and functions:
+                if rank == _RELATION and signs:
                     raise self.error(f"unexpected {self._peek()!r}")
-                functions.append(_FUNCTIONS.get(self._take(), operator.add))
+                signs.append(self._take())
                 operands.append(self._expression(rank + 1))
-            left = _JOINS[rank](functions, operands)
+            left = self._joined(rank, signs, operands)
         return left
 
-    def _operand(self) -> Compiled:
+    def _joined(self, rank: int, signs: Sequence[str], operands: Sequence[_Part]) -> _Part:
+        """Operands, from the left, with operators of one rank between them."""
+        real = operands[0].real
+        for sign, operand in zip(signs, operands[1:], strict=True):
+            if sign in _OF_INTEGERS and (real or operand.real):
+                raise self.error(f"an operand of {sign!r} is a real number where an integer is needed")
+            real = real or operand.real or sign == "/"
+        functions = [_FUNCTIONS.get(sign, operator.add) for sign in signs]
+        return _Part(_JOINS[rank](functions, [operand.run for operand in operands]), real and rank >= _SUM)
+
+    def _operand(self) -> _Part:
         token, negative = self._take(), False
         while token == "-":
             token, negative = self._take(), not negative
@@ -167,16 +212,31 @@ class _Parser:
             (result,) = self._nested(separator="")
         elif token in _CALLS:
             self._expect("(")
-            result = _call(_CALLS[token], self._nested(separator=","))
-        elif token.isdigit():
+            parts = [self._integer(part, f"an argument of {token!r}").run for part in self._nested(separator=",")]
+            result = _Part(_call(_CALLS[token], parts))
+        elif token in _REAL_FUNCTIONS:
+            result = self._real_function(token)
+        elif token[:1].isdigit():
             result = self._number(token)
         elif token in _WORDS or not (token[:1].isalpha() or token[:1] == "_"):
             raise self.error(f"expected a number, a symbol or '(' but found {token or 'the end'!r}")
         else:
-            result = operator.itemgetter(token)
-        return (lambda env: -result(env)) if negative else result
+            result = _Part(operator.itemgetter(token))
+        run = result.run
+        return _Part(lambda env: -run(env), result.real) if negative else result
 
-    def _nested(self, separator: str) -> list[Compiled]:
+    def _real_function(self, name: str) -> _Part:
+        self._expect("(")
+        function, parts = _REAL_FUNCTIONS[name], self._nested(separator=",")
+        if any(part.real == (name == "float") for part in parts):
+            raise self.error(f"an argument of {name!r} is {'a real number' if name == 'float' else 'an integer'} already")
+        if len(parts) != (2 if name == "pow" else 1):
+            raise self.error(f"{name!r} takes another number of arguments than {len(parts)}")
+        run, exponent = parts[0].run, parts[-1].run
+        real = name in ("float", "sqrt", "pow")
+        return _Part((lambda env: function(run(env), exponent(env))) if name == "pow" else (lambda env: function(run(env))), real)
+
+    def _nested(self, separator: str) -> list[_Part]:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.error("it is nested too deeply")
@@ -188,14 +248,19 @@ class _Parser:
         self.depth -= 1
         return found
 
-    def _number(self, digits: str) -> Compiled:
+    def _number(self, digits: str) -> _Part:
+        if "." in digits:
+            if len(digits) > MAX_REAL:
+                raise self.error(f"a real number of more than {MAX_REAL} characters")
+            real = float(digits)
+            return _Part(lambda env: real, real=True)
         if len(digits.lstrip("0")) > MAX_DIGITS:
             raise self.error(f"a number of more than {MAX_DIGITS} digits")
         value = int(digits.lstrip("0") or "0")
-        return lambda env: value
+        return _Part(lambda env: value)
 
 
-def _fold(functions: list[Callable[[int, int], int]], operands: list[Compiled]) -> Compiled:
+def _fold(functions: list[_Function], operands: list[Compiled]) -> Compiled:
     """Sums and products, from the left."""
     left, right, *others = operands
     function, *further = functions
@@ -204,7 +269,7 @@ def _fold(functions: list[Callable[[int, int], int]], operands: list[Compiled]) 
     rest = list(zip(further, others, strict=True))
 
     def run(env: Environment) -> int:
-        value = function(left(env), right(env))
+        value: int = function(left(env), right(env))
         for apply, operand in rest:
             value = apply(value, operand(env))
             if not -_LIMIT < value < _LIMIT:
@@ -214,7 +279,7 @@ def _fold(functions: list[Callable[[int, int], int]], operands: list[Compiled]) 
     return run
 
 
-def _compare(functions: list[Callable[[int, int], int]], operands: list[Compiled]) -> Compiled:
+def _compare(functions: list[_Function], operands: list[Compiled]) -> Compiled:
     (compare,), (left, right) = functions, operands
     return lambda env: int(compare(left(env), right(env)))
 
