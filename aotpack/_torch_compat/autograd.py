@@ -22,8 +22,8 @@ from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_
 from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._higher_order_ops import scan as scans
 from torch._higher_order_ops.base_hop import BaseHOP
-from torch._higher_order_ops.scan import ScanAutogradImpl
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -84,8 +84,15 @@ class Joint:
 
 @contextlib.contextmanager
 def scans_without_aliases() -> Iterator[None]:
-    """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias."""
-    original: Callable[[Any], None] = ScanAutogradImpl._optimize_forward_intermediates
+    """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias.
+
+    Torch 2.9 has none of this: its scans compute the step again.
+    """
+    implementation: Any = getattr(scans, "ScanAutogradImpl", None)
+    if implementation is None:
+        yield
+        return
+    original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
     def patched(self: Any) -> None:
         original(self)
@@ -97,7 +104,7 @@ def scans_without_aliases() -> Iterator[None]:
         output.args = (tuple(results),)
         forward.recompile()
 
-    with mock.patch.object(ScanAutogradImpl, "_optimize_forward_intermediates", patched):
+    with mock.patch.object(implementation, "_optimize_forward_intermediates", patched):
         yield
 
 

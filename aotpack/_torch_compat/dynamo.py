@@ -6,7 +6,7 @@ import contextlib
 import operator
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -27,7 +27,13 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
 
     A bundle's graphs have no place for messages: calls that only print, warn or log are left out of the trace.
+
+    Raises:
+        NotImplementedError: torch 2.9, whose front end mixes up inputs and does not give its fake mode.
     """
+    graph_capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
+    if graph_capture is None:
+        raise NotImplementedError(f"torch {torch.__version__} has no front end of Dynamo that a bundle can be made with")
     torch._dynamo.reset()
     ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else OLD_IGNORED
     with (
@@ -48,7 +54,7 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
         _watched_changes() as changed,
     ):
         warnings.simplefilter("always")
-        captured = _graph_capture(model)(*args, **kwargs)
+        captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
     refuse_changes(changed)
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
@@ -163,12 +169,6 @@ def refuse_changes(changed: Collection[str]) -> None:
             [Problem(name.replace("L['self']", "self"), "read, and changed for the next call") for name in sorted(changed)],
             hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)).",
         )
-
-
-def _graph_capture(model: torch.nn.Module) -> Callable[..., torch.fx.GraphModule]:
-    """Dynamo's export front end: public in all but name since 2.10, underscored in 2.9."""
-    capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
-    return capture(model) if capture is not None else functional_export._dynamo_graph_capture_for_export(model)
 
 
 SIDE_EFFECTS = "aotpack_side_effects"

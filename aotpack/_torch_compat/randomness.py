@@ -1,6 +1,6 @@
 """The private torch APIs of random numbers and effects: what tracing, partitioning and Inductor do to them.
 
-Tried on: torch 2.13.0. Each function says what it wraps or puts right.
+Tried on: torch 2.13.0, and 2.9.0 for portable and XLA bundles. Each function says what it wraps or puts right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from torch._C import DispatchKey
 from torch._dynamo.variables import user_defined
 from torch._functorch import compile_utils, partitioners
-from torch._higher_order_ops.effects import _get_effect
+from torch._higher_order_ops import effects
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._inductor import comms, decomposition, ir, pattern_matcher
 from torch._inductor.dependencies import WeakDep
@@ -50,12 +50,18 @@ def _argument(node: Node, name: str) -> Any:
 
 def is_effectful(target: Any) -> bool:
     """Whether an operator is registered to do more than to return values."""
-    return isinstance(target, torch._ops.OpOverload) and _get_effect(target) is not None
+    return isinstance(target, torch._ops.OpOverload) and _effect(target) is not None
+
+
+def _effect(target: torch._ops.OpOverload) -> Any:
+    """What an operator is registered to do; a table of operators in torch 2.9."""
+    table = getattr(effects, "SIDE_EFFECTS", None)
+    return effects._get_effect(target) if table is None else table.get(target)
 
 
 def is_fixed(target: Any) -> bool:
     """Whether an operator draws or has an effect: it stays where it is."""
-    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _get_effect(target) is not None)
+    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _effect(target) is not None)
 
 
 def in_backward(node: Node) -> bool:

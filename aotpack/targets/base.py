@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ class GraphToCompile:
 
     ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
     reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
+    ``method`` is the one it is part of, null for a part of a graph.
     """
 
     key: str
@@ -30,6 +32,7 @@ class GraphToCompile:
     training: bool = False
     private: frozenset[int] = frozenset()
     saved: Mapping[int, int] = field(default_factory=dict)
+    method: schema.Method | None = None
 
 
 def graphs_to_compile(
@@ -42,12 +45,13 @@ def graphs_to_compile(
         saved = [] if backward is None else backward.saved
         outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}
         seen = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
-        key, training = f"{name}.forward", backward is not None
         private = frozenset(outputs.values()) - seen
-        found.append(GraphToCompile(key, graphs[key][0], method.forward, graphs[key][1], training, private=private))
+        made = partial(GraphToCompile, training=backward is not None, method=method)
+        forward = graphs[f"{name}.forward"]
+        found.append(made(f"{name}.forward", forward[0], method.forward, forward[1], private=private))
         if backward is not None:
             key = f"{name}.backward"
-            found.append(GraphToCompile(key, graphs[key][0], backward.graph, graphs[key][1], training, saved=outputs))
+            found.append(made(key, graphs[key][0], backward.graph, graphs[key][1], saved=outputs))
     return found
 
 

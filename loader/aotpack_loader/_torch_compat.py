@@ -58,6 +58,12 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return not torch._C._has_storage(tensor)
 
 
+def is_one_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are views of one storage object, which on some devices has no address."""
+    same: bool = first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    return same
+
+
 def is_dispatched(operator: torch._ops.OpOverload) -> bool:
     """Whether torch's dispatcher has the operator, rather than TorchScript's interpreter alone."""
     return torch._C._dispatch_has_kernel(operator.name())

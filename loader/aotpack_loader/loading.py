@@ -46,7 +46,8 @@ def load(
 
     Args:
         bundle: a ``.aotpack`` file or an unpacked bundle directory.
-        device: where to run, ``"cpu"`` for now the only one; null: the target's own.
+        device: where to run: ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), on which parameters and buffers then are;
+            null: the CPU, or where a target named by ``backend`` runs.
         backend: a target by name (``"cpu:x86-64-v3"``) or kind (``"cpu"``, ``"portable"``); null: the best that fits this
             machine and is trusted.
         weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
@@ -106,7 +107,12 @@ def _load(
         rejected=chosen.rejected,
     )
     state = _state(opened, program, weights, classes)
-    return LoadedProgram(info, state, _calls(opened, chosen, classes, check)), chosen.fallback
+    if chosen.target.device == "xla":
+        from .devices.xla import without_strides
+
+        program = without_strides(program)
+        state = {name: tensor.to(chosen.device.device) for name, tensor in state.items()}
+    return LoadedProgram(info, state, _calls(opened, program, chosen, classes, check)), chosen.fallback
 
 
 def _classes(required: list[str], given: Collection[type]) -> Classes:
@@ -141,11 +147,10 @@ def _view(part: schema.InnerTensor) -> View:
     return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
 
 
-def _calls(bundle: Bundle, chosen: Selection, classes: Classes, check: str) -> dict[Mode, MethodCall]:
-    """By the modes (train/eval, gradients on/off) that they serve."""
-    program = bundle.program
+def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: Classes, check: str) -> dict[Mode, MethodCall]:
+    """By the modes (train/eval, gradients on/off) that they serve; ``program`` as it is on the device."""
     entries = {entry.name: entry for entry in program.state}
-    constants = _constants(bundle, program)
+    constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
     made: dict[str, MethodCall] = {}
     for name, method in program.methods.items():
         forward = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
@@ -191,6 +196,11 @@ def _call(
 def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:
     from .runtime.checks import Checks  # rarely wanted: not part of what every start imports
 
+    if chosen.target.device == "xla":
+        raise AotpackError(
+            'check="full" looks at strides and memory, which tensors on XLA devices do not have.',
+            hint='Load the bundle with check="arguments", or on the CPU.',
+        )
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
     return Checks(name, method, bundle.graph(method.forward), backward, chosen.device.device, own_layout=_is_native(chosen))
 

@@ -42,6 +42,8 @@ _KINDS = {
     "a self-test": (media_types.SELF_TEST,),
     "a list of fallbacks": (media_types.CODE_FALLBACKS,),
     "aoti code": (media_types.CODE_AOTI,),
+    "an HLO module": (media_types.CODE_HLO,),
+    "a StableHLO module": (media_types.CODE_STABLEHLO,),
 }
 _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
 
@@ -165,6 +167,14 @@ class Bundle:
         suffix = _CODE_SUFFIXES.get(descriptor.media_type, "")
         size = raw_size(descriptor)
         return cache.extract(descriptor.digest, raw_digest, size, lambda: self._decompress(descriptor), suffix)
+
+    def module(self, descriptor: Descriptor) -> bytes:
+        """Return the bytes of a program for XLA that ``descriptor`` refers to.
+
+        Raises:
+            CorruptBundleError: the blob is damaged.
+        """
+        return self._decompress(descriptor)
 
     def read(self, descriptor: Descriptor) -> memoryview:
         """Return the bytes of a blob as stored, its size and digest checked.
@@ -344,3 +354,8 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:
             yield f"target.executables.{name}.fallbacks", executable.fallbacks, "a list of fallbacks"
+    for name, computation in target.xla.items():
+        if computation.hlo is not None:
+            yield f"target.xla.{name}.hlo", computation.hlo, "an HLO module"
+        if computation.stablehlo is not None:
+            yield f"target.xla.{name}.stablehlo", computation.stablehlo, "a StableHLO module"

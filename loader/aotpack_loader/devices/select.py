@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .base import Device
 
 PORTABLE = "portable"
+XLA = "xla"
+"""A kind of target, and of device: targets for it run there alone, all others on the CPU alone."""
 
 
 class Selection(Struct, frozen=True):
@@ -41,8 +43,9 @@ def select(
 ) -> Selection:
     """Choose and open a target.
 
-    Native targets are preferred, those with the widest instruction set first. ``agreed`` are the namespaces of others that
-    portable graphs may call although the bundle is not trusted.
+    Native targets are preferred, those with the widest instruction set first; those for an XLA device run where that device or
+    such a target is asked for. ``agreed`` are the namespaces of others that portable graphs may call although the bundle is not
+    trusted.
 
     Raises:
         TargetError: none fits, or not the one asked for; gives the reason of each.
@@ -56,7 +59,7 @@ def select(
     rejected: dict[str, str] = {}
     trust_error: TrustError | None = None
     for target in candidates:
-        reason = unfit(target, bundle.program, bundle.manifests[target.name].platform)
+        reason = _elsewhere(target, place, backend) or unfit(target, bundle.program, bundle.manifests[target.name].platform)
         if reason:
             rejected[target.name] = reason
             continue
@@ -64,7 +67,7 @@ def select(
             if target.kind == PORTABLE:
                 _require_consent(bundle, agreed, trust)
                 why = _why(backend, "runs anywhere")
-                return Selection(target, _open(bundle, target, place), why, rejected, _fallback(rejected, backend))
+                return Selection(target, _open(bundle, target, place), why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
@@ -80,15 +83,28 @@ def select(
     )
 
 
-def _open(bundle: Bundle, target: schema.Target, place: torch.device) -> Device:
-    """The device of a target that may run; the module of the other kind is not imported."""
+def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> Device:
+    """The device of a target that may run; the modules of the other kinds are not imported."""
     if target.kind == PORTABLE:
         from .portable import PortableDevice
 
-        return PortableDevice(bundle, place)
+        return PortableDevice(bundle, _CPU)
+    if target.kind == XLA:
+        from .xla import XlaDevice
+
+        return XlaDevice(bundle, target, place or torch.device(XLA))
     from .aoti import AotiDevice
 
-    return AotiDevice(bundle, target, place)
+    return AotiDevice(bundle, target, _CPU)
+
+
+def _elsewhere(target: schema.Target, place: torch.device | None, backend: str | None) -> str:
+    """Why a target does not run on the device that was asked for, or nothing."""
+    if place is None:
+        return "runs on an XLA device: load with device='xla'" if target.device == XLA and backend is None else ""
+    if (target.device == XLA) == (place.type == XLA):
+        return ""
+    return f"runs on {'an XLA device' if target.device == XLA else 'the CPU'}, and device={str(place)!r} was asked for"
 
 
 def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Collection[str] | None) -> None:
@@ -106,6 +122,10 @@ def unfit(target: schema.Target, program: schema.Program, platform: schema.Platf
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
     if target.kind == PORTABLE:
         return ""
+    if target.kind == XLA:
+        from . import xla
+
+        return xla.unfit(target)
     if target.kind != "aoti":
         return f"this loader does not know code of kind {target.kind!r}"
     if target.device != "cpu":
@@ -134,18 +154,24 @@ def _why(backend: str | None, reason: str) -> str:
     return reason if backend is None else f"asked for; {reason}"
 
 
-def _fallback(rejected: dict[str, str], backend: str | None) -> str:
-    if not rejected or backend is not None:
+def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> str:
+    native = {name: reason for name, reason in rejected.items() if bundle.targets[name].device != XLA}
+    if not native or backend is not None:
         return ""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in native.items())
     return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons})."
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+_CPU = torch.device("cpu")
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
     try:
-        place = torch.device("cpu" if device is None else device)
+        place = torch.device(device)
     except RuntimeError as error:
-        raise TargetError(f"device={device!r} is no device.", hint="Bundles run on the CPU for now.") from error
-    if place.type != "cpu":
-        raise TargetError(f"This loader runs bundles on the CPU; device={place} was asked for.")
+        raise TargetError(f"device={device!r} is no device.", hint="Bundles run on 'cpu' and 'xla'.") from error
+    if place.type not in ("cpu", XLA):
+        raise TargetError(f"This loader runs bundles on the CPU and on XLA devices; device={place} was asked for.")
     return place

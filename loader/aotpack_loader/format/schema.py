@@ -719,12 +719,42 @@ class Sequence(Document, frozen=True):
     outputs: list[Index]
 
 
+class ArrayType(Document, frozen=True):
+    """Type of an array that an XLA computation takes or returns; it has no strides."""
+
+    dtype: DType
+    shape: list[Size]
+
+
+class XlaParameter(Document, frozen=True):
+    """A parameter of an XLA computation: the graph's input ``input``; null: the seed of its random numbers, new at each call."""
+
+    type: ArrayType
+    input: Index | None = None
+
+
+class XlaExecutable(Document, frozen=True):
+    """An XLA computation of one graph, as an ``HloModuleProto`` and as StableHLO: the same parameters and results in order.
+
+    ``outputs[i]`` is the position among the results of the graph's output i, or the input of the graph that it is. A position may
+    serve several, an input that the computation does not need is no parameter of it. Without ``results`` there is no computation.
+    """
+
+    parameters: list[XlaParameter]
+    results: list[ArrayType]
+    outputs: list[Index | GivenInput]
+    hlo: Descriptor | None = None
+    stablehlo: Descriptor | None = None
+
+
 class Target(Document, frozen=True):
     """How one target runs the program; the first layer of its manifest.
 
-    ``kind`` picks the device module of the loader (``portable``, ``aoti``). Executables are keyed by method and direction:
-    ``train.forward``, ``train.backward``. A graph whose key is in ``sequences`` runs in parts: executables of other names.
+    ``kind`` picks the device module of the loader (``portable``, ``aoti``, ``xla``). Executables are keyed by method and
+    direction: ``train.forward``, ``train.backward``. A graph whose key is in ``sequences`` runs in parts: executables of other
+    names.
     ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
+    ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
     """
 
     name: Name
@@ -738,3 +768,5 @@ class Target(Document, frozen=True):
     toolchain: dict[str, str] = {}
     sequences: dict[str, Sequence] = {}
     constraints: dict[str, list[str]] = {}
+    xla: dict[str, XlaExecutable] = {}
+    packages: dict[str, str] = {}

@@ -45,6 +45,8 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         if method.backward is not None:
             arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
         for key, (inputs, outputs) in arities.items():
+            if key in target.xla:
+                problems += _computation_problems(target.xla[key], inputs, outputs, f"$.xla[{key!r}]")
             sequence, executable = target.sequences.get(key), target.executables.get(key)
             if sequence is not None:
                 problems += _sequence_problems(sequence, target, inputs, outputs, f"$.sequences[{key!r}]")
@@ -74,6 +76,21 @@ def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs:
     yield from _in_range(at, "C14", [(number, values) for number in sequence.outputs])
     if len(sequence.outputs) != outputs:
         yield Problem(at, f"C14: {len(sequence.outputs)} outputs for a graph with {outputs}")
+
+
+def _computation_problems(computation: schema.XlaExecutable, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
+    """C14: a computation takes inputs of the graph, and there is one of its results or an input for each output."""
+    taken = [parameter.input for parameter in computation.parameters if parameter.input is not None]
+    passed = [item.index for item in computation.outputs if isinstance(item, schema.GivenInput)]
+    yield from _in_range(at, "C14", [(index, inputs) for index in taken + passed])
+    made = [item for item in computation.outputs if isinstance(item, int)]
+    yield from _in_range(at, "C14", [(position, len(computation.results)) for position in made])
+    if len(set(taken)) != len(taken):
+        yield Problem(at, "C14: an input of the graph is two parameters")
+    if len(computation.outputs) != outputs:
+        yield Problem(at, f"C14: {len(computation.outputs)} outputs for a graph with {outputs}")
+    if computation.results and computation.hlo is None:
+        yield Problem(at, "C14: there are results and no computation")
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .._torch_compat import is_one_storage
+
 _PATIENCE = 4096
 """Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
 
@@ -24,7 +26,12 @@ def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[in
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b`` have a byte in common; columns of one matrix have none, though their spans cross."""
+    """Whether ``a`` and ``b`` have a byte in common; columns of one matrix have none, though their spans cross.
+
+    Tensors without addresses (of an XLA device) count as overlapping where they are views of one storage.
+    """
+    if a.device.type == "xla":
+        return is_one_storage(a, b)
     start, stop = span(a)
     low, high = span(b)
     if not (low < stop and start < high):

@@ -1,0 +1,117 @@
+"""Every API of torch_xla that the compiler touches, most of them private, and nothing else.
+
+Importing this module imports torch_xla, which makes its client at the first tensor: of the CPU, unless ``PJRT_DEVICE`` says
+otherwise, as lowering runs nothing. Tried on: torch_xla 2.9.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+
+import torch_xla
+from torch_xla.core import xla_builder
+
+TRIED_ON = ("2.9.0",)
+
+_xla = torch_xla._XLAC
+_DEVICE = "xla:0"
+_KERNELS = ("XLA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+class FallbackError(Exception):
+    """An operator that torch_xla computes on the CPU: there is nothing to lower it to."""
+
+
+class Module(NamedTuple):
+    """A program in both forms; ``order`` are the tensors that it depends on, by number, in the order of its parameters."""
+
+    hlo: bytes
+    stablehlo: bytes
+    order: list[int]
+
+
+def fingerprint() -> dict[str, str]:
+    """The releases that decide what a graph is lowered to."""
+    return {"torch": str(torch.__version__), "torch_xla": str(torch_xla.__version__), "xla": _xla._get_git_revs()["xla"]}
+
+
+def has_kernel(operator: torch._ops.OpOverload) -> bool:
+    """Whether torch_xla or torch itself can express the operator in others; else it runs on the CPU, and takes data."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in _KERNELS)
+
+
+def placeholder(like: torch.Tensor) -> torch.Tensor:
+    """A tensor on the XLA device without data: operators on it are recorded."""
+    tensor: torch.Tensor = xla_builder.create_placeholder_tensor(list(like.shape), like.dtype)
+    return tensor
+
+
+def seed() -> torch.Tensor:
+    """A new int64 scalar that the operators called next draw their random numbers from."""
+    tensor: torch.Tensor = _xla._get_base_seed_as_tensor(_DEVICE)
+    return tensor
+
+
+def device() -> torch.device:
+    """The device that placeholders are on."""
+    return torch.device(_DEVICE)
+
+
+@contextlib.contextmanager
+def staging() -> Iterator[None]:
+    """Record operators on placeholders: numbers become constants, and whatever would read data is refused.
+
+    Raises:
+        FallbackError: an operator would have read data.
+    """
+    torch_xla.device()
+    before = _xla._get_xla_all_numbers_special_scalars()
+    _xla._set_xla_all_numbers_special_scalars(True)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that these kernels are replaced, until the block is left
+            for name in ("_to_cpu", "_local_scalar_dense", "_copy_from"):
+                library.impl(name, _refusal(name), "XLA", allow_override=True)
+        yield
+    finally:
+        library._destroy()
+        _xla._set_xla_all_numbers_special_scalars(before)
+
+
+def _refusal(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise FallbackError(f"it would read data ({name})")
+
+    return refuse
+
+
+def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Module:
+    """The program that computes ``outputs`` from ``inputs``, placeholders and seeds.
+
+    Raises:
+        FallbackError: it depends on another tensor, which torch_xla made on the device.
+    """
+    context = _xla.lowering.LoweringContext("aotpack")
+    context.build(list(outputs))
+    stablehlo = _xla._get_stablehlo(list(outputs), _DEVICE, [], True)
+    places = {context.tensor_parameter_id(tensor): i for i, tensor in enumerate(inputs)}
+    places.pop(-1, None)  # of those that nothing depends on
+    if len(places) != len(context.device_parameter_id_tensor_mapping()):
+        raise FallbackError("torch_xla keeps a number as a tensor on the device")
+    return Module(context.hlo(), stablehlo, [places[place] for place in sorted(places)])
+
+
+def results(hlo: bytes, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a program returns, on placeholders: its types are those that a loader sees."""
+    computation = xla_builder.computation_from_module_proto("aotpack", hlo)
+    found: list[torch.Tensor] = _xla._xla_user_computation("xla::aotpack", list(parameters), computation)
+    return found

@@ -1,0 +1,92 @@
+"""The XLA target: each graph as HLO and StableHLO, lowered by torch_xla on placeholders.
+
+Nothing runs and no weight is in memory. What torch_xla would compute otherwise than torch is decomposed (:mod:`.normalise`), or
+refused with the user's line (:mod:`.check`, :mod:`.lower`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from aotpack_loader.devices.xla import unsupported
+from aotpack_loader.errors import BuildError, UnsupportedError
+from aotpack_loader.format import media_types, schema
+
+from ..._torch_compat import Decompositions
+from ...bundle import BlobStore, TargetEntry
+from ...cache import CompileCache
+from ..base import GraphToCompile
+
+
+class XlaTarget:
+    """Devices behind XLA, through torch_xla; one computation serves the CPU, TPUs and others.
+
+    Raises:
+        BuildError: this process cannot import torch_xla.
+    """
+
+    def __init__(self, variant: str = "") -> None:
+        if variant:
+            raise BuildError(f"The xla target has no variants; {variant!r} was asked for.")
+        try:
+            from ..._torch_compat import xla
+        except ImportError as error:
+            raise BuildError(
+                f"The xla target needs torch_xla 2.9 with torch 2.9; this is torch {torch.__version__}: {error}",
+                hint="scripts/setup-xla makes such an environment; pip install 'aotpack[xla]' into a fresh one does too.",
+            ) from error
+        self._toolchain = xla.fingerprint()
+
+    @property
+    def name(self) -> str:
+        return "xla"
+
+    def decompositions(self, *, exact_random: bool) -> Decompositions:
+        """The ones that lowering applies anyway: the partitioner then sees what runs.
+
+        Raises:
+            UnsupportedError: the generators of XLA devices draw other numbers than eager's on the CPU.
+        """
+        from .decompositions import table
+
+        if exact_random:
+            raise UnsupportedError("The xla target draws its own random numbers.", hint="Build it without --rng eager.")
+        return table()
+
+    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+        from .check import problems
+        from .lower import lower
+        from .normalise import normalise
+
+        computations: dict[str, schema.XlaExecutable] = {}
+        layers: list[schema.Descriptor] = []
+        methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
+        found = [problem for name, method in methods.items() for problem in unsupported(name, method)]
+        modules = {item.key: normalise(item.module) for item in graphs} if not found else {}
+        found += [problem for key, module in modules.items() for problem in problems(module, key)]
+        if found:
+            raise UnsupportedError("XLA cannot compute all of this model.", found)
+        for item in graphs:
+            lowered = lower(modules[item.key], item.key, item.private)
+            code = []
+            if lowered.program is not None:
+                code.append(store.add_compressed(lowered.program.hlo, media_types.CODE_HLO))
+                code.append(store.add_compressed(lowered.program.stablehlo, media_types.CODE_STABLEHLO))
+            layers += code
+            computations[item.key] = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, *code)
+        target = schema.Target(
+            name=self.name,
+            kind="xla",
+            device="xla",
+            torch=_same_minor(self._toolchain["torch"]),
+            toolchain=self._toolchain,
+            xla=computations,
+            packages={"torch_xla": _same_minor(self._toolchain["torch_xla"])},
+        )
+        return TargetEntry(target, None, layers)
+
+
+def _same_minor(release: str) -> str:
+    return f"=={'.'.join(release.split('.')[:2])}.*"

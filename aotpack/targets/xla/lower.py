@@ -1,0 +1,141 @@
+"""A normalised graph to a program for XLA: run once on placeholders, each value compared with the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from aotpack_loader.devices.generator import exchange_random_state, random_state
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from ..._torch_compat import xla
+from ..._torch_compat.randomness import is_random
+from ...graph import source_line
+from ...literals import dtype_name
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph as a program for XLA, with what its parameters and results are; fields as in :class:`schema.XlaExecutable`."""
+
+    program: xla.Module | None
+    parameters: list[schema.XlaParameter]
+    results: list[schema.ArrayType]
+    outputs: list[int | schema.GivenInput]
+
+
+def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
+    """Lower a graph; ``private`` are the outputs that may be an input itself rather than a copy.
+
+    Raises:
+        UnsupportedError: torch_xla computes a node otherwise than it was traced, or on the CPU.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    returned: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+    passed = {i: placeholders.index(node) for i, node in enumerate(returned) if i in private and node in placeholders}
+    distinct = list(dict.fromkeys(node for i, node in enumerate(returned) if i not in passed))
+    outputs = [schema.GivenInput(passed[i]) if i in passed else distinct.index(node) for i, node in enumerate(returned)]
+    if not distinct:
+        return Lowered(None, [], [], outputs)
+    with xla.staging(), torch.no_grad():
+        run = _Staged(module, key)
+        inputs = [xla.placeholder(node.meta["val"]) for node in placeholders]
+        values = dict(zip(returned, run.run(*inputs, enable_io_processing=False), strict=True))
+        tensors = [(tensor, i) for i, tensor in enumerate(inputs)] + run.seeds
+        program = xla.lower([tensor for tensor, _ in tensors], [_result(values[node]) for node in distinct])
+        used = [tensors[i] for i in program.order]
+        if not used:
+            raise UnsupportedError(f"{key} computes constants alone, which torch_xla runs no computation for.")
+        results = [_type(values[node]) for node in distinct]
+        found = [_type(value) for value in xla.results(program.hlo, [tensor for tensor, _ in used])]
+    if found != results:
+        problem = Problem(key, f"{found}, not {results}")
+        raise UnsupportedError("torch_xla lowers a graph to other types than were traced.", [problem])
+    parameters = [schema.XlaParameter(_type(tensor), i) for tensor, i in used]
+    return Lowered(program, parameters, results, outputs)
+
+
+def _type(value: torch.Tensor) -> schema.ArrayType:
+    return schema.ArrayType(dtype_name(value.dtype), list(value.shape))
+
+
+def _result(value: torch.Tensor) -> torch.Tensor:
+    """The value in the type it says it has: torch_xla keeps masks as numbers, and the indices of a pool in 32 bits."""
+    if value.dtype is torch.bool:
+        return torch.ne(value, 0)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return value
+    return value + torch.zeros((), dtype=value.dtype, device=value.device)
+
+
+class _Staged(Interpreter):
+    """Runs a graph on placeholders.
+
+    ``seeds`` are what its random numbers come from, in the order of their making: seeds of this graph's own, or another's that
+    came in as the input with that number. The random state as a value, which another graph draws from again, is here the seed.
+    """
+
+    def __init__(self, module: GraphModule, key: str) -> None:
+        super().__init__(module)
+        self._key = key
+        self._inputs = module.graph.find_nodes(op="placeholder")
+        self._is_seeded = False
+        self.seeds: list[tuple[torch.Tensor, int | None]] = []
+
+    def run_node(self, node: Node) -> Any:
+        if node.op in ("placeholder", "output"):
+            return super().run_node(node)
+        if node.target is random_state:
+            return self._seed(None)
+        if node.target is exchange_random_state:
+            return self._exchange(node.args[0])
+        if is_random(node) and not self._is_seeded:
+            self._seed(None)
+        where = source_line(node) or f"{self._key}: {node.name}"
+        try:
+            value = super().run_node(node)
+        except Exception as error:
+            problem = Problem(where, str(error).strip().splitlines()[0])
+            raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem]) from error
+        if message := _difference(value, node.meta["val"]):
+            raise UnsupportedError(f"torch_xla lowers {node.target} to something else.", [Problem(where, message)])
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.device, lambda _: xla.device(), (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def _exchange(self, state: object) -> None:
+        """Draw from the seed that came in; or, where the state from before comes back, from one of this graph's own."""
+        if state in self._inputs:
+            self._seed(self._inputs.index(state))
+        else:
+            self._is_seeded = False
+
+    def _seed(self, source: int | None) -> torch.Tensor:
+        seed = xla.seed()
+        self.seeds.append((seed, source))
+        self._is_seeded = True
+        return seed
+
+
+def _difference(value: Any, traced: Any) -> str:
+    """How a lowered value differs from the traced one in type, or nothing."""
+    if isinstance(traced, (tuple, list)):
+        if not isinstance(value, (tuple, list)) or len(value) != len(traced):
+            return f"{len(traced)} values were traced"
+        return next((message for pair in zip(value, traced, strict=True) if (message := _difference(*pair))), "")
+    if not isinstance(traced, torch.Tensor):
+        return ""
+    expected = f"{dtype_name(traced.dtype)}{list(traced.shape)}"
+    if not isinstance(value, torch.Tensor):
+        return f"{expected} was traced, torch_xla has a {type(value).__name__}"
+    if value.dtype is not traced.dtype or value.shape != traced.shape:
+        return f"{expected} was traced, torch_xla has {dtype_name(value.dtype)}{list(value.shape)}"
+    return ""

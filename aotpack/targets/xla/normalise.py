@@ -1,0 +1,133 @@
+"""A graph as XLA can compute it: operators decomposed, reductions over named dimensions, transposes that cancel gone.
+
+Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from aotpack_loader.devices.generator import exchange_random_state
+
+from ..._torch_compat import fake_mode_of
+from ..._torch_compat.decompose import trace
+from . import decompositions
+
+aten = torch.ops.aten
+
+_REDUCTIONS = (
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.var.correction,
+    aten.std.correction,
+)
+"""What torch reduces over all dimensions when given none, and torch_xla over none."""
+
+
+def normalise(module: GraphModule) -> GraphModule:
+    """A copy of ``module`` with the same inputs and outputs.
+
+    Raises:
+        Exception: whatever a decomposition raises on arguments it does not take.
+    """
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copied = GraphModule(module, graph)
+    table = decompositions.table()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in table:
+            _expand(node, table[node.target])
+    for node in list(graph.nodes):
+        if node.target in _REDUCTIONS:
+            _name_dimensions(node)
+        elif isinstance(node.target, torch._ops.OpOverload):
+            _number_truths(node, node.target)
+            _cancel_transposes(node)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target is exchange_random_state)
+    graph.lint()
+    copied.recompile()
+    return copied
+
+
+def _expand(node: Node, rule: Callable[..., Any]) -> None:
+    """Put what ``rule`` computes in the place of ``node``."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
+
+    def run(*values: Any) -> Any:
+        known = dict(zip(given, values, strict=True))
+        args, kwargs = pytree.tree_unflatten([known.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
+        return rule(*args, **kwargs)
+
+    with fake_mode_of(node.graph):
+        inner = trace(run, [item.meta["val"] for item in given], decompositions.table())
+    results = _inline(inner, node, given)
+    if isinstance(results, Node):
+        node.replace_all_uses_with(results)
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(results[user.args[1]])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)
+
+
+def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
+    """Copy ``inner`` before ``node``; the nodes keep its line of the user's code. Returns what ``inner`` returns."""
+    known = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
+    with node.graph.inserting_before(node):
+        for item in inner.nodes:
+            if item.op not in ("placeholder", "output"):
+                known[item] = node.graph.node_copy(item, known.__getitem__)
+                known[item].meta = {**node.meta, "val": item.meta["val"]}
+    return pytree.tree_map_only(Node, known.__getitem__, inner.output_node().args[0])
+
+
+def _name_dimensions(node: Node) -> None:
+    value, dims = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if not dims:
+        kwargs = {key: item for key, item in node.kwargs.items() if key != "dim"}
+        node.args = (value, list(range(value.meta["val"].dim())), *node.args[2:])  # type: ignore[union-attr]
+        node.kwargs = kwargs
+
+
+def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
+    """Pass 0 and 1 for truth values that stand for numbers: torch_xla would keep each as a tensor on the device."""
+    declared = operator._schema.arguments
+    numbers = {argument.name for argument in declared if str(argument.type) in ("number", "Optional[number]")}
+    named = zip((argument.name for argument in declared), node.args, strict=False)
+    node.args = tuple(int(item) if name in numbers and isinstance(item, bool) else item for name, item in named)
+    node.kwargs = {name: int(item) if name in numbers and isinstance(item, bool) else item for name, item in node.kwargs.items()}
+    if operator is aten.full.default and node.kwargs.get("dtype") is None:
+        node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+
+
+def _cancel_transposes(node: Node) -> None:
+    """Replace what transposes and transposes back by the value itself: it would be copied twice."""
+    order = _order(node)
+    source = node.args[0] if order is not None else None
+    before = _order(source) if isinstance(source, Node) else None
+    if order is not None and before is not None and [before[i] for i in order] == list(range(len(order))):
+        node.replace_all_uses_with(source.args[0])  # type: ignore[union-attr, arg-type]
+
+
+def _order(node: Node) -> list[int] | None:
+    """The dimensions of its argument in the order in which a node has them, if it does no more than to order them."""
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
+        return None
+    rank = node.meta["val"].dim()
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+    first, second = node.args[1:] if node.target is aten.transpose.int else (0, -1)
+    if rank > 1:
+        order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    return order

@@ -1,0 +1,195 @@
+"""XLA devices, through torch_xla: computations that are compiled once, at load, by the device's own compiler.
+
+Only :mod:`aotpack_loader.trust` decides whether they may run: a computation may call what is registered in the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import TYPE_CHECKING, Any
+
+import torch
+from msgspec import structs
+
+from ..archive.bundle import Bundle
+from ..errors import CorruptBundleError, Problem, TargetError
+from ..format import schema
+from ..format.versions import torch_satisfies
+
+if TYPE_CHECKING:
+    from .. import _torch_xla_compat as compat
+
+
+def unfit(target: schema.Target) -> str:
+    """Why this process cannot run a target of this kind, or nothing. Imports nothing."""
+    if not torch_satisfies(torch.__version__, target.torch):
+        return f"lowered for torch {target.torch}, this is {torch.__version__}"
+    for package, releases in target.packages.items():
+        try:
+            found = installed(package)
+        except PackageNotFoundError:
+            return f"needs {package} {releases}, which is not installed: pip install 'aotpack-loader[xla]'"
+        if not torch_satisfies(found, releases):
+            return f"lowered for {package} {releases}, this is {found}"
+    return "" if importlib.util.find_spec("torch_xla") else "needs torch_xla: pip install 'aotpack-loader[xla]'"
+
+
+class XlaExecutable:
+    """One graph's computation.
+
+    A call starts what its arguments still wait for, as ``torch_xla.sync()`` does, and then the computation; it waits for neither.
+    """
+
+    def __init__(
+        self, key: str, computation: compat.Computation | None, executable: schema.XlaExecutable, device: torch.device
+    ) -> None:
+        from .. import _torch_xla_compat as compat
+
+        self._compat, self._key = compat, key
+        self._run, self._device = computation, device
+        self._inputs = [parameter.input for parameter in executable.parameters]
+        self._outputs = executable.outputs
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Run the computation on ``inputs`` (emptied) and return the graph's outputs.
+
+        Raises:
+            TargetError: XLA cannot run it, for lack of memory for example.
+        """
+        compat = self._compat
+        arguments = [compat.next_seed(self._device) if i is None else inputs[i] for i in self._inputs]
+        passed = {item.index: inputs[item.index] for item in self._outputs if not isinstance(item, int)}
+        inputs.clear()
+        try:
+            if compat.pending(arguments):
+                compat.start_pending(self._device)
+            results = [] if self._run is None else self._run(arguments)
+        except RuntimeError as error:  # memory, for example
+            raise TargetError(f"XLA cannot run {self._key}: {str(error).strip().splitlines()[0]}") from error
+        return [results[item] if isinstance(item, int) else passed[item.index] for item in self._outputs]
+
+
+class XlaDevice:
+    """Runs a bundle's computations on one XLA device.
+
+    Raises:
+        TargetError: there is no such device, or gradients cannot be taken on it in this process any more.
+    """
+
+    def __init__(self, bundle: Bundle, target: schema.Target, device: torch.device) -> None:
+        try:
+            from .. import _torch_xla_compat as compat
+
+            found = compat.devices()
+        except (ImportError, OSError, RuntimeError) as error:
+            raise TargetError(
+                f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
+                hint="Set PJRT_DEVICE to the kind of device this machine has: TPU, or CPU.",
+            ) from error
+        wanted = [item for item in found if device.index in (None, item.index)]
+        if not wanted:
+            raise TargetError(f"There is no {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
+        self.device = wanted[0]
+        self._compat, self._bundle, self._target = compat, bundle, target
+        _check_backward(self.device)
+
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> XlaExecutable:
+        """Compile the computation called ``key``, on placeholders: no memory is taken for its arguments.
+
+        Raises:
+            CorruptBundleError: the target lacks it, or it returns something else than its target says.
+            TargetError: XLA cannot compile it.
+        """
+        executable = self._target.xla.get(key)
+        if executable is None:
+            raise CorruptBundleError(f"The target {self._target.name} has no computation for {key}.")
+        return XlaExecutable(key, self._compile(key, executable), executable, self.device)
+
+    def _compile(self, key: str, executable: schema.XlaExecutable) -> compat.Computation | None:
+        if executable.hlo is None:
+            return None
+        hlo = self._bundle.module(executable.hlo)
+        name = f"aotpack_{executable.hlo.digest.removeprefix('sha256:')}"
+        parameters = [_placeholder(parameter.type) for parameter in executable.parameters]
+        try:
+            computation = self._compat.Computation(name, hlo, parameters, self.device)
+        except RuntimeError as error:
+            raise TargetError(
+                f"XLA cannot compile {key} for {self.device}: {str(error).strip().splitlines()[0]}",
+                hint="Build the bundle with the releases of torch and torch_xla that load it.",
+            ) from error
+        promised = [_placeholder(item) for item in executable.results]
+        if computation.results != promised:
+            raise CorruptBundleError(f"X3: the computation of {key} returns {computation.results}, its target says {promised}.")
+        return computation
+
+
+def _placeholder(item: schema.ArrayType) -> tuple[torch.dtype, Sequence[int]]:
+    return getattr(torch, item.dtype), tuple(item.shape)
+
+
+def _check_backward(device: torch.device) -> None:
+    """Autograd makes its threads at the first backward of a process, one for each device there is by then."""
+    with torch.enable_grad():
+        probe = torch.zeros((), device=device, requires_grad=True)
+        try:
+            torch.autograd.grad(probe * 1, probe)
+        except RuntimeError as error:
+            raise TargetError(
+                "Gradients cannot be taken on XLA devices in this process: a backward pass ran before torch_xla made its device.",
+                hint="Call torch_xla.device(), or load the bundle, before the first backward().",
+            ) from error
+
+
+def without_strides(program: schema.Program) -> schema.Program:
+    """The program as an XLA device computes it: tensors there have no strides, and all look contiguous.
+
+    Raises:
+        TargetError: it needs strides, or memory that two tensors share; lists where.
+    """
+    problems = _shared(program.state)
+    for name, method in program.methods.items():
+        problems += unsupported(name, method)
+    if problems:
+        raise TargetError("This program cannot run on an XLA device, whose tensors have no strides or addresses.", problems)
+    methods = {name: _method_without_strides(method) for name, method in program.methods.items()}
+    return structs.replace(program, methods=methods, state=[_contiguous(entry) for entry in program.state])
+
+
+def unsupported(name: str, method: schema.Method) -> list[Problem]:
+    """What of the method called ``name`` no XLA device can keep true."""
+    kinds = sorted({mutation.kind for mutation in method.mutations} - {"data"})
+    problems = [Problem(name, f"changes an argument in place otherwise than its elements ({kind})") for kind in kinds]
+    if any(isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) for primal in method.primals):
+        problems.append(Problem(name, "writes to arguments that share memory"))
+    if any(isinstance(leaf, schema.TensorLeaf) and leaf.subclass for leaf in method.leaves) or any(method.subclasses):
+        problems.append(Problem(name, "takes or returns tensor subclasses"))
+    if method.rng == "eager":
+        problems.append(Problem(name, "draws eager's random numbers, which an XLA device does not have"))
+    return problems
+
+
+def _shared(state: Sequence[schema.StateEntry]) -> list[Problem]:
+    """Entries that see a stored tensor which another entry sees too, and those of a subclass."""
+    owners: dict[str, str] = {}
+    problems = [Problem(entry.name, "is a tensor subclass") for entry in state if entry.subclass is not None]
+    for entry in state:
+        if not entry.tied_to and entry.subclass is None and (owner := owners.setdefault(entry.storage, entry.name)) != entry.name:
+            problems.append(Problem(entry.name, f"shares its memory with {owner}"))
+    return problems
+
+
+def _method_without_strides(method: schema.Method) -> schema.Method:
+    leaves = [structs.replace(leaf, stride=None) if isinstance(leaf, schema.TensorLeaf) else leaf for leaf in method.leaves]
+    backward = method.backward
+    if backward is not None:
+        plain = [structs.replace(item, stride=None, memory_format="contiguous_format") for item in backward.tangents]
+        backward = structs.replace(backward, tangents=plain)
+    return structs.replace(method, leaves=leaves, backward=backward)
+
+
+def _contiguous(entry: schema.StateEntry) -> schema.StateEntry:
+    return structs.replace(entry, stride=list(torch.empty(entry.shape, device="meta").stride()), offset=0)

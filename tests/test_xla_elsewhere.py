@@ -1,0 +1,94 @@
+"""What of XLA targets is true where torch_xla is not; tests/xla has the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from aotpack.targets.xla import XlaTarget
+from aotpack_loader import load
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.select import unfit
+from aotpack_loader.devices.xla import unsupported, without_strides
+from aotpack_loader.errors import BuildError, CorruptBundleError, TargetError
+from aotpack_loader.format import media_types, schema
+from aotpack_loader.format.validate import validate_target
+
+HLO = schema.Descriptor(media_types.CODE_HLO, "sha256:" + "0" * 64, 1)
+FLOATS = schema.ArrayType("float32", [5, 4])
+WITHOUT = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is there")
+
+
+def target(**fields: object) -> schema.Target:
+    return schema.Target("xla", "xla", "xla", **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def program(tiny_bundle: Path) -> schema.Program:
+    return Bundle.open(tiny_bundle).program
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"torch": "==1.2.*"}, "lowered for torch ==1.2.*, this is"),
+        ({"packages": {"pytest": "==1.2.*"}}, "lowered for pytest ==1.2.*, this is"),
+        ({"packages": {"no-such-package": ">=1"}}, "needs no-such-package >=1, which is not installed"),
+        pytest.param({}, "needs torch_xla: pip install 'aotpack-loader[xla]'", marks=WITHOUT),
+    ],
+)
+def test_why_a_target_does_not_fit(program: schema.Program, fields: dict[str, object], reason: str) -> None:
+    assert unfit(target(**fields), program).startswith(reason)
+
+
+def test_devices(tiny_bundle: Path) -> None:
+    with pytest.raises(TargetError, match="portable: runs on the CPU, and device='xla' was asked for"):
+        load(tiny_bundle, device="xla")
+    with pytest.raises(TargetError, match="on the CPU and on XLA devices; device=cuda was asked for"):
+        load(tiny_bundle, device="cuda")
+    with pytest.raises(TargetError, match="device='abacus' is no device"):
+        load(tiny_bundle, device="abacus")
+    assert load(tiny_bundle, device="cpu").aotpack.backend == "portable"
+
+
+@WITHOUT
+def test_a_build_says_what_it_needs() -> None:
+    with pytest.raises(BuildError, match=r"needs torch_xla 2\.9 with torch 2\.9.*\n.*scripts/setup-xla"):
+        XlaTarget()
+
+
+@pytest.mark.parametrize(
+    ("computation", "message"),
+    [
+        (schema.XlaExecutable([schema.XlaParameter(FLOATS, 9)], [FLOATS], [0] * 5, HLO), "index 9 is out of range"),
+        (
+            schema.XlaExecutable([schema.XlaParameter(FLOATS, 0)] * 2, [FLOATS], [0] * 5, HLO),
+            "an input of the graph is two parameters",
+        ),
+        (schema.XlaExecutable([], [FLOATS], [1] * 5, HLO), "index 1 is out of range, there are 1"),
+        (schema.XlaExecutable([], [FLOATS], [schema.GivenInput(7)] * 5, HLO), "index 7 is out of range"),
+        (schema.XlaExecutable([], [FLOATS], [0] * 9, HLO), "9 outputs for a graph with"),
+        (schema.XlaExecutable([], [FLOATS], [0] * 5), "there are results and no computation"),
+    ],
+)
+def test_computations_fit_their_graphs(program: schema.Program, computation: schema.XlaExecutable, message: str) -> None:  # C14
+    with pytest.raises(CorruptBundleError, match=f"C14: {message}"):
+        validate_target(target(xla={"train.forward": computation}), program, "target")
+
+
+def test_what_needs_strides_or_addresses_is_refused(program: schema.Program) -> None:
+    method = program.methods["train"]
+    for changed, message in (
+        ({"mutations": [schema.Mutation(0, 0, "metadata")]}, "otherwise than its elements (metadata)"),
+        ({"rng": "eager"}, "draws eager's random numbers"),
+        ({"primals": [schema.SyntheticBasePrimal([], "float32", 4)]}, "writes to arguments that share memory"),
+    ):
+        (problem,) = unsupported("train", structs.replace(method, **changed))
+        assert message in problem.message
+    first = program.state[0]
+    twice = structs.replace(program, state=[first, structs.replace(first, name="other")])
+    with pytest.raises(TargetError, match=r"other: shares its memory with linear\.weight"):
+        without_strides(twice)

@@ -1,0 +1,105 @@
+"""What ``load(..., device="xla")`` says where it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+import aotpack
+from aotpack_loader import load
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices import xla
+from aotpack_loader.errors import AotpackError, CorruptBundleError, InputError, TargetError, TrustError
+from aotpack_loader.format import schema
+
+from . import models
+from .test_train import build
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(*models.mlp(), tmp_path_factory.mktemp("xla") / "model.aotpack")
+
+
+def test_without_a_device_the_bundle_says_how_to_ask(bundle: Path) -> None:
+    with pytest.raises(TargetError, match="runs on an XLA device: load with device='xla'"):
+        load(bundle)
+    assert load(bundle, backend="xla").aotpack.backend == "xla"
+
+
+def test_a_bundle_without_the_target(tmp_path: Path) -> None:
+    path = tmp_path / "model.aotpack"
+    model, args = models.mlp()
+    aotpack.build(model, args, out=path, targets=("portable",), front_ends=("export",))
+    with pytest.raises(TargetError, match="portable: runs on the CPU, and device='xla' was asked for"):
+        load(path, device="xla")
+    with pytest.raises(TargetError, match="has no target 'xla'"):
+        load(path, backend="xla")
+
+
+def test_a_device_that_is_not_there(bundle: Path) -> None:
+    with pytest.raises(TargetError, match=r"There is no xla:7.*\n.*torch_xla has xla:0"):
+        load(bundle, device="xla:7")
+
+
+def test_a_cpu_tensor_is_refused_by_path(bundle: Path, device: torch.device) -> None:
+    _, (x, labels) = models.mlp()
+    with pytest.raises(InputError, match=r"args\[0\]: expected float32\[8,16\] on xla:0, got float32\[8,16\]"):
+        load(bundle, device="xla")(x, labels.to(device))
+
+
+def test_a_computation_needs_trust(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AOTPACK_STATE", str(tmp_path / "another"))
+    with pytest.raises(TrustError):
+        load(bundle, device="xla")
+    load(bundle, device="xla", trust="all")
+
+
+def test_checks_of_memory_are_refused(bundle: Path) -> None:
+    with pytest.raises(AotpackError, match="tensors on XLA devices do not have"):
+        load(bundle, device="xla", check="full")
+
+
+def test_results_of_other_types_are_refused(bundle: Path, device: torch.device) -> None:  # X3
+    opened = Bundle.open(bundle)
+    target = opened.targets["xla"]
+    found = target.xla["infer.forward"]
+    other = structs.replace(found, results=[schema.ArrayType("float32", [2])])
+    lying = structs.replace(target, xla={**target.xla, "infer.forward": other})
+    with pytest.raises(CorruptBundleError, match=r"X3: the computation of infer\.forward returns"):
+        xla.XlaDevice(opened, lying, device).executable("infer.forward", opened.program.methods["infer"].forward, (6, 1))
+
+
+@pytest.mark.parametrize(
+    ("variables", "before", "message"),
+    [
+        (
+            {},
+            "x = torch.ones(1, requires_grad=True); (x * 2).sum().backward()",
+            "a backward pass ran before torch_xla made its device",
+        ),
+        ({"PJRT_DEVICE": "TPU"}, "", "torch_xla has no device here"),
+    ],
+)
+def test_a_process_that_cannot(bundle: Path, variables: dict[str, str], before: str, message: str) -> None:
+    code = f"""
+import sys, torch
+from aotpack_loader import load
+from aotpack_loader.errors import TargetError
+{before}
+try:
+    load(sys.argv[1], device="xla")
+except TargetError as error:
+    print(error)
+"""
+    environment = {**os.environ, **variables, "TPU_SKIP_MDS_QUERY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, bundle], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert message in done.stdout, done.stderr[-3000:]
