@@ -6,43 +6,58 @@ model (or aotpack_loader), making it, compiling (or loading) and the step. Every
 
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json
+    contender.py --kind aot_compile --artifact m.bin --model model.py --inputs inputs.pt --json
+    contender.py --kind export|aoti --artifact m.pt2 --inputs inputs.pt --json
+
+``--infer`` measures a forward in eval mode without gradients instead of a step.
 
 The inputs come from a file, so that a bundle is measured without the model's source
 and no contender pays for making them. It imports nothing before the clock starts that the contenders would need.
 """
 
 import argparse
+import functools
 import json
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "sympy", "triton", "aotpack")
 """What a bundle must not import."""
 
+KINDS = ("eager", "compile", "bundle", "aot_compile", "export", "aoti")
+
 imported: list[float] = []
 """When the loader had been imported."""
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """``words``, or else the command line's."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=["eager", "compile", "bundle"], required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--model", help="model.py[:factory]; not read by --kind bundle")
     parser.add_argument("--bundle")
+    parser.add_argument("--artifact", help="what aot_compile or torch.export saved, or AOTInductor's package")
     parser.add_argument("--backend", help="target of the bundle; default: the best that fits")
     parser.add_argument("--trust", action="append", help="a digest, or all")
     parser.add_argument("--inputs", required=True, help="(args, kwargs) as torch.save wrote them")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--infer", action="store_true", help="a forward in eval mode without gradients")
+    parser.add_argument("--spawned", type=float, help="time.perf_counter() of who started this process, when it did")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if options.kind == "bundle" and not options.bundle:
-        parser.error("--kind bundle needs --bundle")
-    if options.kind != "bundle" and not options.model:
-        parser.error(f"--kind {options.kind} needs --model")
+    options = parser.parse_args(words)
+    needs = ["bundle"] if options.kind == "bundle" else []
+    needs += ["artifact"] if options.kind in ("aot_compile", "export", "aoti") else []
+    needs += ["model"] if options.kind in ("eager", "compile", "aot_compile") else []
+    for name in needs:
+        if not getattr(options, name):
+            parser.error(f"--kind {options.kind} needs --{name}")
     return options
 
 
@@ -61,18 +76,53 @@ def user_model(spec: str) -> Any:
     return getattr(module, factory or "model")()
 
 
+class Compiled:
+    """A compiled function that is no module, with the parameters that it computes gradients of."""
+
+    def __init__(self, function: Callable[..., Any], parameters: Iterable[Any] = ()) -> None:
+        self._function, self._parameters = function, list(parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def parameters(self) -> list[Any]:
+        return self._parameters
+
+
 def make(options: argparse.Namespace) -> Any:
     if options.kind == "bundle":
         from aotpack_loader import load
 
         imported.append(time.perf_counter())
-        return load(options.bundle, backend=options.backend, trust="all" if options.trust == ["all"] else options.trust)
-    model = user_model(options.model)
-    if options.kind == "eager":
-        return model
+        model = load(options.bundle, backend=options.backend, trust="all" if options.trust == ["all"] else options.trust)
+    elif options.kind in ("export", "aoti"):
+        return _packaged(options)
+    else:
+        model = user_model(options.model)
+    if options.infer:
+        model.eval()
+    if options.kind == "aot_compile":
+        import torch
+
+        with open(options.artifact, "rb") as file:
+            function = torch.compiler.load_compiled_function(file)
+        return Compiled(functools.partial(function, model), model.parameters())
+    if options.kind == "compile":
+        import torch
+
+        return torch.compile(model)
+    return model
+
+
+def _packaged(options: argparse.Namespace) -> Any:
+    """What torch.export saved, or AOTInductor's package, which computes no gradients."""
     import torch
 
-    return torch.compile(model)
+    if options.kind == "export":
+        return torch.export.load(options.artifact).module()
+    import torch._inductor
+
+    return Compiled(torch._inductor.aoti_load_package(options.artifact))
 
 
 def loss_of(value: Any) -> Any:
@@ -104,12 +154,19 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     args, kwargs = torch.load(options.inputs, weights_only=True)
     before = set(sys.modules)
+    gradients = torch.no_grad if options.infer else nullcontext
+
+    def step() -> Any:
+        with gradients():
+            loss = loss_of(model(*args, **kwargs))
+        if not options.infer:
+            loss.backward()
+        return loss
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
     model = make(options)
     ready = time.perf_counter()
-    loss = loss_of(model(*args, **kwargs))
-    loss.backward()
+    loss = step()
     first_step, first_step_cpu = time.perf_counter(), time.process_time()
 
     added = set(sys.modules) - before
@@ -119,7 +176,7 @@ def main() -> None:
         for parameter in parameters:
             parameter.grad = None
         start = time.perf_counter()
-        loss_of(model(*args, **kwargs)).backward()
+        step()
         times.append(time.perf_counter() - start)
 
     result = {
@@ -128,6 +185,7 @@ def main() -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "t_import_torch": import_torch,
+        "t_from_spawn_to_first_step": None if options.spawned is None else first_step - options.spawned,
         "t_from_import_to_first_step": first_step - begin,
         "t_make": ready - begin,
         "t_first_step": first_step - ready,

@@ -2,13 +2,16 @@
 
 The kernel's high-water mark of the resident set is reset before a step, after a few others; the figure is how far the
 step raises it. ``run.py`` makes malloc give freed memory back at once, so that it shows what is alive. Gradients are
-dropped before, so they count.
+dropped before, so they count. BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
 """
 
 import gc
 import json
+import os
 import statistics
 from pathlib import Path
+
+from mapped import status
 
 from aotpack.measure import contender
 
@@ -19,6 +22,10 @@ def main() -> None:
     options = contender.parse()
     import torch
 
+    if budget := os.environ.get("BENCH_MEMORY_BUDGET"):
+        import torch._functorch.config
+
+        torch._functorch.config.activation_memory_budget = float(budget)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     args, kwargs = torch.load(options.inputs, weights_only=True)
     model = contender.make(options)
@@ -38,11 +45,6 @@ def main() -> None:
         if number >= WARMUP:
             peaks.append(status("VmHWM") - before)
     print(json.dumps({"peak_bytes": statistics.median(peaks), "resident_bytes": status("VmRSS")}))
-
-
-def status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key + ":"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Step times of eager, ``torch.compile`` and bundles, side by side in one process; ``run.py`` starts this file.
 
-A step is forward, backward and dropping the gradients. Every contender has a model of its own with the same weights.
+A step is forward, backward and dropping the gradients, with ``--optimizer`` also AdamW's step (eager for all), with ``--infer``
+a forward in eval mode without gradients. Every contender has a model of its own with the same weights.
 Rounds alternate between the contenders, and every other round goes through them backwards, so that what else the
 machine does meets all of them alike. A round's figure is the median of its steps; a contender's, the median of its
 rounds; a ratio, the median of the rounds' ratios.
 
-    step.py --model model.py --inputs inputs.pt --bundle cpu=m.aotpack --threads 1
+    step.py --model model.py --inputs inputs.pt --bundle cpu=m.aotpack --artifact export=m.pt2 --threads 1
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from aotpack.measure.contender import loss_of, user_model
+from aotpack.measure import contender
 
 Step = Callable[[], None]
 REFERENCE = "compile"
@@ -32,11 +33,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", required=True)
     parser.add_argument("--inputs", required=True)
     parser.add_argument("--bundle", action="append", default=[], metavar="NAME=PATH", help="NAME is the target's")
+    parser.add_argument("--artifact", action="append", default=[], metavar="KIND=PATH", help="aot_compile, export or aoti")
     parser.add_argument("--trust")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each contender in each round")
     parser.add_argument("--dynamic", action="store_true", help="torch.compile takes the inputs' first dimension as dynamic")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--optimizer", action="store_true")
+    what.add_argument("--infer", action="store_true")
     return parser.parse_args()
 
 
@@ -45,41 +50,60 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     args, kwargs = torch.load(options.inputs, weights_only=True)
-    steps = {name: step_of(model, args, kwargs) for name, model in contenders(options, args, kwargs).items()}
+    steps = {name: step_of(model, args, kwargs, options) for name, model in contenders(options, args, kwargs).items()}
     found = alternate(steps, options.rounds, options.seconds)
     print(json.dumps({"threads": torch.get_num_threads(), **found}))
 
 
-def contenders(options: argparse.Namespace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.nn.Module]:
+def contenders(options: argparse.Namespace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
-    models = {"eager": user_model(options.model)}
+    models = {"eager": contender.user_model(options.model)}
     state = models["eager"].state_dict()
     if options.dynamic:
         for tensor in [*args, *kwargs.values()]:
             torch._dynamo.mark_dynamic(tensor, 0)
-    compiled = user_model(options.model)
+    compiled = contender.user_model(options.model)
     models[REFERENCE] = torch.compile(compiled)
-    for word in options.bundle:
+    filled = [compiled]
+    for name, path in (word.split("=", 1) for word in options.bundle):
         import aotpack_loader
 
-        name, _, path = word.partition("=")
         models[name] = aotpack_loader.load(path, backend=name, trust=options.trust)
-    compiled.load_state_dict(state)
-    for name, model in models.items():
-        if name not in ("eager", REFERENCE):
-            model.load_state_dict(state)
+        filled.append(models[name])
+    for kind, path in (word.split("=", 1) for word in options.artifact):
+        given = ["--kind", kind, "--artifact", path, "--inputs", options.inputs, *(["--infer"] if options.infer else [])]
+        models[kind] = contender.make(contender.parse([*given, "--model", options.model]))
+    for model in filled:
+        model.load_state_dict(state)
+    if options.infer:
+        for model in (models["eager"], *filled):
+            model.eval()
     return models
 
 
-def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+def step_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: argparse.Namespace) -> Step:
     parameters = list(model.parameters())
+
+    def infer() -> None:
+        with torch.no_grad():
+            model(*args, **kwargs)
 
     def step() -> None:
         for parameter in parameters:
             parameter.grad = None
-        loss_of(model(*args, **kwargs)).backward()
+        contender.loss_of(model(*args, **kwargs)).backward()
 
-    return step
+    if options.infer:
+        return infer
+    if not options.optimizer:
+        return step
+    optimizer = torch.optim.AdamW(parameters)
+
+    def full() -> None:
+        step()
+        optimizer.step()
+
+    return full
 
 
 def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, Any]:

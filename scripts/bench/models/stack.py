@@ -1,0 +1,39 @@
+"""Residual blocks, as many as asked for: how things grow with depth. ``regions``: each block is a nested compile region."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """A residual block of a multilayer perceptron."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int, width: int, regions: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
+        self.run = torch.compiler.nested_compile_region(_run) if regions else _run
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for block in self.blocks:
+            x = self.run(block, x)
+        return {"loss": x.square().mean()}
+
+
+def _run(block: nn.Module, x: Tensor) -> Tensor:
+    return block(x)
+
+
+def model(layers: int = 2, width: int = 16, regions: bool = False) -> nn.Module:
+    return Stack(layers, width, regions)
+
+
+def example_inputs(width: int = 16) -> tuple[Tensor]:
+    return (torch.randn(8, width),)

@@ -1,0 +1,39 @@
+"""Saves what a peer can start from without compiling: ``aot_compile``'s artifact, an exported program, AOTInductor's package.
+
+artifact.py --kind aot_compile|export|aoti --model model.py --inputs inputs.pt --out FILE
+
+One thread: an artifact of ``aot_compile`` refuses to run with another number than it was made with.
+"""
+
+import argparse
+
+import torch
+import torch._inductor
+
+from aotpack.measure.contender import user_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=["aot_compile", "export", "aoti"], required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--inputs", required=True)
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = user_model(options.model)
+    args, kwargs = torch.load(options.inputs, weights_only=True)
+    if options.kind == "aot_compile":
+        compiled = torch.compile(model, fullgraph=True).forward.aot_compile((args, kwargs))
+        compiled.save_compiled_function(options.out)
+    elif options.kind == "export":
+        torch.export.save(torch.export.export(model, args, kwargs), options.out)
+    else:
+        model.eval()
+        with torch.no_grad():
+            exported = torch.export.export(model, args, kwargs)
+            torch._inductor.aoti_compile_and_package(exported, package_path=options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Time spent in named functions of the loader, each without what it spends in others of them."""
+
+import functools
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Places = Sequence[tuple[str, str]]
+"""Modules, and the path of a function in each: ``Bundle.open``."""
+
+
+class Clock:
+    """Wraps the functions of ``phases``, a name to the places whose time it sums; an error if the loader no longer has one.
+
+    ``seconds`` by phase. A call through a wrapper costs about a microsecond, which counts for whoever calls.
+    """
+
+    def __init__(self, phases: Mapping[str, Places]) -> None:
+        self.seconds = dict.fromkeys(phases, 0.0)
+        self._inside: list[float] = []
+        for phase, places in phases.items():
+            for module, path in places:
+                self._install(phase, importlib.import_module(module), path)
+
+    def _install(self, phase: str, owner: Any, path: str) -> None:
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        found = owner.__dict__[name]
+        kind = type(found) if isinstance(found, classmethod | staticmethod) else None
+        wrapped = self._wrap(phase, found if kind is None else found.__func__)
+        setattr(owner, name, wrapped if kind is None else kind(wrapped))
+
+    def _wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inside.append(0.0)
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                whole = time.perf_counter() - begin
+                self.seconds[phase] += whole - self._inside.pop()
+                if self._inside:
+                    self._inside[-1] += whole
+
+        return timed

@@ -1,0 +1,66 @@
+"""Writes results into the README's table and docs/performance.md, between the marks there; ``--pictures`` draws them anew.
+
+    report.py               prints what it would write
+    report.py --write       writes both
+
+A part whose benchmark has no results stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import tables
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent.parent
+RESULTS = BENCH / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="update README.md and docs/performance.md in place")
+    parser.add_argument("--pictures", action="store_true", help="draw results/*.png (needs matplotlib)")
+    options = parser.parse_args()
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    results = {name: result for name, result in found.items() if "minutes" in result}  # others are no benchmark's, or of old form
+    if options.pictures:
+        import pictures
+
+        pictures.draw(results, RESULTS)
+    parts = {name: _section(name, results[name]) for name in tables.SECTIONS if name in results}
+    replaced = {ROOT / "README.md": {"bench": tables.short(results)}, ROOT / "docs" / "performance.md": parts}
+    for path, texts in replaced.items():
+        for mark, text in texts.items():
+            if options.write:
+                replace(path, mark, text)
+            else:
+                print(f"{path.name}, {mark}\n\n{text}\n")
+
+
+def _section(name: str, result: dict[str, Any]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    measured = (
+        f"{result['date']}, torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, load {result['load_average']}"
+    )
+    text = f"{tables.SECTIONS[name](result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
+    picture = RESULTS / f"{name}.png"
+    return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text
+
+
+def replace(path: Path, mark: str, text: str) -> None:
+    """Put ``text`` between ``<!-- mark:begin -->`` and ``<!-- mark:end -->``."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    old = path.read_text()
+    start, stop = old.find(begin), old.find(end)
+    if not 0 <= start < stop:
+        sys.exit(f"report: {path} has no {begin} … {end}")
+    path.write_text(f"{old[:start]}{begin}\n{text}\n{old[stop:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One module a benchmark: ``GOAL`` (null: none) and ``measure(bench)``, which returns plain data with ``ratios``."""

@@ -1,0 +1,307 @@
+"""Results as Markdown: the README's short table, and one or two tables for each benchmark of docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Results = Mapping[str, Mapping[str, Any]]
+
+NETWORKS = {
+    "tiny": "tiny",
+    "digits": "digits",
+    "digits-1024": "digits, batch 1024",
+    "digits-dynamic": "digits",
+    "gpt": "GPT, 4 layers",
+    "gpt2": "GPT-2 small",
+    "resnet50": "ResNet-50",
+}
+KINDS = {
+    "eager": "eager",
+    "compile_cold": "`torch.compile`, cold",
+    "compile_warm": "`torch.compile`, warm",
+    "compile": "`torch.compile`",
+    "aot_compile": "`aot_compile`",
+    "export": "`torch.export`",
+    "aoti": "AOTInductor",
+    "bundle_portable": "bundle, portable",
+    "bundle_cpu": "bundle, cpu",
+    "portable": "bundle, portable",
+    "cpu": "bundle, cpu",
+}
+WHOLE = "t_from_import_to_first_step"
+
+
+# ---------------------------------------------------------------- README
+
+
+def short(results: Results) -> str:
+    """One row a network of the benchmarks that decide: start, step, memory, build."""
+    rows = [row for name, make in _SHORT.items() if name in results for row in make(results[name])]
+    head = ["", "eager", "`torch.compile`", "bundle", "ratio", "goal"]
+    newest = max((results[name] for name in _SHORT if name in results), key=lambda result: str(result["date"]))
+    machine, versions = newest["machine"], newest["versions"]
+    note = (
+        f"Medians of runs that alternate; torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, one thread; "
+        f"by `scripts/bench/run`, {newest['date'][:10]}."
+    )
+    return f"{table(head, rows)}\n\n{note}"
+
+
+def _short_import(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    seconds = result["seconds"]
+    title = "import: `torch` against `from aotpack_loader import load`"
+    yield [title, "", time(seconds["torch"]), time(seconds["load"]), times(result["ratios"]["load"]), f"≤ {result['goal']:g}"]
+
+
+def _short_start(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, network in result["networks"].items():
+        found = {kind: one[WHOLE] for kind, one in network["train"].items()}
+        compiled = f"{time(found['compile_warm'])} (cold {time(found['compile_cold'])})"
+        goal = result["goals"].get(name)
+        yield [
+            f"after `import torch` to the end of the first step, {NETWORKS[name]}",
+            time(found["eager"]),
+            compiled,
+            time(found["bundle_cpu"]),
+            f"{times(result['ratios'][name])} faster",
+            "" if goal is None else f"≥ {goal:g}",
+        ]
+
+
+def _short_step(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for title, found in result["cases"].items():
+        name, _, threads = title.rpartition(", ")
+        if threads == "one thread" and "with" not in name and "inference" not in name:
+            seconds = [time(found["seconds"][kind]) for kind in ("eager", "compile", "cpu")]
+            yield [f"a step, {name}", *seconds, times(found["ratio_to_compile"]["cpu"]), f"≤ {result['goal']:g}"]
+
+
+def _short_memory(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, found in result["peak_bytes"].items():
+        sizes = [size(found[kind]) for kind in ("eager", "compile", "cpu")]
+        yield [f"peak memory of a step, {NETWORKS[name]}", *sizes, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
+
+
+def _short_build(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, found in result["networks"].items():
+        seconds = ["", time(found["compile_seconds"]), time(found["build_seconds"])]
+        yield [f"compiling from nothing, {NETWORKS[name]}", *seconds, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
+
+
+_SHORT = {
+    "import": _short_import,
+    "start": _short_start,
+    "step": _short_step,
+    "memory": _short_memory,
+    "build": _short_build,
+}
+
+
+# ---------------------------------------------------------------- docs/performance.md
+
+
+def start(result: Mapping[str, Any]) -> str:
+    networks = result["networks"]
+    figures = {"from process start": "t_from_spawn_to_first_step", "after `import torch`": WHOLE, "first step": "t_first_step"}
+    head = ["", *(f"{NETWORKS[name]}, {title}" for name in networks for title in figures)]
+    rows = []
+    for what, suffix in (("train", ""), ("infer", ", inference")):
+        for kind in dict.fromkeys(kind for network in networks.values() for kind in network[what]):
+            found = [network[what].get(kind) for network in networks.values()]
+            rows.append([_kind(kind) + suffix, *(_time_of(one, figure) for one in found for figure in figures.values())])
+    phases = {name: network["phases_seconds"] for name, network in networks.items()}
+    parts = [[part, *(time(phases[name][part]) for name in networks)] for part in next(iter(phases.values()))]
+    return "\n\n".join([table(head, rows), table(["start of a bundle, cpu", *(NETWORKS[name] for name in networks)], parts)])
+
+
+def step(result: Mapping[str, Any]) -> str:
+    kinds = dict.fromkeys(kind for found in result["cases"].values() for kind in found["seconds"])
+    head = ["", *map(_kind, kinds), "bundle / `torch.compile`", "bundle / eager"]
+    rows = [
+        [
+            title,
+            *(time(found["seconds"][kind]) if kind in found["seconds"] else "" for kind in kinds),
+            times(found["ratio_to_compile"]["cpu"]),
+            times(found["seconds"]["cpu"] / found["seconds"]["eager"]),
+        ]
+        for title, found in result["cases"].items()
+    ]
+    return table(head, rows)
+
+
+def overhead(result: Mapping[str, Any]) -> str:
+    rows = [[part, f"{value:.1f}"] for part, value in result["parts_microseconds"].items()]
+    rows.append(["**all, with the wrappers that measure the parts**", f"{result['step_with_wrappers_microseconds']:.1f}"])
+    rows.append(["**all, without them**", f"{result['step_microseconds']:.1f}"])
+    return table(["a step of tiny, one thread", "µs"], rows)
+
+
+def memory(result: Mapping[str, Any]) -> str:
+    kinds = dict.fromkeys(kind for found in result["peak_bytes"].values() for kind in found)
+    rows = [
+        [NETWORKS[name], *(size(found[kind]) for kind in kinds), times(result["ratios"][name])]
+        for name, found in result["peak_bytes"].items()
+    ]
+    text = table(["peak of a step", *map(_kind, kinds), "bundle / `torch.compile`"], rows)
+    budgets = [
+        [budget, size(found["compile"]), size(found["cpu"]), times(found["cpu"] / found["compile"])]
+        for budget, found in result["peak_bytes_by_budget"].items()
+    ]
+    head = ["GPT, 4 layers, memory budget", "`torch.compile`", "bundle, cpu", "bundle / `torch.compile`"]
+    return "\n\n".join([text, table(head, budgets)])
+
+
+def recompute(result: Mapping[str, Any]) -> str:
+    rows = [
+        [f"{name}, {variant}", *(size(found[kind]) for kind in ("eager", "compile", "cpu", "portable"))]
+        for name, variants in result["saved_bytes"].items()
+        for variant, found in variants.items()
+    ]
+    return table(["kept for the backward", "eager", "`torch.compile`", "bundle, cpu", "bundle, portable"], rows)
+
+
+def build(result: Mapping[str, Any]) -> str:
+    networks = result["networks"].items()
+    rows = [
+        [
+            NETWORKS[name],
+            time(found["compile_seconds"]),
+            time(found["build_seconds"]),
+            times(found["build_seconds"] / found["compile_seconds"]),
+            time(found["rebuild_seconds"]),
+            size(found["compile_peak_bytes"]),
+            size(found["build_peak_bytes"]),
+        ]
+        for name, found in networks
+    ]
+    head = ["", "`torch.compile`, cold", "`aotpack build`", "ratio", "unchanged again", "peak, `torch.compile`", "peak, build"]
+    kinds = ("bundle", "weights", "graphs", "graphs, uncompressed", "code", "code, uncompressed")
+    sizes = [
+        [
+            NETWORKS[name],
+            *(size(found["bytes"].get(kind, 0)) for kind in kinds),
+            share(found["bytes"]["bundle"], found["bytes"]["weights"]),
+        ]
+        for name, found in networks
+    ]
+    return "\n\n".join([table(head, rows), table(["", *kinds, "beyond the weights"], sizes)])
+
+
+def scale(result: Mapping[str, Any]) -> str:
+    head = ["target", "layers", "nodes", "build", "a node", "bundle", "graphs", "code", "load", "step", "eager step"]
+    rows = [
+        [
+            series,
+            layers,
+            f"{found['nodes']:,}",
+            time(found["compile_and_trace_seconds"]),
+            time(found["compile_and_trace_seconds"] / found["nodes"]),
+            size(found["bytes"]["bundle"]),
+            size(found["bytes"]["graphs"]),
+            size(found["bytes"].get("code", 0)),
+            time(found["load_seconds"]),
+            time(found["step_seconds"]),
+            time(found["eager_step_seconds"]),
+        ]
+        for series, sizes in result["series"].items()
+        for layers, found in sizes.items()
+    ]
+    return table(head, rows)
+
+
+def weights(result: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            f"{int(megabytes):,} MB",
+            time(found["load_seconds"]),
+            time(found["first_call_seconds"]),
+            size(found["resident_bytes"]),
+            size(found["resident_after_call_bytes"]),
+        ]
+        for megabytes, found in result["megabytes"].items()
+    ]
+    return table(["weights", "load", "first call", "resident after load", "after the call"], rows)
+
+
+def share_of(result: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            count,
+            time(found["seconds"]),
+            time(found["load_seconds"]),
+            size(found["weights_bytes"]),
+            size(found["weights_rss_bytes"]),
+            size(found["weights_pss_bytes"]),
+            size(found["weights_private_dirty_bytes"]),
+            size(found["process_pss_bytes"]),
+        ]
+        for count, found in result["processes"].items()
+    ]
+    head = ["processes", "until all have run", "slowest load", "weights", "mapped by all", "in memory", "private", "all memory"]
+    return table(head, rows)
+
+
+def variants(result: Mapping[str, Any]) -> str:
+    levels = result["levels_of_this_machine"]
+    rows = [
+        [NETWORKS[name], *(time(found["seconds"][f"cpu:{level}"]) for level in levels), time(found["seconds"]["compile"])]
+        + [times(result["ratios"][f"{name}, {level}"]) for level in levels[1:]]
+        + [f"`{found['taken_at_load']}`"]
+        for name, found in result["networks"].items()
+    ]
+    gains = [f"{level} / {levels[0]}" for level in levels[1:]]
+    return table(
+        ["a step, one thread", *(f"`cpu:{level}`" for level in levels), "`torch.compile`", *gains, "taken at load"], rows
+    )
+
+
+SECTIONS = {
+    "start": start,
+    "step": step,
+    "overhead": overhead,
+    "memory": memory,
+    "recompute": recompute,
+    "build": build,
+    "scale": scale,
+    "weights": weights,
+    "share": share_of,
+    "variants": variants,
+}
+"""Benchmark to its part of the page."""
+
+
+# ---------------------------------------------------------------- cells
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def time(seconds: float) -> str:
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def size(count: float) -> str:
+    return f"{count / 1e3:.3g} kB" if count < 0.9995e6 else f"{count / 1e6:.4g} MB"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.2f} times"
+
+
+def share(whole: float, part: float) -> str:
+    """What ``whole`` has beyond ``part``, of ``part``."""
+    return f"{(whole / part - 1) * 100:.3g} %"
+
+
+def _kind(kind: str) -> str:
+    known, _, detail = kind.partition(", ")
+    return f"{KINDS[known]}, {detail}" if detail else KINDS[known]
+
+
+def _time_of(found: Mapping[str, Any] | None, figure: str) -> str:
+    return "" if found is None else time(found[figure])
