@@ -28,7 +28,8 @@ from .autograd import (
     tell_calls_apart,
     tree_children,
 )
-from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts, refuse_changes
+from .changes import refuse_changes
+from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .inductor import (
     Library,
     can_name_instruction_set,

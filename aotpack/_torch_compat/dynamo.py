@@ -6,7 +6,7 @@ import contextlib
 import operator
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,14 +17,39 @@ import torch._inductor.lowering
 from torch._dynamo import functional_export
 from torch._guards import tracing
 
-from aotpack_loader.errors import Problem, UnsupportedError
-
+from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
 from .messages import OLD_IGNORED, message_functions
 from .rehearsal import ASSIGNS_STATE, SideEffectError
 
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
     """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
+
+    Python values that a first call sets up (transformers' heads note which kind of loss their labels ask for) are no part of a
+    bundle: a model that has changed them must give the same graph again, and change nothing more.
+
+    Raises:
+        UnsupportedError: the model's results depend on a Python value that it changes.
+    """
+    captured, changes = _capture(model, args, kwargs)
+    read = {change.name for change in changes.values() if change.read}
+    if read and all(change.owner is not None for change in changes.values()):
+        with as_a_call_leaves_them(changes.values()):
+            again, changes = _capture(model, args, kwargs)
+        if _code(captured) == _code(again) and not any(change.read for change in changes.values()):
+            return again
+    refuse_changes(read)
+    return captured
+
+
+def _code(captured: torch.fx.GraphModule) -> list[str]:
+    return [part.code for part in captured.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
+def _capture(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.fx.GraphModule, dict[str, Change]]:
+    """The graph, and the Python values that the model changes.
 
     A bundle's graphs have no place for messages: calls that only print, warn or log are left out of the trace.
 
@@ -51,14 +76,13 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
         mock.patch.object(torch._subclasses.fake_tensor, "_is_plain_tensor", return_value=False),
         warnings.catch_warnings(record=True) as caught,
         _watched_identity() as compared,
-        _watched_changes() as changed,
+        watched_changes() as changes,
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
-    refuse_changes(changed)
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
-    return captured
+    return captured, changes
 
 
 COMPARES = "aotpack_compares"
@@ -102,73 +126,6 @@ def _forget_handlers() -> None:
     """Dynamo keeps the handlers of built-in functions that it has looked up."""
     torch._dynamo.variables.BuiltinVariable._binop_handlers.cache_clear()
     torch._dynamo.variables.BuiltinVariable.call_function_handler_cache.clear()
-
-
-@contextlib.contextmanager
-def _watched_changes() -> Iterator[set[str]]:
-    """Collects Python values that the model reads and changes: Dynamo guards what is read, and tracks what is changed."""
-    found: set[str] = set()
-    graph = torch._dynamo.output_graph.OutputGraph
-    name = "get_replayed_side_effect_source_refs"
-    original = getattr(graph, name, None)  # 2.9 has it under no name of its own
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.update(_read_and_changed(self))
-        return original(self, *args, **kwargs)  # type: ignore[misc]
-
-    with mock.patch.object(graph, name, watched) if original is not None else contextlib.nullcontext():
-        yield found
-
-
-def _read_and_changed(graph: Any) -> Iterator[str]:
-    read: dict[str, set[str]] = {}
-    for guard in graph.guards:
-        create = getattr(guard.create_fn, "func", guard.create_fn)
-        read.setdefault(guard.name, set()).add(create.__name__)
-    effects = graph.side_effects
-    for variable in effects._get_modified_vars():
-        if variable.source is None or isinstance(variable.source, torch._dynamo.source.TempLocalSource):
-            continue  # made by the model itself: nobody has read it before
-        source = variable.source.name
-        source = source() if callable(source) else source  # a method in older releases
-        if source.endswith(("._buffers", "._parameters")):
-            continue  # another front end may take these (``kept_state_changes``)
-        if source.startswith("G['__import_torch_"):
-            continue  # torch's own, such as which warnings it has shown
-        for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
-            names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
-            if names & read.keys() and not _is_as_before(variable, attribute, value):
-                yield f"{source}.{attribute}"
-        if isinstance(variable.mutation_type, torch._dynamo.variables.base.ValueMutationExisting):
-            items = [name for name, kinds in read.items() if name.startswith(f"{source}[") and kinds & _VALUE_GUARDS]
-            if items or read.get(source, set()) & _MEMBER_GUARDS:
-                yield min(items, default=source)
-
-
-_VALUE_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH"}
-
-
-_MEMBER_GUARDS = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"}
-
-
-def _is_as_before(owner: Any, attribute: str, value: Any) -> bool:
-    """Whether a plain value is set to what it was."""
-    before = getattr(getattr(owner, "value", None), attribute, value)
-    return value.is_python_constant() and bool(value.as_python_constant() == before)
-
-
-def refuse_changes(changed: Collection[str]) -> None:
-    """Refuse a model whose results depend on a Python value that it changes.
-
-    Raises:
-        UnsupportedError: names each value.
-    """
-    if changed:
-        raise UnsupportedError(
-            "The model reads Python values and changes them while it runs; a bundle keeps tensors only.",
-            [Problem(name.replace("L['self']", "self"), "read, and changed for the next call") for name in sorted(changed)],
-            hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)).",
-        )
 
 
 SIDE_EFFECTS = "aotpack_side_effects"

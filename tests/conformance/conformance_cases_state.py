@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -330,6 +331,32 @@ class PlainMemory(nn.Module):
         return y
 
 
+class SetsUp(nn.Module):
+    """Notes at its first call which kind of loss it is asked for, on an object that is no module, as transformers' heads do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(kind=None)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        if self.config.kind is None:
+            self.config.kind = "classes" if labels.dtype == torch.int64 else "numbers"
+        return F.cross_entropy(x, labels) if self.config.kind == "classes" else F.mse_loss(x, labels)
+
+
+class FirstCallOnly(nn.Module):
+    """Its first call alone scales; its second would not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin() if self.scaled else x.sin() / 2
+        self.scaled = True
+        return y
+
+
 class NotesOnly(nn.Module):
     """Changes what it does not read, and sets what it reads to what it was."""
 
@@ -409,6 +436,8 @@ CASES: list[Case] = [
     module_case("state: a Python number that changes from call to call", Counter, g(3), calls=(Call(1), Call(2))),
     case("state: a global that changes from call to call", count_calls, g(3)),
     module_case("state: a dictionary that changes from call to call", Dictionary, g(3)),
+    module_case("state: what a first call sets up", SetsUp, g(4, 3), ints(4, high=3)),
+    module_case("state: a first call that does something else", FirstCallOnly, g(3)),
     module_case("state: a plain tensor that changes from call to call", PlainMemory, g(3)),
     module_case("state: Python values that no later call reads", NotesOnly, g(3)),
     module_case("modes: code that looks at self.training", ModeDependent, g(3), calls=(*THRICE, Call(4, grad=False))),

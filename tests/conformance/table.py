@@ -36,6 +36,7 @@ REFUSED: dict[str, str] = {
     "state: a Python number that changes from call to call": r"self.*\.calls: read, and changed",
     "state: a global that changes from call to call": r"COUNT.*: read, and changed",
     "state: a dictionary that changes from call to call": r"self.*\.seen.*: read, and changed",
+    "state: a first call that does something else": r"self.*\.scaled: read, and changed",
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",

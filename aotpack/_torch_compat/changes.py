@@ -1,0 +1,119 @@
+"""Python values that a model changes while it runs, as Dynamo tells: it guards what is read, and tracks what is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch._dynamo
+
+from aotpack_loader.errors import Problem, UnsupportedError
+
+
+class Change(NamedTuple):
+    """A Python value that a call leaves changed, and whether the call had read it.
+
+    What it is set to, and on which object, is known of attributes and plain values only; else there is no ``owner``.
+    """
+
+    name: str
+    read: bool
+    owner: Any = None
+    attribute: str = ""
+    value: Any = None
+
+
+@contextlib.contextmanager
+def watched_changes() -> Iterator[dict[str, Change]]:
+    """Collects, by name, what the model that Dynamo traces meanwhile changes."""
+    found: dict[str, Change] = {}
+    graph = torch._dynamo.output_graph.OutputGraph
+    name = "get_replayed_side_effect_source_refs"
+    original = getattr(graph, name, None)  # 2.9 has it under no name of its own
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found.update((change.name, change) for change in _changes(self))
+        return original(self, *args, **kwargs)  # type: ignore[misc]
+
+    with mock.patch.object(graph, name, watched) if original is not None else contextlib.nullcontext():
+        yield found
+
+
+@contextlib.contextmanager
+def as_a_call_leaves_them(changes: Iterable[Change]) -> Iterator[None]:
+    """The objects that ``changes`` are about, for the block as they are once the model has run; all have an owner."""
+    before = []
+    for change in changes:
+        attributes = vars(change.owner)
+        before.append((attributes, change.attribute, change.attribute in attributes, attributes.get(change.attribute)))
+        attributes[change.attribute] = change.value
+    try:
+        yield
+    finally:
+        for attributes, attribute, was_there, value in before:
+            if was_there:
+                attributes[attribute] = value
+            else:
+                attributes.pop(attribute, None)
+
+
+def refuse_changes(changed: Collection[str]) -> None:
+    """Refuse a model whose results depend on a Python value that it changes.
+
+    Raises:
+        UnsupportedError: names each value.
+    """
+    if changed:
+        raise UnsupportedError(
+            "The model reads Python values and changes them while it runs; a bundle keeps tensors only.",
+            [Problem(name.replace("L['self']", "self"), "read, and changed for the next call") for name in sorted(changed)],
+            hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)).",
+        )
+
+
+def _changes(graph: Any) -> Iterator[Change]:
+    read: dict[str, set[str]] = {}
+    for guard in graph.guards:
+        create = getattr(guard.create_fn, "func", guard.create_fn)
+        read.setdefault(guard.name, set()).add(create.__name__)
+    effects = graph.side_effects
+    for variable in effects._get_modified_vars():
+        if variable.source is None or isinstance(variable.source, torch._dynamo.source.TempLocalSource):
+            continue  # made by the model itself: nobody has read it before
+        source = variable.source.name
+        source = source() if callable(source) else source  # a method in older releases
+        if source.endswith(("._buffers", "._parameters")):
+            continue  # another front end may take these (``kept_state_changes``)
+        if source.startswith("G['__import_torch_"):
+            continue  # torch's own, such as which warnings it has shown
+        for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
+            if not _is_as_before(variable, attribute, value):
+                names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
+                known = _known(variable, attribute, value)
+                yield Change(f"{source}.{attribute}", bool(names & read.keys()), *known)
+        if isinstance(variable.mutation_type, torch._dynamo.variables.base.ValueMutationExisting):
+            items = [name for name, kinds in read.items() if name.startswith(f"{source}[") and kinds & _VALUE_GUARDS]
+            yield Change(min(items, default=source), bool(items or read.get(source, set()) & _MEMBER_GUARDS))
+
+
+_VALUE_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH"}
+
+
+_MEMBER_GUARDS = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"}
+
+
+def _is_as_before(owner: Any, attribute: str, value: Any) -> bool:
+    """Whether a plain value is set to what it was."""
+    before = getattr(getattr(owner, "value", None), attribute, value)
+    return value.is_python_constant() and bool(value.as_python_constant() == before)
+
+
+def _known(variable: Any, attribute: str, value: Any) -> tuple[()] | tuple[Any, str, Any]:
+    """The object, the attribute and its new value, where all are plain to see."""
+    owner = getattr(variable, "value", None)
+    if not value.is_python_constant() or not hasattr(owner, "__dict__"):
+        return ()
+    return owner, attribute, value.as_python_constant()
