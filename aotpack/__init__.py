@@ -19,9 +19,20 @@ if TYPE_CHECKING:
     from .pipeline import BuildReport as BuildReport
     from .pipeline import Observer as Observer
     from .pipeline import build as build
+    from .pipeline import compile_bundle as compile_bundle
 
 __version__ = "0.1.0"
-__all__ = ["AotpackError", "BackendWarning", "BuildReport", "LayoutWarning", "LoadedProgram", "Observer", "build", "load"]
+__all__ = [
+    "AotpackError",
+    "BackendWarning",
+    "BuildReport",
+    "LayoutWarning",
+    "LoadedProgram",
+    "Observer",
+    "build",
+    "compile_bundle",
+    "load",
+]
 
 _HOME = {
     "load": "aotpack_loader",
@@ -30,6 +41,7 @@ _HOME = {
     "LayoutWarning": "aotpack_loader",
     "LoadedProgram": "aotpack_loader",
     "build": "aotpack.pipeline",
+    "compile_bundle": "aotpack.pipeline",
     "BuildReport": "aotpack.pipeline",
     "Observer": "aotpack.pipeline",
 }

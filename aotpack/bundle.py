@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
@@ -39,6 +39,17 @@ class TargetEntry(NamedTuple):
     layers: Sequence[Descriptor]
 
 
+class Existing(NamedTuple):
+    """What a bundle has that gets more targets: its program's blob, the manifests of its targets, and the digests of all blobs.
+
+    All of them are in the store, byte by byte what they were.
+    """
+
+    config: Descriptor
+    manifests: Sequence[Descriptor]
+    digests: Set[str]
+
+
 class BlobStore:
     """The blobs of a bundle to be, each kept once. A context manager: leaving it removes its staging directory.
 
@@ -48,7 +59,7 @@ class BlobStore:
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self._parent = _parent(Path(os.path.abspath(out)))
         self._staging: Path | None = None
-        self._blobs: dict[str, bytes | Path] = {}
+        self._blobs: dict[str, bytes | memoryview | Path] = {}
         self._sizes: dict[str, int] = {}
 
     def __enter__(self) -> BlobStore:
@@ -102,6 +113,10 @@ class BlobStore:
         self._add(digest, source, size)
         return Descriptor(media_type, digest, size)
 
+    def add_blob(self, descriptor: Descriptor, data: memoryview) -> None:
+        """Keep a blob of another bundle, as it is; whether its digest is true is seen when it is written."""
+        self._add(descriptor.digest, data, descriptor.size)
+
     @contextlib.contextmanager
     def writer(self, media_type: str) -> Iterator[BlobWriter]:
         """Stream a blob to the staging directory; its ``descriptor`` is there once the block is left."""
@@ -123,21 +138,22 @@ class BlobStore:
         """Append a blob to ``file``.
 
         Raises:
-            BuildError: a file that was added has changed since.
+            BuildError: a file that was added has changed since, or a blob of another bundle is damaged.
         """
         blob = self._blobs[digest]
         if isinstance(blob, bytes):
             file.write(blob)
             return
         hasher = hashlib.sha256()
-        with open(blob, "rb", buffering=0) as source:
-            while chunk := source.read(_CHUNK):
-                hasher.update(chunk)
-                file.write(chunk)
+        for chunk in _chunks(blob):
+            hasher.update(chunk)
+            file.write(chunk)
         if PREFIX + hasher.hexdigest() != digest:
-            raise BuildError(f"The file {blob} changed while the bundle was written.")
+            if isinstance(blob, Path):
+                raise BuildError(f"The file {blob} changed while the bundle was written.")
+            raise BuildError(f"The blob {digest} of the bundle to compile is damaged.", hint="Fetch that bundle again.")
 
-    def _add(self, digest: str, blob: bytes | Path, size: int) -> None:
+    def _add(self, digest: str, blob: bytes | memoryview | Path, size: int) -> None:
         self._blobs.setdefault(digest, blob)
         self._sizes.setdefault(digest, size)
 
@@ -150,6 +166,15 @@ class BlobStore:
                 raise BuildError(f"Nothing can be written to {self._parent}: {error.strerror}.") from error
             self._staging = staging
         return self._staging / secrets.token_hex(8)
+
+
+def _chunks(blob: memoryview | Path) -> Iterator[Buffer]:
+    if isinstance(blob, Path):
+        with open(blob, "rb", buffering=0) as source:
+            while chunk := source.read(_CHUNK):
+                yield chunk
+    else:
+        yield from (blob[start : start + _CHUNK] for start in range(0, len(blob), _CHUNK))
 
 
 class BlobWriter:
@@ -180,10 +205,12 @@ def write_bundle(
     targets: Sequence[TargetEntry],
     *,
     layout: Literal["file", "directory"] = "file",
+    existing: Existing | None = None,
 ) -> str:
     """Write a bundle to ``out`` and return its digest. A path that ends in ``/`` asks for a directory.
 
-    Only blobs that a target lists are written. Until the bundle is complete, ``out`` is not touched; on any
+    ``targets`` come after those of ``existing``, whose program it then is. Only blobs that a target lists are written.
+    Until the bundle is complete, ``out`` is not touched; on any
     exception nothing is left behind.
 
     Raises:
@@ -192,7 +219,7 @@ def write_bundle(
     path = Path(os.path.abspath(out))
     as_directory = layout == "directory" or os.fspath(out).endswith("/")
     _check_destination(path, as_directory)
-    index, digests = _documents(store, program, targets)
+    index, digests = _documents(store, program, targets, existing)
     top = encode(ImageIndex(2, [index], media_types.OCI_INDEX))
     write = _write_directory if as_directory else _write_file
     try:
@@ -202,13 +229,15 @@ def write_bundle(
     return index.digest
 
 
-def _documents(store: BlobStore, program: Program, targets: Sequence[TargetEntry]) -> tuple[Descriptor, set[str]]:
+def _documents(
+    store: BlobStore, program: Program, targets: Sequence[TargetEntry], existing: Existing | None
+) -> tuple[Descriptor, set[str]]:
     """Add program, targets, manifests and bundle index; return the index and the digests of all below it."""
     if not targets:
         raise BuildError("A bundle needs at least one target.")
-    config = store.add_document(program, media_types.PROGRAM)
-    digests = {config.digest}
-    manifests = []
+    config = existing.config if existing else store.add_document(program, media_types.PROGRAM)
+    digests = {config.digest, *(existing.digests if existing else ())}
+    manifests = [*existing.manifests] if existing else []
     for entry in targets:
         target = store.add_document(entry.target, media_types.TARGET)
         layers = list({layer.digest: layer for layer in (target, *entry.layers)}.values())

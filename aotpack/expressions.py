@@ -1,7 +1,10 @@
-"""Symbolic sizes to the format's expression grammar (spec/expressions.md)."""
+"""Symbolic sizes to the format's expression grammar (spec/expressions.md) and back."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -9,8 +12,9 @@ import sympy
 import torch
 
 from aotpack_loader.errors import UnsupportedError
+from aotpack_loader.format import expressions
 
-from ._torch_compat import ShapeEnv, int_oo
+from ._torch_compat import SIZE_FUNCTIONS, ShapeEnv, divided, int_oo, modulo
 
 _CALLS = {"Max": "max", "Min": "min"}
 _REAL_FUNCTIONS = {"ToFloat": "float", "TruncToInt": "trunc", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}
@@ -112,3 +116,87 @@ def bound(value: Any) -> int | None:
     if value in (int_oo, -int_oo, sympy.oo, -sympy.oo):
         return None
     return int(value)
+
+
+# ------------------------------------------------------------------ back to sympy
+
+
+def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> Any:
+    """An expression of the grammar over ``symbols``, which has all that it names.
+
+    The grammar is a part of Python's, but for zeros before a number, so Python's parser reads it; nothing is evaluated.
+
+    Raises:
+        CorruptBundleError: no expression of the grammar.
+    """
+    expressions.parse(text)
+    text = re.sub(r"\b0+(?=\d)", "", text)
+    return _Reader(symbols).visit(ast.parse(text, mode="eval").body)
+
+
+_COMPARISONS = {
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
+}
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self, symbols: Mapping[str, sympy.Symbol]) -> None:
+        self.symbols = symbols
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return sympy.Float(node.value) if isinstance(node.value, float) else sympy.Integer(node.value)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self.symbols[node.id]
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return sympy.Not(self.visit(node.operand))
+        return -self._number(node.operand)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        if (choice := self._choice(node)) is not None:
+            return choice
+        left, right = self._number(node.left), self._number(node.right)
+        match node.op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Div() | ast.FloorDiv():
+                return divided(left, right, floor=isinstance(node.op, ast.FloorDiv))
+            case _:
+                return modulo(left, right)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        return _COMPARISONS[type(node.ops[0])](self._number(node.left), self._number(node.comparators[0]))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        join = sympy.And if isinstance(node.op, ast.And) else sympy.Or
+        return join(*(self.visit(value) for value in node.values))
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        function: Any = SIZE_FUNCTIONS[node.func.id]  # type: ignore[attr-defined]
+        return function(*(self._number(arg) for arg in node.args))
+
+    def _number(self, node: ast.expr) -> Any:
+        """An operand of arithmetic: a condition counts as 1 or 0."""
+        value = self.visit(node)
+        is_condition = isinstance(value, sympy.logic.boolalg.Boolean) and not isinstance(value, sympy.Symbol)
+        return sympy.Piecewise((1, value), (0, True)) if is_condition else value
+
+    def _choice(self, node: ast.BinOp) -> Any:
+        """``condition * value + (not condition) * other``, which is how a choice between two is written."""
+        match node:
+            case ast.BinOp(
+                ast.BinOp(holds, ast.Mult(), value), ast.Add(), ast.BinOp(ast.UnaryOp(ast.Not(), fails), ast.Mult(), other)
+            ) if ast.dump(holds) == ast.dump(fails):
+                return sympy.Piecewise((self._number(value), self.visit(holds)), (self._number(other), True))
+        return None

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aotpack_loader.format import schema
-from aotpack_loader.trust import record_built
+from msgspec import structs
 
-from .bundle import BlobStore, TargetEntry, write_bundle
+from aotpack_loader.errors import BuildError, Problem, TargetError
+from aotpack_loader.format import schema
+from aotpack_loader.format.validate import validate_target
+from aotpack_loader.selftest import run_self_test
+
+from .bundle import BlobStore, Existing, TargetEntry, write_bundle
 from .cache import CompileCache
+from .program import as_a_loader
 from .progress import BuildReport, Run
 from .targets import GraphToCompile, Target
 
 
 @dataclass(frozen=True)
 class Making:
-    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form."""
+    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it."""
 
     run: Run
+    producer: schema.Producer
     store: BlobStore
     cache: CompileCache
     out: Path | str
@@ -36,14 +43,14 @@ def compile_targets(making: Making, targets: Sequence[Target], graphs: Sequence[
     return entries
 
 
-def write(making: Making, program: schema.Program, entries: Sequence[TargetEntry]) -> BuildReport:
-    """Write the bundle, record it as this user's, and say what was made."""
+def write(
+    making: Making, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
+) -> BuildReport:
+    """Write the bundle and say what was made; with ``existing``, a bundle that has those targets too."""
     run, cache = making.run, making.cache
-    shared = [*_graphs(program), *program.weights, *([program.self_test] if program.self_test else [])]
-    complete = [entry._replace(layers=_distinct([*shared, *entry.layers])) for entry in entries]
+    complete = [_complete(entry, program, making.producer) for entry in entries]
     with run.stage("write"):
-        digest = write_bundle(making.out, making.store, program, complete, layout=making.layout)
-    record_built(digest)
+        digest = write_bundle(making.out, making.store, program, complete, layout=making.layout, existing=existing)
     if cache.hits:
         run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")
     return BuildReport(
@@ -59,9 +66,48 @@ def write(making: Making, program: schema.Program, entries: Sequence[TargetEntry
     )
 
 
+def self_test(
+    making: Making, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing, *, trusted: bool
+) -> None:
+    """Run the recorded inputs on each new target that runs here.
+
+    Raises:
+        BuildError: a target computes something else than was recorded.
+        TrustError: native code of a bundle that is not ``trusted``.
+    """
+    if program.self_test is None:
+        making.run.warn("no self-test is recorded in the bundle, so none was run")
+        return
+    complete = [_complete(entry, program, making.producer) for entry in entries]
+    parent = Path(making.out).absolute().parent
+    with making.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
+        trial = Path(folder) / "trial"
+        digest = write_bundle(trial, making.store, program, complete, layout="directory", existing=existing)
+        for entry in complete:
+            try:
+                report = run_self_test(trial, entry.target.name, digest if trusted else None, program.requirements.operators)
+            except TargetError as error:
+                making.run.warn(f"{entry.target.name} was not tested: {error}")
+                continue
+            wrong = [Problem(row, f"error {found:.2e}, tolerance {limit:.2e}") for row, found, limit, ok in report.rows if not ok]
+            if wrong:
+                raise BuildError(f"The target {entry.target.name!r} computes something else than was recorded.", wrong)
+            worst = max((found for _, found, _, _ in report.rows), default=0.0)
+            making.run.note(f"{entry.target.name}: the self-test's {len(report.rows)} tensors agree, largest error {worst:.2e}")
+
+
+def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:
+    """A target with all the blobs that it needs, checked as a loader checks it."""
+    target = entry.target if producer == program.producer else structs.replace(entry.target, producer=producer)
+    with as_a_loader():
+        validate_target(target, program, f"target {target.name!r}")
+    shared = [*_graphs(program), *program.weights, *([program.self_test] if program.self_test else [])]
+    return entry._replace(target=target, layers=_distinct([*shared, *entry.layers]))
+
+
 def _graphs(program: schema.Program) -> list[schema.Descriptor]:
     found = []
-    for method in program.methods.values():
+    for _, method in sorted(program.methods.items()):
         found += [method.forward, *([method.backward.graph] if method.backward else [])]
     return found
 

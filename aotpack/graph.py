@@ -1,9 +1,8 @@
-"""``torch.fx`` graphs to the format's graphs and back, without loss."""
+"""``torch.fx`` graphs to the format's graphs, without loss; :mod:`.restore` goes back."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from aotpack_loader.devices import operators
-from aotpack_loader.devices.literals import literal
 from aotpack_loader.errors import Problem, UnsupportedError
-from aotpack_loader.format import schema, subgraphs
+from aotpack_loader.format import schema
 
 from ._torch_compat import ShapeEnv
 from .expressions import size_expression
@@ -151,62 +149,3 @@ def source_line(node: FxNode) -> str:
         if where.strip().startswith("File "):
             return f"{where.strip()}: {code.strip()}"
     return ""
-
-
-# ------------------------------------------------------------------ back to fx
-
-
-def to_fx(graph: schema.Graph, *, single: bool = False) -> GraphModule:
-    """The graph as a ``torch.fx.GraphModule``; values' types go to ``meta["aotpack"]``.
-
-    It returns a tuple; ``single``: its one output, as torch wants it of some subgraphs.
-    """
-    fx = torch.fx.Graph()
-    root = torch.nn.Module()
-    values: dict[str, FxNode] = {}
-    singles = {name for node in graph.nodes for name in subgraphs.single_result(node)}
-    for name, sub in graph.subgraphs.items():
-        root.register_module(name, to_fx(sub, single=name in singles))
-    for name, value in zip(graph.inputs, graph.input_values, strict=True):
-        node = fx.create_node("placeholder", name, name=name)
-        node.meta["aotpack"] = value
-        values[name] = node
-
-    def argument(arg: Any) -> Any:
-        if isinstance(arg, list):
-            return [argument(item) for item in arg]
-        if isinstance(arg, schema.ValueRef):
-            return values[arg.name]
-        if isinstance(arg, schema.GraphArg):
-            return fx.get_attr(arg.name)
-        return literal(arg)
-
-    for item in graph.nodes:
-        node = fx.create_node(
-            "call_function",
-            _operator(item.op),
-            _fx_arguments(item, [argument(arg) for arg in item.args]),
-            {key: argument(arg) for key, arg in item.kwargs.items()},
-            name=item.name,
-        )
-        node.meta["aotpack"] = item.value
-        values[item.name] = node
-    outputs = tuple(argument(arg) for arg in graph.outputs)
-    fx.output(outputs[0] if single else outputs)
-    return GraphModule(root, fx)
-
-
-def _fx_arguments(node: schema.Node, args: list[Any]) -> tuple[Any, ...]:
-    """Arguments as torch takes them, where that is not how the format writes them."""
-    if not node.op.startswith("higher_order."):
-        return tuple(args)
-    if node.op == "higher_order.flex_attention":
-        args[6] = dict(args[6])
-    return tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    space, _, rest = name.partition(".")
-    if space == "higher_order":
-        return getattr(torch.ops.higher_order, rest)  # type: ignore[no-any-return]
-    return operators.resolve(name, declared=(space,))

@@ -1,31 +1,35 @@
-"""The build, as a table of contents: each stage a function, frozen results between them.
+"""The ways to make a bundle, as a table of contents: each stage a function, frozen results between them.
 
-capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.program`) -> targets -> weights -> bundle (:mod:`.finish`)
+``build``: capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.program`) -> targets -> weights -> bundle.
+``compile_bundle``: graphs of a bundle (:mod:`.existing`) -> targets -> bundle. The last two stages are :mod:`.finish`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import BuildError
 from aotpack_loader.format import schema
+from aotpack_loader.trust import decide_trust, record_built
 
-from . import __version__, decompositions, finish, program, tracing
+from . import __version__, decompositions, existing, finish, program, tracing
 from ._torch_compat import Decompositions, free_sizes
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
-from .options import Options, RandomMode, check_options
+from .options import Options, RandomMode, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
 from .selftest import record
 from .targets import Target, resolve_targets
 from .weights import write_weights
 
-__all__ = ["BuildReport", "Observer", "build"]
+__all__ = ["BuildReport", "Observer", "build", "compile_bundle"]
 
 
 def build(
@@ -91,7 +95,7 @@ def build(
             run.note(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
-        making = finish.Making(run, store, CompileCache(enabled=cache), out, layout)
+        making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
         entries = finish.compile_targets(making, chosen, graphs)
         with run.stage("weights"):
             weights = write_weights(list(work.stored.tensors.items()), store)
@@ -101,10 +105,70 @@ def build(
                 recorded = documents.get("train") or next(iter(documents.values()))
                 tested = record(work.module, recorded, args, kwargs, store)
         contents = program.Contents(documents, extra, weights, tested)
-        made = program.assemble(name or type(model).__name__, _producer(), work, contents)
+        made = program.assemble(name or type(model).__name__, making.producer, work, contents)
         report = finish.write(making, made, entries)
+    record_built(report.digest)
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
     return replace(report, methods=tuple(methods), saved_bytes=saved)
+
+
+def compile_bundle(
+    bundle: str | Path,
+    targets: Sequence[str],
+    *,
+    out: str | Path,
+    trust: str | Collection[str] | None = None,
+    self_test: bool = False,
+    cache: bool = True,
+    layout: Literal["file", "directory"] = "file",
+    observer: Observer | None = None,
+) -> BuildReport:
+    """Compile the graphs of a bundle for further targets, without the model's source.
+
+    The program, its weights and the targets that are there stay as they are, byte by byte. Operators beyond torch's own must have
+    been registered in this process. The new bundle is recorded as this user's, so that its native code runs, if the old one
+    is trusted.
+
+    Args:
+        bundle: the ``.aotpack`` file or directory; it may be what ``out`` replaces.
+        targets: what to add: ``"cpu:x86-64-v4"``, ``"portable"``.
+        out: the ``.aotpack`` file (or directory) to write.
+        trust: that the old bundle is trusted, as ``aotpack_loader.load`` takes it.
+        self_test: run the bundle's recorded inputs on each new target that runs here, before anything is written.
+        cache: reuse compiled code of unchanged graphs.
+        layout: ``"file"`` or ``"directory"``.
+        observer: watches progress.
+
+    Raises:
+        BundleError: there is no bundle, it is damaged, or of a later format.
+        BuildError: a target is there already or unknown, cannot compile the graphs, or computes something else than was recorded;
+            nothing was written.
+        TrustError: ``self_test`` of native code from a bundle that is not trusted.
+    """
+    if problems := layout_problems(layout):
+        raise BuildError("The options are not valid.", problems)
+    chosen = resolve_targets(targets)
+    run = Run(observer)
+    with Bundle.open(bundle) as opened, free_sizes(), BlobStore(out) as store:
+        existing.refuse_present(opened, chosen)
+        trusted = decide_trust(opened.digest, trust)
+        with run.stage("restore"):
+            graphs = existing.graphs_of(opened)
+        making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
+        with existing.deterministic_algorithms(existing.uses_deterministic_algorithms(opened.program)):
+            entries = finish.compile_targets(making, chosen, graphs)
+        kept = existing.keep(opened, store)
+        if self_test:
+            finish.self_test(making, opened.program, entries, kept, trusted=trusted.trusted)
+        report = finish.write(making, opened.program, entries, kept)
+        present = tuple(opened.targets)
+    if trusted.trusted:
+        record_built(report.digest)
+    else:
+        run.warn(
+            f"native code of the new bundle runs only with trust={report.digest!r}, because of the old one: {trusted.reason}"
+        )
+    return replace(report, targets=present + report.targets, warnings=tuple(run.warnings))
 
 
 def _producer() -> schema.Producer:

@@ -66,7 +66,7 @@ def _halves(
 
     def add(key: str, module: GraphModule) -> schema.Descriptor:
         converted = graph.from_fx(module, convention.shape_env)
-        with _as_a_loader():
+        with as_a_loader():
             validate_graph(converted, key)
         graphs[key] = (converted, module)
         return store.add_compressed(codec.encode(converted), media_types.GRAPH)
@@ -113,13 +113,13 @@ def assemble(name: str, producer: schema.Producer, work: Work, contents: Content
         self_test=contents.self_test,
         training=work.module.training,
     )
-    with _as_a_loader():
+    with as_a_loader():
         validate_program(program, "program")
     return program
 
 
 @contextlib.contextmanager
-def _as_a_loader() -> Iterator[None]:
+def as_a_loader() -> Iterator[None]:
     """What a loader would refuse is refused here, before anything is written."""
     try:
         yield

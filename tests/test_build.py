@@ -19,7 +19,8 @@ from torch.nn import functional as F
 import aotpack
 from aotpack import capture
 from aotpack.cli import main
-from aotpack.graph import from_fx, to_fx
+from aotpack.graph import from_fx
+from aotpack.restore import to_fx
 from aotpack.targets.cpu import CpuTarget
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader import load

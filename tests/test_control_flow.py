@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import flex_attention
 
 import aotpack
-from aotpack.graph import to_fx
+from aotpack.restore import to_fx
 from aotpack.targets import parts
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader.archive.bundle import Bundle

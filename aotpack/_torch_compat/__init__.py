@@ -41,6 +41,7 @@ from .inductor import (
 )
 from .messages import own_warnings
 from .rehearsal import ASSIGNS_STATE, SideEffectError, Touched, kept_state_changes, rehearse
+from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
     Bounds,
     DynamicDims,
@@ -68,6 +69,7 @@ __all__ = [
     "ASSIGNS_STATE",
     "COMPARES",
     "SIDE_EFFECTS",
+    "SIZE_FUNCTIONS",
     "TRIED_ON",
     "AliasedOutputsError",
     "Bounds",
@@ -81,12 +83,14 @@ __all__ = [
     "SideEffectError",
     "Split",
     "StorageWeakRef",
+    "Symbols",
     "Touched",
     "ViewAndMutationMeta",
     "blank_like",
     "can_name_instruction_set",
     "capture_with_dynamo",
     "desc",
+    "divided",
     "dynamo_contexts",
     "example_like",
     "export_joint",
@@ -109,6 +113,7 @@ __all__ = [
     "laid_out",
     "lower_with_aoti",
     "marked_dynamic",
+    "modulo",
     "own_warnings",
     "participates_in_backward",
     "partition",

@@ -94,7 +94,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
     if as_json:
         print_json(report.to_json())
     else:
-        stdout().print(_summary(report))
+        stdout().print(summary(report))
 
 
 class Progress:
@@ -145,7 +145,8 @@ class Progress:
             self._status = None
 
 
-def _summary(report: BuildReport) -> Table:
+def summary(report: BuildReport) -> Table:
+    """What was made, as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

@@ -38,9 +38,12 @@ class GraphToCompile:
 def graphs_to_compile(
     methods: Mapping[str, schema.Method], graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]]
 ) -> list[GraphToCompile]:
-    """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward."""
+    """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward.
+
+    Methods are in the order of their names, as a document has them: so is what targets make of them, whoever has the methods.
+    """
     found = []
-    for name, method in methods.items():
+    for name, method in sorted(methods.items()):
         backward = method.backward
         saved = [] if backward is None else backward.saved
         outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}

@@ -109,13 +109,22 @@ def seeded(make: Make) -> tuple[Model, MakeInputs]:
 
 
 def run(case: Case, out: Path) -> None:
-    """Build, load and compare every call.
+    """Build the case's bundle and compare every call.
 
     Raises:
         MismatchError: lists all that differs.
     """
     build(case, out)
-    loaded = aotpack.load(out, backend=case.targets[0], subclasses=case.subclasses)
+    compare(case, out, case.targets[0])
+
+
+def compare(case: Case, out: Path, backend: str) -> None:
+    """Load the case's bundle and compare every call.
+
+    Raises:
+        MismatchError: lists all that differs.
+    """
+    loaded = aotpack.load(out, backend=backend, subclasses=case.subclasses)
     model, make_inputs = seeded(case.make)
     found: list[str] = []
     for number, call in enumerate(case.calls):
@@ -128,7 +137,7 @@ def run(case: Case, out: Path) -> None:
         lines = differences(eager, bundle)
         found += [f"call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
     if not case.subclasses:  # full checks do not look into them
-        found += _check_errors(case, aotpack.load(out, backend=case.targets[0], check="full"), make_inputs)
+        found += _check_errors(case, aotpack.load(out, backend=backend, check="full"), make_inputs)
     if found:
         raise MismatchError("\n".join([case.name, *found]))
 

@@ -124,6 +124,11 @@ class Bundle:
         return self._program
 
     @property
+    def config(self) -> Descriptor:
+        """The descriptor of the program."""
+        return self._config
+
+    @property
     def targets(self) -> dict[str, Target]:
         """The targets by name, in the order of the bundle."""
         return {name: found.target for name, found in self._manifests.items()}
@@ -183,6 +188,14 @@ class Bundle:
             CorruptBundleError: missing or damaged.
         """
         return self._layout.read(descriptor)
+
+    def map(self, descriptor: Descriptor) -> memoryview:
+        """Return a mapping of a blob of any size, as stored; its digest is not checked.
+
+        Raises:
+            CorruptBundleError: missing, or of another size.
+        """
+        return self._layout.map(descriptor)
 
     def weights(self, *, blank: bool = False) -> WeightMap:
         """Return a new mapping of the program's weights: what is written to it, no other mapping sees.

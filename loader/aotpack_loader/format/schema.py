@@ -755,6 +755,7 @@ class Target(Document, frozen=True):
     names.
     ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
     ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
+    ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
     """
 
     name: Name
@@ -770,3 +771,4 @@ class Target(Document, frozen=True):
     constraints: dict[str, list[str]] = {}
     xla: dict[str, XlaExecutable] = {}
     packages: dict[str, str] = {}
+    producer: Producer | None = None

@@ -1,0 +1,117 @@
+"""A shape environment with given symbols, and fake tensors over them: what a trace would have left.
+
+After ``torch.export``'s own deserialiser (``torch/_export/serde/serialize.py``), which restores symbols the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbols_with_path
+from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo
+
+SIZE_FUNCTIONS: dict[str, Any] = {
+    "max": functions.Max,
+    "min": functions.Min,
+    "float": functions.ToFloat,
+    "sqrt": functions.OpaqueUnaryFn_sqrt,
+    "trunc": functions.TruncToInt,
+    "floor": functions.FloorToInt,
+    "ceil": functions.CeilToInt,
+    "round": functions.RoundToInt,
+    "pow": functions.FloatPow,
+}
+"""The functions of expressions (spec/expressions.md) as torch has them."""
+
+_UNBACKED = re.compile(r"u(\d+)")
+_BACKED = re.compile(r"s\d+")
+
+
+def modulo(base: Any, divisor: Any) -> Any:
+    """The remainder as torch writes it: the simpler function where no sign matters."""
+    plain = base.is_nonnegative and divisor.is_nonnegative
+    return functions.Mod(base, divisor) if plain else functions.PythonMod(base, divisor)
+
+
+def divided(dividend: Any, divisor: Any, *, floor: bool) -> Any:
+    """The quotient as torch writes it: rounded down, of integers, or of reals."""
+    if floor:
+        return functions.FloorDiv(dividend, divisor)
+    integers = dividend.is_integer and divisor.is_integer
+    return functions.IntTrueDiv(dividend, divisor) if integers else functions.FloatTrueDiv(dividend, divisor)
+
+
+class Symbols:
+    """Symbols by name, in an environment of their own. Fake tensors are made in ``mode``."""
+
+    def __init__(self) -> None:
+        self.env = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.by_name: dict[str, sympy.Symbol] = {}
+        found = getattr(self.env, "backed_var_to_val", None)
+        self.hints: dict[Any, Any] = self.env.var_to_val if found is None else found  # torch 2.9
+
+    @staticmethod
+    def is_size(name: str) -> bool:
+        """Whether torch takes a symbol of this name for a size of an argument."""
+        return _BACKED.fullmatch(name) is not None
+
+    @staticmethod
+    def is_unbacked(name: str) -> bool:
+        """Whether torch takes a symbol of this name for a size that depends on data."""
+        return _UNBACKED.fullmatch(name) is not None
+
+    def add_size(self, name: str, minimum: int, maximum: int | None, hint: int) -> None:
+        """A size of an argument, in ``minimum..maximum`` (null: unbounded), ``hint`` at the example."""
+        symbol = self.by_name[name] = sympy.Symbol(name, positive=True, integer=True)
+        self.hints[symbol] = sympy.Integer(hint)
+        self._bound(symbol, minimum, maximum)
+
+    def add_unbacked(self, name: str, minimum: int, maximum: int | None) -> None:
+        """A size that depends on data. Symbols that torch makes later have other names."""
+        symbol = self.by_name[name] = sympy.Symbol(name, integer=True)
+        self._bound(symbol, minimum, maximum)
+        number = int(_UNBACKED.fullmatch(name)[1])  # type: ignore[index]
+        self.env.unbacked_symint_counter = max(self.env.unbacked_symint_counter, number + 1)
+
+    def _bound(self, symbol: sympy.Symbol, minimum: int, maximum: int | None) -> None:
+        self.env.constrain_symbol_range(symbol, minimum, int_oo if maximum is None else maximum)
+        self.env.size_like.add(symbol)
+
+    def assume(self, condition: Any) -> bool:
+        """Let the environment know a condition on sizes; whether it holds at the example."""
+        return bool(self.env.evaluate_expr(condition))
+
+    def integer(self, expr: Any) -> int | torch.SymInt:
+        """An expression as a value."""
+        if expr.is_number:
+            return int(expr)
+        known = expr.xreplace(self.hints)
+        return self.env.create_symintnode(expr, hint=int(known) if known.is_number else None)
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[Any], stride: Sequence[Any], offset: int | torch.SymInt) -> torch.Tensor:
+        """A fake tensor, in memory of its own."""
+        with self.mode:
+            made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu")
+            return made if isinstance(offset, int) and offset == 0 else made.as_strided(tuple(shape), tuple(stride), offset)
+
+    def unknown(self, kind: str) -> Any:
+        """A float or a truth value that is only known while the graph runs."""
+        if kind == "float":
+            return self.env.create_unbacked_symfloat()
+        return self.env.create_unbacked_symbool() if kind == "bool" else None
+
+    def run(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives for fake values. Nothing is learnt of their sizes."""
+        with self.mode, self.env.suppress_guards(), self.env.ignore_fresh_unbacked_symbols():
+            return target(*args, **kwargs)
+
+    def bindings(self, value: Any, pending: set[Any]) -> dict[Any, Any]:
+        """Where in ``value`` unbacked symbols of ``pending`` are found first; they are taken out of it."""
+        return _free_unbacked_symbols_with_path(value, (), shape_env=self.env, pending=pending)

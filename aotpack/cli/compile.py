@@ -1,0 +1,89 @@
+"""``aotpack compile``: further targets for a bundle, from its graphs alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotpack_loader.errors import EntryError, Problem
+
+from .build import Progress, summary
+from .console import json_option, print_json, stderr, stdout, trust_option, verbose_option
+
+
+@click.command("compile", short_help="Add targets to a bundle.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, metavar="PATH", help="The bundle to write; it may be BUNDLE itself.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="What to compile for: cpu, cpu:<instruction set>, portable. May be repeated.",
+)
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Python module to import first, which registers operators that the bundle requires. May be repeated.",
+)
+@click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
+@click.option("--no-cache", is_flag=True, help="Compile everything anew.")
+@click.option("--directory", is_flag=True, help="Write an unpacked directory, as a PATH that ends in / does.")
+@trust_option
+@json_option
+@verbose_option
+def command(
+    bundle: Path,
+    out: str,
+    modules: tuple[str, ...],
+    directory: bool,
+    no_cache: bool,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Add targets to BUNDLE, compiled from the graphs in it: the model's source is not needed.
+
+    What is in BUNDLE stays as it is. If this user trusts it, the new bundle's native code is trusted as well.
+    """
+    progress = Progress(stderr(), verbose=verbose)
+    with progress.stage("import", " ".join(modules)):
+        import aotpack
+
+        _import(modules)
+    report = aotpack.compile_bundle(
+        bundle,
+        out=out,
+        layout="directory" if directory or out.endswith("/") else "file",
+        cache=not no_cache,
+        observer=progress,
+        **options,
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        stdout().print(summary(report))
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    """Import the user's modules, which may lie in the working directory.
+
+    Raises:
+        EntryError: one cannot be imported.
+    """
+    from aotpack.entry import directory_on_path
+
+    with directory_on_path(Path(os.getcwd(), "-")):
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                problem = Problem(name, f"{type(error).__name__}: {error}")
+                raise EntryError("A module that --import names cannot be imported.", [problem]) from error
