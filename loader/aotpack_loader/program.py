@@ -61,9 +61,9 @@ class LoadedProgram(nn.Module):
         super().__init__()
         self.aotpack = info
         self._aotpack_calls = dict(calls)
-        _register(self, info.program.state, state)
-        self._aotpack_slots = {entry.name: _slot(self, entry) for entry in info.program.state}
-        self.train(info.program.training)
+        self._aotpack_slots = _register(self, info.program.state, state)
+        if not info.program.training:
+            self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
@@ -136,20 +136,26 @@ class LoadedProgram(nn.Module):
 
 # Written into the dictionaries directly: register_parameter and add_module refuse names that are attributes of nn.Module
 # (``half``), which a ParameterList or ParameterDict of the original may well hold.
-def _register(root: nn.Module, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]) -> None:
+def _register(
+    root: nn.Module, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[dict[str, Any], str]]:
+    """Put the tensors where the original has them; returns for each entry the dictionary that holds it, and its key."""
     made: dict[str, torch.Tensor] = {}
+    slots: dict[str, tuple[dict[str, Any], str]] = {}
     for entry in entries:
         owner, name = _owner(root, entry.name)
         value = made[entry.tied_to] if entry.tied_to else state[entry.name]
         if entry.kind == "parameter":
             if not isinstance(value, nn.Parameter):
                 value = nn.Parameter(value, requires_grad=entry.requires_grad)
-            owner._parameters[name] = value
+            holder: dict[str, Any] = owner._parameters
         else:
-            owner._buffers[name] = value
+            holder = owner._buffers
             if not entry.persistent:
                 owner._non_persistent_buffers_set.add(name)
-        made[entry.name] = value
+        holder[name] = made[entry.name] = value
+        slots[entry.name] = holder, name
+    return slots
 
 
 def _owner(root: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -160,8 +166,3 @@ def _owner(root: nn.Module, path: str) -> tuple[nn.Module, str]:
             module._modules[parent] = Container()
         module = module._modules[parent]  # type: ignore[assignment]
     return module, name
-
-
-def _slot(root: nn.Module, entry: schema.StateEntry) -> tuple[dict[str, Any], str]:
-    owner, name = _owner(root, entry.name)
-    return (owner._parameters if entry.kind == "parameter" else owner._buffers), name

@@ -31,7 +31,7 @@ from ..format.schema import (
 )
 from ..format.validate import validate_program, validate_target
 from ..format.versions import check_version
-from . import cache, compression
+from . import cache
 from .layout import Layout, open_layout
 from .weights import WeightMap
 
@@ -253,6 +253,8 @@ class Bundle:
             yield from found.manifest.layers
 
     def _decompress(self, descriptor: Descriptor) -> bytes:
+        from . import compression  # code that is in the cache already is not decompressed again
+
         return compression.decompress(self._layout.read(descriptor), raw_size(descriptor))
 
 
@@ -310,9 +312,20 @@ def _common_config(manifests: list[Manifest]) -> Descriptor:
 
 def _program(layout: Layout, descriptor: Descriptor) -> Program:
     data = layout.read(descriptor)
+    try:
+        program = decode(data, Program, where="program")
+    except CorruptBundleError:
+        _refuse_other_version(data)
+        raise
+    check_version(program)
+    validate_program(program, "program")
+    return program
+
+
+def _refuse_other_version(data: memoryview) -> None:
+    """A program that does not decode may be one of another version, which need not: then that is what is wrong."""
     preamble = decode(data, ProgramPreamble, where="program")
     features = preamble.features if isinstance(preamble.features, list) else []
-    # The rest of a program of another version need not decode, so its version is judged on a stand-in.
     check_version(
         Program(
             format=preamble.format,
@@ -324,9 +337,6 @@ def _program(layout: Layout, descriptor: Descriptor) -> Program:
             methods={},
         )
     )
-    program = decode(data, Program, where="program")
-    validate_program(program, "program")
-    return program
 
 
 def _target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> TargetManifest:

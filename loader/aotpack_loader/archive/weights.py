@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,7 +20,24 @@ from ..format.schema import Descriptor, DType
 from .layout import Layout
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     import torch
+
+    class TensorView(Protocol):
+        """What :meth:`WeightMap.tensor` needs to know; ``schema.StateEntry`` is one. Sizes in elements."""
+
+        @property
+        def storage(self) -> str: ...
+        @property
+        def dtype(self) -> DType: ...
+        @property
+        def shape(self) -> Sequence[int]: ...
+        @property
+        def stride(self) -> Sequence[int]: ...
+        @property
+        def offset(self) -> int: ...
+
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors crate."""
@@ -53,21 +70,6 @@ class StoredTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     start: int
     stop: int
-
-
-class TensorView(Protocol):
-    """What :meth:`WeightMap.tensor` needs to know; ``schema.StateEntry`` is one. Sizes in elements."""
-
-    @property
-    def storage(self) -> str: ...
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def shape(self) -> Sequence[int]: ...
-    @property
-    def stride(self) -> Sequence[int]: ...
-    @property
-    def offset(self) -> int: ...
 
 
 class View(msgspec.Struct, frozen=True):

@@ -167,10 +167,15 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
             if original is None or original.tied_to is not None or original.kind != entry.kind:
                 yield Problem(at, f"C4: tied_to {entry.tied_to!r} is no earlier entry of the same kind")
         known[entry.name] = entry
+    clear = {""}  # modules below no entry: each is looked at once
     for name in known:
-        parents = name.split(".")[:-1]
-        if any(".".join(parents[: i + 1]) in known for i in range(len(parents))):
-            yield Problem("$.state", f"C2: {name!r} lies below another entry")
+        above = name
+        while (above := above.rpartition(".")[0]) not in clear:
+            if above in known:
+                yield Problem("$.state", f"C2: {name!r} lies below another entry")
+                break
+        else:
+            clear.add(name.rpartition(".")[0])
 
 
 def _is_path(name: str) -> bool:
