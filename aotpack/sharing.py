@@ -7,7 +7,7 @@ written to and the model does not ask which of its arguments are the same.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,10 @@ def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage()))
 
 
-def separated(args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sharing) -> Inputs:
-    """The arguments with a tensor of its own in every place; values are not kept."""
+def separated(args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sharing, gaps: Collection[int] = ()) -> Inputs:
+    """The arguments with a tensor of its own in every place, ``gaps`` without them; values are not kept."""
     leaves = pytree.tree_leaves((args, kwargs))
-    return replaced(args, kwargs, {i: like(leaves[i]) for i in shared.neighbours})
+    return replaced(args, kwargs, {i: like(leaves[i], dense=i in gaps) for i in shared.neighbours.union(gaps)})
 
 
 def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Mapping[int, Any]) -> Inputs:
@@ -88,11 +88,24 @@ def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Mapping[int,
     return inputs
 
 
-def like(tensor: torch.Tensor, *, requires_grad: bool | None = None) -> torch.Tensor:
-    """A tensor of the same type, a leaf or not as ``tensor`` is; its values do not matter."""
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the strides do not follow from the sizes: between its first and last element lies memory that is not its."""
+    if not _is_strided(tensor):
+        return False
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if s):
+        if stride != expected:
+            return True
+        expected *= size
+    return False
+
+
+def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, dense: bool = False) -> torch.Tensor:
+    """A tensor of the same type, a leaf or not as ``tensor`` is; its values do not matter. ``dense``: without gaps in memory."""
     if not is_plain_tensor(tensor):
         return blank_like(tensor).requires_grad_(tensor.requires_grad)
-    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    strides = torch.empty_like(tensor.detach()).stride() if dense else tensor.stride()
+    fresh = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     if not (tensor.requires_grad if requires_grad is None else requires_grad):
         return fresh
     if tensor.is_leaf:

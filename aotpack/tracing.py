@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
@@ -19,7 +20,7 @@ from .examples import named_leaves, refuse_layouts
 from .options import MethodPlan, Options, RandomMode
 from .progress import Run
 from .rearrange import Arrangement, Writes, arrange
-from .sharing import separated, sharing
+from .sharing import has_gaps, separated, sharing
 from .state import StoredTensors, describe_state, named_state
 from .subclasses import check_apart
 
@@ -41,7 +42,8 @@ class TracedMethod:
 class Work:
     """What all methods of a build are traced from.
 
-    ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``.
+    ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``. ``gaps``:
+    numbers of leaves that are traced as if they were dense.
     """
 
     run: Run
@@ -50,6 +52,7 @@ class Work:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shapes: DynamicShapes
+    gaps: frozenset[int]
     state: Sequence[schema.StateEntry]
     stored: StoredTensors
     options: Options
@@ -75,7 +78,19 @@ def start(run: Run, example: Example, options: Options, decompositions: Decompos
     state = describe_state(module, stored)
     check_apart([*named_leaves(args, kwargs), *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
-    return Work(run, model, module, args, kwargs, shapes, state, stored, options, decompositions)
+    gaps = _gaps(run, args, kwargs, shapes)
+    return Work(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
+
+
+def _gaps(run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> frozenset[int]:
+    """Leaves with sizes that vary, but strides of which nobody knows how they vary with them: those of a slice."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
+    slices = {id(leaves[i]) for i in found}
+    for path, leaf in named_leaves(args, kwargs):
+        if id(leaf) in slices:
+            run.warn(f"{path}: the example is a slice of a larger tensor, and its sizes vary: a call copies such a tensor first")
+    return found
 
 
 def trace(work: Work) -> list[TracedMethod]:
@@ -89,7 +104,7 @@ def trace(work: Work) -> list[TracedMethod]:
 def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:
     module, args, kwargs = work.module, work.args, work.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
-    apart = separated(args, kwargs, shared)
+    apart = separated(args, kwargs, shared, work.gaps)
     built = _trace_once(work, plan, Arrangement(module, *apart))
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):

@@ -10,7 +10,8 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from .tensors import blank_like
@@ -72,7 +73,18 @@ def rehearse(
         SideEffectError: ``requires_grad`` or ``data`` of a tensor is changed.
         Exception: whatever the model raises.
     """
+    try:
+        return _run(mode, model, args, kwargs, strict)
+    except RuntimeError as error:
+        if not isinstance(error, DataDependentOutputException) and "data is not allocated" not in str(error):
+            raise
+    with (
+        enable_python_dispatcher()
+    ):  # a C++ composition reads values (istft, tensor_split); its Python twin, which is traced, may not
+        return _run(mode, model, args, kwargs, strict)
 
+
+def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool) -> Touched:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
         return copy if tensor.is_leaf else copy.clone()

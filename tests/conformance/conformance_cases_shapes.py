@@ -85,6 +85,19 @@ def intermediate_alias_dynamic(x: Tensor) -> Any:
     return y.view(-1), y[0], y
 
 
+def split_at(x: Tensor, places: Tensor) -> Any:
+    return torch.tensor_split(x * 2, places)
+
+
+def indices(gen: torch.Generator) -> Tensor:
+    return torch.randint(7, (2,), generator=gen).sort().values
+
+
+def inverse_transform(x: Tensor) -> Tensor:
+    spectrum = torch.stft(x, 8, window=torch.hann_window(8), return_complex=True)
+    return torch.istft(spectrum * 2, 8, window=torch.hann_window(8))
+
+
 def halves(x: Tensor) -> Tensor:
     return x.view(x.shape[0] // 2, 2, -1).sum(1)
 
@@ -247,6 +260,11 @@ ANY = {"x": {0: Dim.DYNAMIC}}
 LAYOUT = r"^out\.stride: "
 """A LayoutWarning says that results keep the strides of the build (tests/test_call.py)."""
 
+SLICES: dict[str, Any] = {
+    "columns": lambda gen: torch.randn(4, 9, generator=gen)[:, :5].requires_grad_(),
+    "every other row": lambda gen: torch.randn(8, 6, generator=gen)[::2].requires_grad_(),
+    "every other column, transposed": lambda gen: torch.randn(8, 6, generator=gen)[:, ::2].t().requires_grad_(),
+}
 ANY_SIZE = {
     "reshape": lambda x: x.reshape(-1, 3).flatten() * 2,
     "unsqueeze and expand": lambda x: x.unsqueeze(0).expand(5, -1, -1) * 2,
@@ -425,6 +443,23 @@ CASES: list[Case] = [
         dynamic_shapes={"x": {0: Dim.AUTO, 1: Dim.AUTO, 2: Dim.AUTO}},
         calls=(TRAIN, at(g(3, 5, 8))),
     ),
+    *(
+        case(
+            f"shapes: a slice as the example, {name}",
+            lambda x: (x.sin(), x[0], x.reshape(-1) * 2),
+            sliced,
+            dynamic_shapes={"x": {0: Dim.AUTO, 1: Dim.AUTO}},
+            calls=(TRAIN, at(sliced)),
+        )
+        for name, sliced in SLICES.items()
+    ),
+    case(
+        "shapes: a slice as the example, written to",
+        mutated_dynamic,
+        lambda gen: torch.randn(8, 6, generator=gen)[::2, ::2],
+        dynamic_shapes={"x": {0: Dim.AUTO, 1: Dim.AUTO}},
+        calls=(TRAIN, at(t(5, 6))),
+    ),
     case(
         "shapes: a branch on a ratio of sizes",
         lambda x: x * 2 if x.shape[0] / 2 <= 2 and x.shape[0] / x.shape[1] > 0.4 else x * 3,
@@ -555,6 +590,8 @@ CASES: list[Case] = [
     case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
     case("shapes: unbacked, item as a size", item_as_size, ints(), g(3), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, split at indices in a tensor", split_at, g(7), indices, calls=(Call(1), Call(2))),
+    case("shapes: an operator that looks at values, of which a graph has no need", inverse_transform, g(2, 40)),
     case("shapes: unbacked, unique", unique, ints(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, repeat_interleave", repeat_interleave, g(3), ints(3), calls=(Call(1), Call(2))),
     case(
