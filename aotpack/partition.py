@@ -156,6 +156,7 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
     by_name = {placeholder.name for _, placeholder in parts.saved}
     saved_as = dict(parts.saved)
     graph = parts.backward.graph
+    first = next(node for node in graph.nodes if node.op != "placeholder")
     for position, (value, placeholder) in enumerate(parts.saved):
         primal = views.root(value)
         if primal is value or primal.op != "placeholder" or not _is_static_chain(primal, value):
@@ -168,7 +169,6 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
                 source.meta = dict(primal.meta)
                 saved_as[primal] = source
                 by_name.add(source.name)
-        first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
             replacement = _replay(graph, primal, value, source)
         placeholder.replace_all_uses_with(replacement)

@@ -216,7 +216,8 @@ def _without_paths() -> Iterator[None]:
 
     def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         compiling, linking = flags(*args, **kwargs)
-        return [*compiling, f"ffile-prefix-map={include}=torch/include"], linking
+        plain = [flag for flag in compiling if flag != "g1"]  # debug sections are stripped: they would only cost time
+        return [*plain, f"ffile-prefix-map={include}=torch/include"], linking
 
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod

@@ -168,10 +168,13 @@ class Bench:
         return out
 
     def build(self, case: Case, *options: str) -> Built:
-        """A build with empty caches, measured."""
-        with self.empty("AOTPACK_CACHE", "TORCHINDUCTOR_CACHE_DIR") as caches:
+        """A build that takes nothing from the compile cache, measured.
+
+        What does not depend on the model is made once a machine, for both: here the call library, for ``torch.compile`` headers.
+        """
+        with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
             out = self.work / f"{case.name}-measured.aotpack"
-            words = ["-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", *options]
+            words = ["-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", "--no-cache", *options]
             seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
         return Built(out, json.loads(found["output"]), seconds, found["peak_bytes"])
 
@@ -211,6 +214,22 @@ class Bench:
             seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
         figures = json.loads(found["output"].strip().splitlines()[-1])
         return {**figures, "process_seconds": seconds, "process_peak_bytes": found["peak_bytes"]}
+
+
+def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Run each contender once, unmeasured; those that work, and why peers do not. A bundle has to."""
+    works: dict[str, Callable[[], Any]] = {}
+    left_out: dict[str, str] = {}
+    for name, run in contenders.items():
+        try:
+            run()
+        except BenchError as error:
+            if name.startswith(("bundle", "cpu", "portable")):
+                raise
+            left_out[name] = str(error).strip().splitlines()[-1]
+        else:
+            works[name] = run
+    return works, left_out
 
 
 def alternately(contenders: Mapping[str, Callable[[], Any]], times: int) -> dict[str, list[Any]]:

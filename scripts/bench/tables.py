@@ -112,7 +112,12 @@ def start(result: Mapping[str, Any]) -> str:
             rows.append([_kind(kind) + suffix, *(_time_of(one, figure) for one in found for figure in figures.values())])
     phases = {name: network["phases_seconds"] for name, network in networks.items()}
     parts = [[part, *(time(phases[name][part]) for name in networks)] for part in next(iter(phases.values()))]
-    return "\n\n".join([table(head, rows), table(["start of a bundle, cpu", *(NETWORKS[name] for name in networks)], parts)])
+    text = [table(head, rows), table(["start of a bundle, cpu", *(NETWORKS[name] for name in networks)], parts)]
+    for name, network in networks.items():
+        text += [
+            f"{NETWORKS[name]}: {_kind(kind)} does not take part: `{reason}`" for kind, reason in network["left_out"].items()
+        ]
+    return "\n\n".join(text)
 
 
 def step(result: Mapping[str, Any]) -> str:
@@ -140,7 +145,7 @@ def overhead(result: Mapping[str, Any]) -> str:
 def memory(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["peak_bytes"].values() for kind in found)
     rows = [
-        [NETWORKS[name], *(size(found[kind]) for kind in kinds), times(result["ratios"][name])]
+        [NETWORKS[name], *(size(found[kind]) if kind in found else "" for kind in kinds), times(result["ratios"][name])]
         for name, found in result["peak_bytes"].items()
     ]
     text = table(["peak of a step", *map(_kind, kinds), "bundle / `torch.compile`"], rows)
@@ -153,12 +158,13 @@ def memory(result: Mapping[str, Any]) -> str:
 
 
 def recompute(result: Mapping[str, Any]) -> str:
+    kinds = ("eager", "compile", "cpu", "portable")
     rows = [
-        [f"{name}, {variant}", *(size(found[kind]) for kind in ("eager", "compile", "cpu", "portable"))]
+        [f"{name}, {variant}", *(size(found[kind]) if kind in found else "" for kind in kinds)]
         for name, variants in result["saved_bytes"].items()
         for variant, found in variants.items()
     ]
-    return table(["kept for the backward", "eager", "`torch.compile`", "bundle, cpu", "bundle, portable"], rows)
+    return table(["kept for the backward", *map(_kind, kinds)], rows)
 
 
 def build(result: Mapping[str, Any]) -> str:

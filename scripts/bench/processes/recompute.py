@@ -26,7 +26,8 @@ import aotpack
 BENCH = Path(__file__).resolve().parents[1]
 GPT = BENCH.parents[1] / "examples" / "gpt"
 PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-BUDGETS = (1.0, 0.5, 0.2, 0.0)
+BUDGETS = (0.5, 0.2, 0.0)
+"""Shares of what would be saved; 1 is "everything saved"."""
 
 Contexts = Callable[[], Any]
 
@@ -113,6 +114,7 @@ def measure(make: Callable[[], Any], budget: float | None, targets: Iterable[str
 
 def kept(model: nn.Module, args: Any, kwargs: Any) -> int:
     """Bytes that a forward leaves allocated besides its results; the model has its gradients afterwards."""
+    model.zero_grad()
     model(*args, **kwargs)["loss"].backward()  # what only a first call allocates
     model.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import BOTH, PROCESSES, Bench, Case, alternately, example, middle, network
+from harness import BOTH, PROCESSES, Bench, Case, able, alternately, example, middle, network
 
 GOAL = 1.0
 BUDGETS = (1.0, 0.5, 0.2)
@@ -39,7 +40,7 @@ def _networks(bench: Bench, case: Case) -> dict[str, Any]:
         {
             "eager": partial(_peak, bench, case, "eager", *source),
             "compile": partial(_peak, bench, case, "compile", *source),
-            "export": partial(_peak, bench, case, "export", "--artifact", bench.artifact(case, "export")),
+            "export": partial(_of_exported, bench, case),
             "cpu": partial(_peak, bench, case, "bundle", "--bundle", bundle, "--backend", "cpu"),
             "portable": partial(_peak, bench, case, "bundle", "--bundle", bundle, "--backend", "portable"),
         },
@@ -58,8 +59,15 @@ def _budgets(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def _peaks(bench: Bench, contenders: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
-    runs = alternately(contenders, bench.times(3))
+    works, left_out = able(contenders)
+    runs = alternately(works, bench.times(2))
+    for kind, reason in left_out.items():
+        print(f"memory: {kind} left out: {reason}", file=sys.stderr)
     return {kind: middle(run["peak_bytes"] for run in found) for kind, found in runs.items()}
+
+
+def _of_exported(bench: Bench, case: Case) -> dict[str, Any]:
+    return _peak(bench, case, "export", "--artifact", bench.artifact(case, "export"))
 
 
 def _peak(bench: Bench, case: Case, kind: str, *words: object, **environment: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness import BOTH, PROCESSES, Bench, Case, alternately, example, middle, network
+from harness import BOTH, PROCESSES, Bench, Case, able, alternately, example, middle, network
 
 GOAL = 50.0
 
@@ -37,7 +37,11 @@ def measure(bench: Bench) -> dict[str, Any]:
     networks = {case.name: _measured(bench, case) for case in cases(bench)}
 
     def ratios(kind: str, figure: str = WHOLE) -> dict[str, float]:
-        return {name: found["train"][kind][figure] / found["train"]["bundle_cpu"][figure] for name, found in networks.items()}
+        return {
+            name: found["train"][kind][figure] / found["train"]["bundle_cpu"][figure]
+            for name, found in networks.items()
+            if kind in found["train"]
+        }
 
     return {
         "threads": 1,
@@ -57,24 +61,23 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def _measured(bench: Bench, case: Case) -> dict[str, Any]:
     bundle = bench.bundle(case, *BOTH)
-    artifact = partial(bench.artifact, case)
     on = {target: ("--bundle", bundle, "--backend", target) for target in ("cpu", "portable")}
     train: dict[str, Callable[[], dict[str, Any]]] = {
         "eager": partial(bench.start, "eager", case),
         "compile_warm": partial(bench.start, "compile", case),
-        "aot_compile": partial(bench.start, "aot_compile", case, "--artifact", artifact("aot_compile")),
-        "export": partial(bench.start, "export", case, "--artifact", artifact("export")),
+        "aot_compile": partial(_from_artifact, bench, "aot_compile", case),
+        "export": partial(_from_artifact, bench, "export", case),
         "bundle_portable": partial(bench.start, "bundle", case, *on["portable"]),
         "bundle_cpu": partial(bench.start, "bundle", case, *on["cpu"]),
     }
     infer: dict[str, Callable[[], dict[str, Any]]] = {
         "eager": partial(bench.start, "eager", case, "--infer"),
-        "aoti": partial(bench.start, "aoti", case, "--infer", "--artifact", artifact("aoti")),
+        "aoti": partial(_from_artifact, bench, "aoti", case, "--infer"),
         "bundle_cpu": partial(bench.start, "bundle", case, "--infer", *on["cpu"]),
     }
     compiled_cold = bench.cold(case)
-    for run in [*train.values(), *infer.values()]:
-        run()  # fills torch.compile's cache, extracts the bundle's code and writes byte code
+    # The first runs fill torch.compile's cache, extract the bundle's code and write byte code.
+    (train, no_train), (infer, no_infer) = able(train), able(infer)
     found = alternately(train, bench.times(5, 2))
     found |= {
         "compile_cold": [compiled_cold],
@@ -88,6 +91,7 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
         "train": {kind: _medians(runs) for kind, runs in found.items()},
         "infer": {kind: _medians(runs) for kind, runs in alternately(infer, bench.times(5, 2)).items()},
         "phases_seconds": {name: middle(run[name] for run in phases) for name in phases[0]},
+        "left_out": no_train | no_infer,
         "bundle_bytes": bundle.stat().st_size,
     }
 
@@ -95,6 +99,10 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
 def _medians(runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
     runs = list(runs)
     return {figure: middle(run[figure] for run in runs) for figure in _FIGURES} | {"processes": len(runs)}
+
+
+def _from_artifact(bench: Bench, kind: str, case: Case, *words: object) -> dict[str, Any]:
+    return bench.start(kind, case, "--artifact", bench.artifact(case, kind), *words)
 
 
 def _first_load(bench: Bench, case: Case, on: tuple[object, ...]) -> dict[str, Any]:
