@@ -68,11 +68,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A bundle, the build's report, and the process's seconds and peak memory in bytes, its compiler's processes included."""
+    """A bundle, the build's report, and what it took, the compiler's processes included, in seconds and bytes."""
 
     bundle: Path
     report: dict[str, Any]
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
 
 
@@ -176,7 +177,7 @@ class Bench:
             out = self.work / f"{case.name}-measured.aotpack"
             words = ["-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", "--no-cache", *options]
             seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
-        return Built(out, json.loads(found["output"]), seconds, found["peak_bytes"])
+        return Built(out, json.loads(found["output"]), seconds, found["cpu_seconds"], found["peak_bytes"])
 
     @contextlib.contextmanager
     def empty(self, *variables: str) -> Iterator[dict[str, str]]:
@@ -213,7 +214,8 @@ class Bench:
         with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
             seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
         figures = json.loads(found["output"].strip().splitlines()[-1])
-        return {**figures, "process_seconds": seconds, "process_peak_bytes": found["peak_bytes"]}
+        took = {f"process_{name}": found[name] for name in ("cpu_seconds", "peak_bytes")}
+        return {**figures, "process_seconds": seconds, **took}
 
 
 def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:

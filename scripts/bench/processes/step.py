@@ -24,8 +24,8 @@ from aotpack.measure import contender
 
 Step = Callable[[], None]
 REFERENCE = "compile"
-ENOUGH, PATIENCE = 7, 90.0
-"""After so many rounds, stop after so many seconds."""
+ENOUGH, PATIENCE = 5, 30.0
+"""After so many rounds, stop after so many seconds: large networks, and threads that wait for each other on a busy machine."""
 
 
 def parse() -> argparse.Namespace:
@@ -117,7 +117,7 @@ def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, 
     begin = time.perf_counter()
     for number in range(rounds):
         if number >= ENOUGH and time.perf_counter() - begin > PATIENCE:
-            break  # threads that wait for each other on a busy machine
+            break
         for name in list(steps) if number % 2 == 0 else reversed(steps):
             step = steps[name]
             step()  # what the contender before left in the caches

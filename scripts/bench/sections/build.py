@@ -23,6 +23,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     return {
         "networks": networks,
         "ratios": {name: found["build_seconds"] / found["compile_seconds"] for name, found in networks.items()},
+        "ratios_processor_time": {n: found["build_cpu_seconds"] / found["compile_cpu_seconds"] for n, found in networks.items()},
         "ratios_memory": {name: found["build_peak_bytes"] / found["compile_peak_bytes"] for name, found in networks.items()},
         "ratios_size": {name: found["bytes"]["bundle"] / found["bytes"]["weights"] for name, found in networks.items()},
     }
@@ -41,6 +42,8 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
         "compile_seconds": middle(run["process_seconds"] for run in compiled),
         "compile_peak_bytes": middle(run["process_peak_bytes"] for run in compiled),
         "build_seconds": middle(build.seconds for build in built),
+        "build_cpu_seconds": middle(build.cpu_seconds for build in built),
+        "compile_cpu_seconds": middle(run["process_cpu_seconds"] for run in compiled),
         "build_peak_bytes": middle(build.peak_bytes for build in built),
         "build_stages": {stage["name"]: round(stage["seconds"], 3) for stage in built[-1].report["stages"]},
         "rebuild_seconds": rebuild,

@@ -27,7 +27,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     ratios = {}
     for name, sizes in found.items():
         small, large = list(sizes.values())[len(sizes) // 2 - 1], list(sizes.values())[-1]
-        for figure in ("compile_and_trace_seconds", "load_seconds", "step_seconds"):
+        for figure in ("compile_and_trace_seconds", "build_cpu_seconds", "load_seconds", "step_seconds"):
             ratios[f"{name}, {figure} a node"] = (large[figure] / large["nodes"]) / (small[figure] / small["nodes"])
         if "code" in large["bytes"]:
             ratios[f"{name}, code"] = large["bytes"]["code"] / small["bytes"]["code"]
@@ -44,6 +44,7 @@ def _measured(bench: Bench, target: str, regions: bool, layers: int) -> dict[str
     return {
         "build_seconds": built.seconds,
         "compile_and_trace_seconds": sum(stage["seconds"] for stage in built.report["stages"]),
+        "build_cpu_seconds": built.cpu_seconds,
         "build_peak_bytes": built.peak_bytes,
         "bytes": sizes,
         "nodes": sizes["nodes"],

@@ -28,13 +28,15 @@ WHOLE = "t_from_import_to_first_step"
 _GOALS = {"digits": 300.0, "gpt2": 50.0}
 
 
-def cases(bench: Bench) -> list[Case]:
-    """Small to large; ``--quick`` takes the small one alone."""
-    return [example("digits")] if bench.quick else [example("digits"), network("gpt2"), network("resnet50")]
+def cases(bench: Bench) -> list[tuple[Case, int]]:
+    """Small to large, and how many processes of each contender; ``--quick`` takes the small one alone."""
+    if bench.quick:
+        return [(example("digits"), 2)]
+    return [(example("digits"), 5), (network("gpt2"), 2), (network("resnet50"), 2)]
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    networks = {case.name: _measured(bench, case) for case in cases(bench)}
+    networks = {case.name: _measured(bench, case, times) for case, times in cases(bench)}
 
     def ratios(kind: str, figure: str = WHOLE) -> dict[str, float]:
         return {
@@ -59,7 +61,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _measured(bench: Bench, case: Case) -> dict[str, Any]:
+def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
     bundle = bench.bundle(case, *BOTH)
     on = {target: ("--bundle", bundle, "--backend", target) for target in ("cpu", "portable")}
     train: dict[str, Callable[[], dict[str, Any]]] = {
@@ -78,18 +80,18 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
     compiled_cold = bench.cold(case)
     # The first runs fill torch.compile's cache, extract the bundle's code and write byte code.
     (train, no_train), (infer, no_infer) = able(train), able(infer)
-    found = alternately(train, bench.times(5, 2))
+    found = alternately(train, times)
     found |= {
         "compile_cold": [compiled_cold],
-        "compile_warm, cold page cache": [_evicted(bench, train["compile_warm"]) for _ in range(bench.times(2))],
-        "bundle_cpu, cold page cache": [_evicted(bench, train["bundle_cpu"]) for _ in range(bench.times(3))],
-        "bundle_cpu, first load": [_first_load(bench, case, on["cpu"]) for _ in range(bench.times(3))],
+        "compile_warm, cold page cache": [_evicted(bench, train["compile_warm"])],
+        "bundle_cpu, cold page cache": [_evicted(bench, train["bundle_cpu"]) for _ in range(times)],
+        "bundle_cpu, first load": [_first_load(bench, case, on["cpu"]) for _ in range(times)],
     }
     words = [PROCESSES / "phases.py", "--kind", "bundle", "--inputs", bench.inputs(case), "--threads", 1, *on["cpu"]]
-    phases = [bench.json(*words, "--spawned", time.perf_counter(), one_core=False) for _ in range(bench.times(7, 2))]
+    phases = [bench.json(*words, "--spawned", time.perf_counter(), one_core=False) for _ in range(times)]
     return {
         "train": {kind: _medians(runs) for kind, runs in found.items()},
-        "infer": {kind: _medians(runs) for kind, runs in alternately(infer, bench.times(5, 2)).items()},
+        "infer": {kind: _medians(runs) for kind, runs in alternately(infer, times).items()},
         "phases_seconds": {name: middle(run[name] for run in phases) for name in phases[0]},
         "left_out": no_train | no_infer,
         "bundle_bytes": bundle.stat().st_size,
