@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,18 @@ def test_code_does_what_the_graphs_say(digits_bundle: Path, batch: int) -> None:
         loss.backward()
     with torch.no_grad():
         model.eval()(images, labels)
+
+
+def test_code_asks_for_no_executable_stack(digits_bundle: Path) -> None:
+    """Loading a library that does makes every stack of the process executable, or is refused (glibc 2.41)."""
+    bundle = Bundle.open(digits_bundle)
+    target: Any = next(t for t in bundle.targets.values() if t.kind == "aoti")
+    for executable in target.executables.values():
+        elf = bundle.code(executable.code).read_bytes()
+        (offset,) = struct.unpack_from("<Q", elf, 32)  # of the program headers (Elf64_Ehdr.e_phoff)
+        size, count = struct.unpack_from("<HH", elf, 54)
+        headers = [struct.unpack_from("<II", elf, offset + i * size) for i in range(count)]
+        assert [flags & 1 for kind, flags in headers if kind == 0x6474E551] == [0]  # PT_GNU_STACK, PF_X
 
 
 # ---------------------------------------------------------------- sizes

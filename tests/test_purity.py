@@ -53,7 +53,7 @@ START = frozenset({
     "format", "format.codec", "format.expressions", "format.media_types", "format.schema", "format.subclasses", "format.validate",
     "format.versions",
     "runtime", "runtime.autograd", "runtime.bases", "runtime.call", "runtime.epilogue", "runtime.identity", "runtime.inputs",
-    "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.records", "runtime.state", "runtime.tree", "runtime.views",
+    "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip
 """Modules of the loader that a start of native code imports. Each costs 0.1 to 0.4 ms there: what only some bundles need is
 imported where one needs it."""

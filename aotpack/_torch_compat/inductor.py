@@ -163,7 +163,7 @@ def lower_with_aoti(
     with (
         torch.no_grad(),
         _outside_ci(),
-        _without_paths(),
+        _flags_of_ours(),
         _without_checks(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
@@ -209,15 +209,19 @@ def _outside_ci() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_paths() -> Iterator[None]:
-    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that it is the same bytes everywhere."""
+def _flags_of_ours() -> Iterator[None]:
+    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that it is the same bytes everywhere.
+
+    And link it so that it asks for no executable stack, as AOTInductor's object of constants does by omission: loading it would
+    make every stack of the process executable, and from glibc 2.41 on it is refused.
+    """
     flags, compiler = cpp_builder._get_optimization_cflags, codecache.AotCodeCompiler
     include = Path(torch.__file__).parent / "include"
 
     def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         compiling, linking = flags(*args, **kwargs)
         plain = [flag for flag in compiling if flag != "g1"]  # debug sections are stripped: they would only cost time
-        return [*plain, f"ffile-prefix-map={include}=torch/include"], linking
+        return [*plain, f"ffile-prefix-map={include}=torch/include"], [*linking, "Wl,-z,noexecstack"]
 
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
@@ -250,8 +254,13 @@ def _without_checks() -> Iterator[None]:
 
 
 def inductor_fingerprint() -> dict[str, str]:
-    """What a compiled graph depends on besides the graph: the tool chain's versions."""
+    """What a compiled graph depends on besides the graph: the tool chain's versions and options that are not the target's."""
     compiler = os.environ.get("CXX") or "g++"
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
-    found = {"torch": str(torch.__version__), "compiler": version, "max_autotune": str(inductor_config.max_autotune)}
+    found = {
+        "torch": str(torch.__version__),
+        "compiler": version,
+        "linker": "noexecstack",
+        "max_autotune": str(inductor_config.max_autotune),
+    }
     return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})

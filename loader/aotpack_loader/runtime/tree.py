@@ -13,7 +13,6 @@ import torch
 
 from ..errors import Problem
 from ..format import schema
-from .records import MappingRecord, ObjectRecord, TupleRecord
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 """Stands for a leaf that the caller did not give; a problem has been reported for it."""
@@ -126,6 +125,8 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
 
 
 def _record_unflattener(tree: schema.RecordNode, parts: list[Callable[[Iterator[Any]], Any]]) -> Callable[[Iterator[Any]], Any]:
+    from .records import MappingRecord, ObjectRecord, TupleRecord  # most programs have none
+
     name, fields = tree.name, tree.fields
     if tree.kind == "mapping":
         return lambda leaves: MappingRecord(zip(fields, [part(leaves) for part in parts], strict=True))
