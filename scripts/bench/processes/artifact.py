@@ -24,7 +24,9 @@ def main() -> None:
     model = user_model(options.model)
     args, kwargs = torch.load(options.inputs, weights_only=True)
     if options.kind == "aot_compile":
-        compiled = torch.compile(model, fullgraph=True).forward.aot_compile((args, kwargs))
+        # Without it models with guards that cannot be stored, such as transformers' GPT-2, are refused.
+        guards = {"guard_filter_fn": torch.compiler.keep_portable_guards_unsafe}
+        compiled = torch.compile(model, fullgraph=True, options=guards).forward.aot_compile((args, kwargs))
         compiled.save_compiled_function(options.out)
     elif options.kind == "export":
         torch.export.save(torch.export.export(model, args, kwargs), options.out)
