@@ -94,7 +94,6 @@ def capture(
                 _mode(model, training),
                 torch.set_grad_enabled(grad),
                 compat.unguarded_convolutions(),
-                compat.overlaps_of_any_size() if shapes.dims else contextlib.nullcontext(),
                 compat.own_warnings(),
                 traced_random(exact=exact_random),
             ):

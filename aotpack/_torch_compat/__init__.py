@@ -40,7 +40,6 @@ from .inductor import (
     x86_vector_bits,
 )
 from .messages import own_warnings
-from .overlaps import overlaps_of_any_size
 from .rehearsal import ASSIGNS_STATE, SideEffectError, Touched, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
@@ -115,7 +114,6 @@ __all__ = [
     "lower_with_aoti",
     "marked_dynamic",
     "modulo",
-    "overlaps_of_any_size",
     "own_warnings",
     "participates_in_backward",
     "partition",

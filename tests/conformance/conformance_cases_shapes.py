@@ -342,13 +342,6 @@ CASES: list[Case] = [
         ignore="version counter",
     ),
     case(
-        "shapes: chunks that overlap",
-        lambda x: (x * 2).view(x.shape[0], 4, 4).as_strided((x.shape[0], 3, 4), (16, 2, 1)).sin(),
-        g(4, 16),
-        dynamic_shapes=({0: Dim.DYNAMIC},),
-        calls=(TRAIN, at(g(7, 16)), at(g(1, 16)), at(g(7, 16), grad=False)),
-    ),
-    case(
         "shapes: equal sizes of the example vary independently",
         joined,
         g(4, 3),
