@@ -1,11 +1,10 @@
 """Where the time of a bundle's step goes: contender.py's options, microseconds by part.
 
 First the step as it is, then with Python making the calls, then with the functions that make them wrapped (:mod:`clock`), which
-makes it slower: compare the parts with each other and with the step so measured. Medians over blocks of a hundred steps.
+makes it slower: compare the parts with each other and with the step so measured. The best of blocks of twenty steps.
 """
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ PARTS = {
     CODE: [("aotpack_loader.devices.aoti", "AotiExecutable.__call__")],
     "epilogue": [(f"{_RUNTIME}.epilogue", "Epilogue.__call__")],
 }
-BLOCK = 100
+BLOCK = 20
 
 
 def main() -> None:
@@ -47,26 +46,19 @@ def main() -> None:
     blocks = max(1, options.iterations // BLOCK)
     for _ in range(options.warmup):
         step()
-    plain = statistics.median(_block(step) for _ in range(blocks))
+    plain = min(_block(step) for _ in range(blocks))
     for call in model._aotpack_calls.values():
         call.native = None
-    in_python = statistics.median(_block(step) for _ in range(blocks))
+    in_python = min(_block(step) for _ in range(blocks))
     clock = Clock(PARTS)
-    parts: dict[str, list[float]] = {name: [] for name in PARTS}
-    wrapped = []
-    for _ in range(blocks):
-        before = dict(clock.seconds)
-        wrapped.append(_block(step))
-        for name, values in parts.items():
-            values.append((clock.seconds[name] - before[name]) / BLOCK * 1e6)
-    medians = {name: statistics.median(values) for name, values in parts.items()}
-    medians[ENGINE] = statistics.median(wrapped) - sum(medians.values())
+    wrapped, parts = min((_parts(step, clock) for _ in range(blocks)), key=lambda block: block[0])
+    parts[ENGINE] = wrapped - sum(parts.values())
     result = {
         "step_microseconds": plain,
         "step_in_python_microseconds": in_python,
-        "step_with_wrappers_microseconds": statistics.median(wrapped),
-        "parts_microseconds": medians,
-        "beside_microseconds": plain - medians[CODE] - medians[ENGINE],
+        "step_with_wrappers_microseconds": wrapped,
+        "parts_microseconds": parts,
+        "beside_microseconds": plain - parts[CODE] - parts[ENGINE],
     }
     print(json.dumps(result))
 
@@ -77,6 +69,13 @@ def _block(step: Callable[[], None]) -> float:
     for _ in range(BLOCK):
         step()
     return (time.perf_counter() - begin) / BLOCK * 1e6
+
+
+def _parts(step: Callable[[], None], clock: Clock) -> tuple[float, dict[str, float]]:
+    """Microseconds of a step, the mean of a block, and of its parts."""
+    before = dict(clock.seconds)
+    whole = _block(step)
+    return whole, {name: (seconds - before[name]) / BLOCK * 1e6 for name, seconds in clock.seconds.items()}
 
 
 if __name__ == "__main__":
