@@ -1,10 +1,11 @@
 """Where the time of a bundle's step goes: contender.py's options, microseconds by part.
 
-First the step as it is, then with Python making the calls, then with the functions that make them wrapped (:mod:`clock`), which
-makes it slower: compare the parts with each other and with the step so measured. The best of blocks of twenty steps.
+First the step as it is, then with the loader's functions wrapped (:mod:`clock`), which makes it slower: compare the parts with
+each other and with the step so measured. Medians over blocks of a hundred steps.
 """
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,6 @@ from aotpack.measure import contender
 from aotpack_loader import load
 
 _RUNTIME = "aotpack_loader.runtime"
-CODE, ENGINE = "compiled code", "autograd engine, loss, dropping gradients"
 PARTS = {
     "flatten, check arguments": [(f"{_RUNTIME}.inputs", "Inputs.__call__")],
     "check state and modes": [(f"{_RUNTIME}.state", "State.check"), (f"{_RUNTIME}.modes", "Modes.check")],
@@ -25,10 +25,10 @@ PARTS = {
         (f"{_RUNTIME}.autograd", "_Step.forward"),
         (f"{_RUNTIME}.autograd", "_Step.backward"),
     ],
-    CODE: [("aotpack_loader.devices.aoti", "AotiExecutable.__call__")],
+    "compiled code": [("aotpack_loader.devices.aoti", "AotiExecutable.__call__")],
     "epilogue": [(f"{_RUNTIME}.epilogue", "Epilogue.__call__")],
 }
-BLOCK = 20
+BLOCK = 100
 
 
 def main() -> None:
@@ -46,19 +46,23 @@ def main() -> None:
     blocks = max(1, options.iterations // BLOCK)
     for _ in range(options.warmup):
         step()
-    plain = min(_block(step) for _ in range(blocks))
-    for call in model._aotpack_calls.values():
-        call.native = None
-    in_python = min(_block(step) for _ in range(blocks))
+    plain = statistics.median(_block(step) for _ in range(blocks))
     clock = Clock(PARTS)
-    wrapped, parts = min((_parts(step, clock) for _ in range(blocks)), key=lambda block: block[0])
-    parts[ENGINE] = wrapped - sum(parts.values())
+    parts: dict[str, list[float]] = {name: [] for name in PARTS}
+    wrapped = []
+    for _ in range(blocks):
+        before = dict(clock.seconds)
+        wrapped.append(_block(step))
+        for name, values in parts.items():
+            values.append((clock.seconds[name] - before[name]) / BLOCK * 1e6)
+    medians = {name: statistics.median(values) for name, values in parts.items()}
+    medians["autograd engine, loss, dropping gradients"] = statistics.median(wrapped) - sum(medians.values())
+    outside = ("compiled code", "autograd engine, loss, dropping gradients")
     result = {
         "step_microseconds": plain,
-        "step_in_python_microseconds": in_python,
-        "step_with_wrappers_microseconds": wrapped,
-        "parts_microseconds": parts,
-        "beside_microseconds": plain - parts[CODE] - parts[ENGINE],
+        "step_with_wrappers_microseconds": statistics.median(wrapped),
+        "parts_microseconds": medians,
+        "python_microseconds": sum(value for name, value in medians.items() if name not in outside),
     }
     print(json.dumps(result))
 
@@ -69,13 +73,6 @@ def _block(step: Callable[[], None]) -> float:
     for _ in range(BLOCK):
         step()
     return (time.perf_counter() - begin) / BLOCK * 1e6
-
-
-def _parts(step: Callable[[], None], clock: Clock) -> tuple[float, dict[str, float]]:
-    """Microseconds of a step, the mean of a block, and of its parts."""
-    before = dict(clock.seconds)
-    whole = _block(step)
-    return whole, {name: (seconds - before[name]) / BLOCK * 1e6 for name, seconds in clock.seconds.items()}
 
 
 if __name__ == "__main__":
