@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_
 from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-from torch._higher_order_ops import scan as scans
 from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,6 +36,7 @@ from .rehearsal import Touched
 from .tensors import fake_mode_of
 
 Decompositions = dict[Any, Callable[..., Any]]
+_SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ def scans_without_aliases() -> Iterator[None]:
 
     Torch 2.9 has none of this: its scans compute the step again.
     """
-    implementation: Any = getattr(scans, "ScanAutogradImpl", None)
+    implementation: Any = getattr(_SCANS, "ScanAutogradImpl", None)
     if implementation is None:
         yield
         return
