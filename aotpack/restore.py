@@ -27,7 +27,8 @@ def to_fx(graph: schema.Graph, symbols: Symbols | None = None, *, single: bool =
     of operators with several. Values of different nodes are in memory of their own, views too.
 
     Raises:
-        UnsupportedError: a name that Python code cannot have.
+        UnsupportedError: a name that Python code cannot have, or control flow that the format does not have.
+        CorruptBundleError: an operator that bundles may not use.
     """
     _refuse_names(graph)
     return _Builder(graph, symbols).build(single=single)
@@ -152,6 +153,8 @@ def _fx_arguments(node: schema.Node, args: list[Any]) -> tuple[Any, ...]:
 def _operator(name: str) -> Callable[..., Any]:
     space, _, rest = name.partition(".")
     if space == "higher_order":
+        if name not in subgraphs.OPERATORS:
+            raise UnsupportedError(f"A graph uses the operator {name}, which the format does not have.")
         return getattr(torch.ops.higher_order, rest)  # type: ignore[no-any-return]
     return operators.resolve(name, declared=(space,))
 

@@ -400,6 +400,15 @@ def test_names_are_no_code(where: str) -> None:
         to_fx(schema.Graph([name], [value], [node], [schema.ValueRef(node.name)]))
 
 
+@pytest.mark.parametrize("name", ["higher_order.call_torchbind", "higher_order.print", "aten.from_file.default"])
+def test_operators_are_those_that_a_loader_runs(name: str) -> None:
+    """Restoring runs operators on fake values: none that reaches further."""
+    value = schema.TensorValue("float32", [2], [1])
+    graph = schema.Graph(["x"], [value], [schema.Node("y", name, [schema.ValueRef("x")], value)], [schema.ValueRef("y")])
+    with pytest.raises((UnsupportedError, CorruptBundleError), match=name):
+        to_fx(graph)
+
+
 # ---------------------------------------------------------------- expressions
 
 SYMBOLS = {name: sympy.Symbol(name, positive=True, integer=True) for name in ("s0", "s1")}

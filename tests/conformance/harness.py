@@ -11,6 +11,10 @@ from typing import Any, Literal
 import torch
 
 import aotpack
+from aotpack._torch_compat import free_sizes
+from aotpack.graph import from_fx
+from aotpack.restore import symbols_of, to_fx
+from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import CheckError
 
 from .observe import Observation, Tensors, copied, differences, tensors_in, with_parts
@@ -116,6 +120,28 @@ def run(case: Case, out: Path) -> None:
     """
     build(case, out)
     compare(case, out, case.targets[0])
+
+
+def check_restored(path: Path) -> None:
+    """Every graph of a bundle is, taken to ``torch.fx`` with fake values and back, the graph that it was.
+
+    Raises:
+        MismatchError: names the graphs that are not, and the first value of each that is another.
+    """
+    found = []
+    with Bundle.open(path) as bundle, free_sizes():
+        for name, method in bundle.program.methods.items():
+            graphs = [bundle.graph(method.forward), *([bundle.graph(method.backward.graph)] if method.backward else [])]
+            symbols = symbols_of(method, graphs)
+            for graph in graphs:
+                again = from_fx(to_fx(graph, symbols), symbols.env)
+                if again != graph:
+                    pairs = zip(graph.nodes, again.nodes, strict=False)
+                    found.append(
+                        f"{name}: {next((pair for pair in pairs if pair[0] != pair[1]), 'inputs, outputs or subgraphs')}"
+                    )
+    if found:
+        raise MismatchError("\n".join(found))
 
 
 def compare(case: Case, out: Path, backend: str) -> None:
