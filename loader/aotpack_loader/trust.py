@@ -118,8 +118,8 @@ def _refused(value: object) -> TrustArgumentError:
 
 def _was_built_here(bundle_digest: str) -> bool:
     try:
-        return _record(bundle_digest, make=False).read_text(encoding="ascii") == _identity()
-    except (OSError, UnicodeDecodeError):
+        return _record(bundle_digest, make=False).read_bytes() == _identity().encode()
+    except OSError:
         return False
 
 
@@ -138,7 +138,7 @@ def _identity() -> str:
     Hashed: a machine's id is not to be shown around (machine-id(5)). Without one, the host name stands in.
     """
     try:
-        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+        machine = Path("/etc/machine-id").read_bytes().decode("ascii").strip()  # read_text() would import a codec
     except (OSError, UnicodeDecodeError):
         machine = ""
     text = f"aotpack {machine or platform.node()} {os.geteuid()}"
