@@ -56,18 +56,11 @@ def main() -> None:
     if options.ops and not chosen:
         sys.exit(f"conformance: no operator {', '.join(options.ops)} in {', '.join(options.databases)}")
     PARTIAL.parent.mkdir(exist_ok=True)
-    found = Found.read(options.partial) if options.resume else Found()
+    found = Found.read(options.partial) if options.resume or options.report else Found()
     if options.again:
         found = found.settled()
-    with (
-        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
-        options.partial.open("a" if options.resume else "w") as partial,
-    ):
-        (Path(folder) / "fresh").mkdir()
-        sweep([unit for unit in chosen if not found.complete(str(unit))], found, Path(folder), partial, options)
-        fresh = in_fresh_process(Path(folder) / "fresh")
-        found.add_fresh(fresh)
-        partial.write(json.dumps({"fresh": fresh}) + "\n")
+    if not options.report:
+        run([unit for unit in chosen if not found.complete(str(unit))], found, options)
     results = summary(found)
     if options.ops or options.json:
         print(json.dumps(results, indent=2))
@@ -78,6 +71,19 @@ def main() -> None:
         update_readme(results)
     if options.strict and results["totals"]["wrong"] + results["totals"]["raises"]:
         sys.exit(1)
+
+
+def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> None:
+    """Do what is not ``found`` yet of the units, and add it there and to the file of results."""
+    with (
+        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
+        options.partial.open("a" if options.resume else "w") as partial,
+    ):
+        (Path(folder) / "fresh").mkdir()
+        sweep(todo, found, Path(folder), partial, options)
+        fresh = in_fresh_process(Path(folder) / "fresh")
+        found.add_fresh(fresh)
+        partial.write(json.dumps({"fresh": fresh}) + "\n")
 
 
 def parse() -> argparse.Namespace:
@@ -91,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for an operator in one type (default 300)")
     parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
     parser.add_argument("--again", action="store_true", help="with --resume: do what did not pass anew")
+    parser.add_argument("--report", action="store_true", help="run nothing: sum up what earlier runs found")
     parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FILE", help="where results go as they come")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if anything differs from eager")

@@ -126,7 +126,7 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
         return operator(first, *args, **kwargs)
 
     tensors = tuple(flat[i].detach().requires_grad_(flat[i].requires_grad) for i in places)
-    others = [repr(leaf) for i, leaf in enumerate(flat) if i not in places]
+    others = {i: repr(leaf) for i, leaf in enumerate(flat) if i not in places}
     kinds = [(tensor.dtype, tensor.dim(), tensor.requires_grad, tensor.is_conj(), layout(tensor)) for tensor in tensors]
     return Sample(
         name,

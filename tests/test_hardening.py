@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -216,6 +217,15 @@ def test_builtins_of_honest_graphs() -> None:
     assert compute("sym_not", False) is True
     assert compute("truediv", 1, 4) == 0.25
     assert compute("round", 2.5) == 2
+
+
+def test_operators_that_torch_registers_at_their_first_use_are_there() -> None:
+    code = (
+        "import torch; from aotpack_loader.devices import operators\n"
+        "assert not hasattr(torch.ops.torch_nn, '_linear_cross_entropy_batch_chunked')\n"
+        "operators.require(['torch_nn._linear_cross_entropy_batch_chunked.default'])"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=120)
 
 
 # ---------------------------------------------------------------- code

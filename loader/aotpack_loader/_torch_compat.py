@@ -6,6 +6,8 @@ Tried on: torch 2.13.0, 2.9.0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,16 @@ from torch.autograd import forward_ad
 
 TRIED_ON = ("2.13.0", "2.9.0")
 
+_LATE = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
+"""Namespaces of operators that torch registers only when a function of its own is first called, and by which module."""
+
 _running_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def register_late(namespace: str) -> None:
+    """Have torch register operators of its own that it otherwise registers at their first use."""
+    if namespace in _LATE and find_spec(_LATE[namespace]) is not None:  # an earlier torch has neither
+        import_module(_LATE[namespace])
 
 
 def keeps_graph() -> bool:

@@ -308,4 +308,12 @@ CASES: list[Case] = [
     case("custom operators: two results, one without a gradient", lambda x: halves(x * 2), g(4, 5)),
     case("custom operators: one that writes to its argument", with_filled, g(3)),
     case("custom operators: a function with setup_context", lambda x: WithSetup.apply(x, 3.0), g(4, 5)),
+    case(
+        "custom operators: torch's own, registered at its first use",
+        lambda x, weight: nn.functional.linear_cross_entropy(
+            x, weight, torch.arange(6) % 4, reduction="none", options=nn.LinearCrossEntropyOptions()
+        ),
+        g(6, 3),
+        g(4, 3),
+    ),
 ]

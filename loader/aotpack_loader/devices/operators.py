@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from .._torch_compat import is_dispatched
+from .._torch_compat import is_dispatched, register_late
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from . import control_flow
 from .generator import exchange_random_state, random_state
@@ -177,7 +177,9 @@ def require(names: Iterable[str]) -> None:
         UnsupportedVersionError: lists those it lacks.
     """
     missing = sorted({name for name in names if _find(name) is None})
-    if missing:
+    for space in {name.partition(".")[0] for name in missing}:
+        register_late(space)
+    if missing := [name for name in missing if _find(name) is None]:
         spaces = ", ".join(sorted({name.partition(".")[0] for name in missing}))
         raise UnsupportedVersionError(
             "This bundle calls operators that this process does not have.",
