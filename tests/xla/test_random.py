@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotpack_loader import load
+from aotpack_loader.devices.generator import exchange_random_state, random_state
+from aotpack_loader.devices.xla import XlaExecutable
+from aotpack_loader.format import schema
 
 from . import models
 from .test_train import build
@@ -79,3 +85,61 @@ def test_a_gpt_with_dropout_trains(tmp_path: Path, device: torch.device) -> None
     loaded = load(build(model, args, tmp_path / "model.aotpack"), device="xla")
     losses = train(loaded, tuple(arg.to(device) for arg in args))
     assert losses[-1] < losses[0] / 4
+
+
+def test_a_backward_draws_again_what_its_forward_drew(device: torch.device) -> None:
+    """As where a checkpoint is computed again: the state that the forward saves is its seed."""
+    forward, backward = _draws(again=False), _draws(again=True)
+    x = torch.ones(50, 40, device=device)
+    saved, kept, other = _run(forward, [x], device)
+    assert (saved.dtype, saved.shape) == (torch.int64, ())
+    kept_again, other_again = _run(backward, [x, saved], device)
+    assert torch.equal(kept.cpu(), kept_again.cpu())
+    assert not torch.equal(other.cpu(), other_again.cpu())
+
+
+def _draws(*, again: bool) -> torch.fx.GraphModule:
+    """Two dropout masks; the first from the state that comes in, or from one that goes out."""
+    graph = torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        value, state = mode.from_tensor(torch.ones(50, 40)), torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
+
+    def node(target: Any, *args: Any, value: Any) -> torch.fx.Node:
+        made = graph.call_function(target, args)
+        made.meta["val"] = value
+        return made
+
+    def mask() -> torch.fx.Node:
+        pair = node(torch.ops.aten.native_dropout.default, x, 0.5, True, value=(value, value > 0))
+        return node(operator.getitem, pair, 1, value=value > 0)
+
+    x = graph.placeholder("x")
+    x.meta["val"] = value
+    if again:
+        given = graph.placeholder("state")
+        given.meta["val"] = state
+        own = node(exchange_random_state, given, value=state)
+    else:
+        own = node(random_state, value=state)
+    outputs = [] if again else [own]
+    outputs.append(mask())
+    if again:
+        node(exchange_random_state, own, value=state)
+    outputs.append(mask())
+    graph.output(tuple(outputs))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _run(module: torch.fx.GraphModule, inputs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    from aotpack.targets.xla.lower import lower
+    from aotpack.targets.xla.normalise import normalise
+    from aotpack_loader._torch_xla_compat import Computation
+
+    lowered = lower(normalise(module), "train.backward", frozenset())
+    assert lowered.program is not None
+    types = [(getattr(torch, p.type.dtype), tuple(p.type.shape)) for p in lowered.parameters]
+    name = f"test_{len(inputs)}_{len(lowered.outputs)}"
+    executable = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
+    computation = Computation(name, lowered.program.hlo, types, device)
+    found: list[torch.Tensor] = XlaExecutable("train.backward", computation, executable, device)(list(inputs))
+    return found

@@ -15,6 +15,7 @@ from ...graph import source_line
 
 _VARIES = "varies from call to call; XLA compiles for fixed sizes: build without dynamic_shapes"
 _OWN = (random_state, exchange_random_state)
+_CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
 
 def problems(module: GraphModule, key: str) -> Iterator[Problem]:
@@ -32,6 +33,8 @@ def _refusal(node: Node) -> str:
         return "" if all(isinstance(item, Node) for item in node.args[0]) else "returns something else than a tensor"  # type: ignore[union-attr]
     if node.target in _OWN:
         return ""
+    if node.target in _CHECKS:
+        return f"checks a size or a number that {_VARIES}"
     values = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
     for value in values:
         if message := _bad_value(value):

@@ -83,6 +83,7 @@ class _Staged(Interpreter):
 
     def __init__(self, module: GraphModule, key: str) -> None:
         super().__init__(module)
+        self.extra_traceback = False  # our errors say where
         self._key = key
         self._inputs = module.graph.find_nodes(op="placeholder")
         self._is_seeded = False

@@ -59,13 +59,14 @@ def normalise(module: GraphModule) -> GraphModule:
 
 def _expand(node: Node, rule: Callable[..., Any]) -> None:
     """Put what ``rule`` computes in the place of ``node``."""
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
     given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def run(*values: Any) -> Any:
         known = dict(zip(given, values, strict=True))
         args, kwargs = pytree.tree_unflatten([known.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
-        return rule(*args, **kwargs)
+        result = rule(*args, **kwargs)
+        return list(result) if isinstance(result, tuple) else result  # a named tuple would be a node of its own
 
     with fake_mode_of(node.graph):
         inner = trace(run, [item.meta["val"] for item in given], decompositions.table())
@@ -78,6 +79,16 @@ def _expand(node: Node, rule: Callable[..., Any]) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
+
+
+def _unfrozen(value: Any) -> Any:
+    """Arguments in plain containers: some rules change the lists that they are given."""
+    if isinstance(value, dict):
+        return {key: _unfrozen(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_unfrozen(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:

@@ -1,0 +1,159 @@
+"""What a build for XLA writes, what it puts right on the way, and what it refuses."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotpack
+from aotpack.targets import resolve_targets
+from aotpack_loader import load
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import BuildError
+
+from . import models
+from .test_train import build
+
+HERE = Path(__file__)
+
+
+def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
+    def digest(out: Path) -> str:
+        return Bundle.open(build(*models.cnn(), out)).digest
+
+    here = digest(tmp_path / "first.aotpack")
+    assert digest(tmp_path / "second.aotpack") == here
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
+        "from xla import models; from xla.test_train import build; build(*models.cnn(), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, HERE.parent.parent, tmp_path / "third.aotpack"]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    assert Bundle.open(tmp_path / "third.aotpack").digest == here
+
+
+def test_what_the_target_says(tmp_path: Path) -> None:
+    bundle = Bundle.open(build(*models.mlp(), tmp_path / "model.aotpack"))
+    target = bundle.targets["xla"]
+    assert (target.kind, target.torch, target.packages) == ("xla", "==2.9.*", {"torch_xla": "==2.9.*"})
+    assert set(target.xla) == {"train.forward", "train.backward", "infer.forward"}
+    forward = target.xla["train.forward"]
+    assert forward.stablehlo is not None
+    assert bundle.module(forward.stablehlo)[:4] == b"ML\xefR"  # MLIR bytecode
+    backward = bundle.program.methods["train"].backward
+    assert backward is not None
+    assert len(target.xla["train.backward"].outputs) == sum(place is not None for place in backward.gradients)
+
+
+def test_lowering_takes_no_memory_for_weights_and_runs_nothing(compiles: Callable[[], int]) -> None:
+    """A weight of 2 GiB: lowering it takes megabytes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from aotpack.targets.xla.lower import lower
+    from aotpack.targets.xla.normalise import normalise
+
+    with FakeTensorMode():
+        weight, x = torch.empty(1 << 23, 64), torch.empty(8, 64)
+        graph = make_fx(lambda weight, x: [torch.mm(x, weight.t())])(weight, x)
+    before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, compiles()
+    lowered = lower(normalise(graph), "train.forward", frozenset())
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 200 << 20
+    assert compiles() == count
+    assert [parameter.type.shape for parameter in lowered.parameters] == [[1 << 23, 64], [8, 64]] or lowered.parameters[
+        1
+    ].input == 0
+
+
+def _causal(x: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True)
+
+
+def _masked(x: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=torch.arange(4).view(1, 4) < 3, scale=0.3)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        pytest.param(
+            lambda x: (torch.sum(x, dim=[]), torch.mean(x, dim=[]), torch.amax(x, dim=[])), (3, 4), id="no dimension named"
+        ),
+        pytest.param(lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True), (4, 3, 5), id="batch norm"),
+        pytest.param(lambda x: F.layer_norm(x, (6,)), (2, 6), id="layer norm"),
+        pytest.param(lambda x: F.group_norm(x, 2), (2, 4, 5), id="group norm"),
+        pytest.param(_causal, (2, 3, 4, 8), id="causal attention"),
+        pytest.param(_masked, (2, 3, 4, 8), id="masked attention"),
+        pytest.param(lambda x: F.max_pool2d(x, 3, 2, padding=1), (2, 3, 9, 9), id="max pool"),
+        pytest.param(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (1, 2, 5, 5), id="interpolate"),
+        pytest.param(lambda x: x.t().t() + x.t().contiguous().view(4, 3).t().reshape(3, 4), (3, 4), id="transposes"),
+        pytest.param(lambda x: x.masked_fill(x > 0, True) * torch.full((3, 4), True), (3, 4), id="truths as numbers"),
+        pytest.param(lambda x: (x > 0, x.argmax(1), *x.topk(2, 1)), (3, 4), id="bools and integers"),
+    ],
+)
+def test_what_is_put_right(function: Callable[..., Any], shape: tuple[int, ...], tmp_path: Path, device: torch.device) -> None:
+    """Operators that torch_xla has no kernel for, or computes otherwise: results and gradients are eager's."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    loaded = load(build(function, (x,), tmp_path / "model.aotpack"), device="xla")  # type: ignore[arg-type]
+    there = x.detach().to(device).requires_grad_()
+    expected, found = (torch.utils._pytree.tree_leaves(model(given)) for model, given in ((function, x), (loaded, there)))
+    for ours, theirs in zip(expected, found, strict=True):
+        torch.testing.assert_close(theirs.cpu(), ours)
+    for results in (expected, found):
+        sum((result * result).sum() for result in results if result.requires_grad).backward()
+    torch.testing.assert_close(there.grad.cpu(), x.grad, rtol=1e-4, atol=1e-5)
+
+
+class OnTheCpu(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)
+
+
+def _branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.t_()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (OnTheCpu(), {}, r"cannot lower aten\.special_bessel_j0.*\n.*test_build\.py.*bessel_j0\(x\): it would read data"),
+        (_branch, {}, r"higher_order.cond has no form for XLA"),
+        (_transposed_in_place, {"methods": ("infer",)}, r"changes an argument in place otherwise than its elements \(metadata\)"),
+        (torch.sin, {"dynamic_shapes": ({0: torch.export.Dim("n", min=2, max=9)},)}, r"varies from call to call"),
+        (torch.nonzero, {"methods": ("infer",)}, r"varies from call to call"),
+        (F.dropout, {"rng": "eager"}, r"draws its own random numbers"),
+    ],
+)
+def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """By name, and with the line in the model; nothing is written."""
+    with pytest.raises(BuildError, match=message):
+        build(function, (torch.randn(4, 4),), tmp_path / "model.aotpack", **options)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_target_has_no_variants() -> None:
+    with pytest.raises(BuildError, match="The xla target has no variants; 'tpu' was asked for"):
+        resolve_targets(["xla:tpu"])
+
+
+def test_one_bundle_for_the_cpu_and_xla(tmp_path: Path, device: torch.device) -> None:
+    path = tmp_path / "model.aotpack"
+    model, args = models.mlp()
+    aotpack.build(model, args, out=path, targets=("xla", "portable"), front_ends=("export",))
+    expected = load(path)(*args)
+    found = load(path, device="xla")(*(arg.to(device) for arg in args))
+    torch.testing.assert_close(found.cpu(), expected)
+    assert load(path).aotpack.rejected == {"xla": "runs on an XLA device: load with device='xla'"}
