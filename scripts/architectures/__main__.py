@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from roll import ARCHITECTURES
 from run import LOOSER, RESULTS, Entry, Line, entries, run_all, stored, write
-from table import markdown, one_line, screen, update_readme
+from table import markdown, one_line, screen, update_pages
 
 progress_console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -54,7 +54,7 @@ def main() -> None:
         print(markdown(lines))
     else:
         console.print(screen(lines, chosen))
-    update_readme(markdown(lines))
+    update_pages(lines)
     if options.strict and any(lines[entry]["status"] != "passed" for entry in chosen):
         sys.exit(1)
 

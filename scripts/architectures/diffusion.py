@@ -66,7 +66,14 @@ def plain(batch: int) -> Inputs:
 
 
 def diffuser(
-    name: str, title: str, model: str, inputs: Callable[[int], Inputs], *, results: tuple[str, ...] = ("sample",), **settings: Any
+    name: str,
+    title: str,
+    model: str,
+    inputs: Callable[[int], Inputs],
+    *,
+    results: tuple[str, ...] = ("sample",),
+    note: str = "",
+    **settings: Any,
 ) -> Architecture:
     """The class ``model`` of diffusers."""
 
@@ -74,13 +81,13 @@ def diffuser(
         made = getattr(importlib.import_module("diffusers"), model)(**settings)
         return Objective(made, *results)
 
-    return Architecture(name, title, "diffusers", make, inputs)
+    return Architecture(name, title, "diffusers", make, inputs, note=note)
 
 
 ARCHITECTURES = (
     diffuser("unet", "UNet2D, denoiser", "UNet2DModel", noisy, **BLOCKS, dropout=DROPOUT, sample_size=SIZE,
              down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-             attention_head_dim=8),
+             attention_head_dim=8, note="Gradients on `portable`: of one bias of a convolution, by one unit in the last place."),
     diffuser("unet_condition", "UNet2D with text, denoiser", "UNet2DConditionModel", prompted, **CROSS, dropout=DROPOUT,
              sample_size=SIZE, out_channels=LATENT, up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")),
     diffuser("controlnet", "ControlNet", "ControlNetModel", controlled, **CROSS, conditioning_embedding_out_channels=(8, 16),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from registry import CLASSES, DROPOUT, IMAGE, Architecture, Inputs, from_transformers, images, labelled_images
+from registry import CLASSES, DROPOUT, IMAGE, RESAMPLED, Architecture, Inputs, from_transformers, images, labelled_images
 from torch import nn
 
 TRANSFORMER = {
@@ -81,7 +81,7 @@ def maskformer() -> nn.Module:
 
 
 ARCHITECTURES = (
-    classifier("vit", "ViT, image classifier", "ViTForImageClassification", native=True, **TRANSFORMER),
+    classifier("vit", "ViT, image classifier", "ViTForImageClassification", **TRANSFORMER),
     classifier("deit", "DeiT, image classifier", "DeiTForImageClassification", **TRANSFORMER),
     classifier("beit", "BEiT, image classifier", "BeitForImageClassification", **TRANSFORMER, drop_path_rate=DROPOUT),
     classifier("swin", "Swin, image classifier", "SwinForImageClassification", image_size=IMAGE, patch_size=2, embed_dim=16,
@@ -89,7 +89,7 @@ ARCHITECTURES = (
                attention_probs_dropout_prob=DROPOUT, drop_path_rate=0.2),
     classifier("convnext", "ConvNeXt, image classifier", "ConvNextForImageClassification", hidden_sizes=[16, 32], depths=[2, 2],
                num_stages=2, drop_path_rate=0.2, num_labels=CLASSES),
-    classifier("resnet", "ResNet, image classifier", "ResNetForImageClassification", native=True, layer_type="basic", **RESIDUAL),
+    classifier("resnet", "ResNet, image classifier", "ResNetForImageClassification", layer_type="basic", **RESIDUAL),
     classifier("regnet", "RegNet, image classifier", "RegNetForImageClassification", groups_width=8, **RESIDUAL),
     classifier("efficientnet", "EfficientNet, image classifier", "EfficientNetForImageClassification", image_size=IMAGE,
                width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=320, num_labels=CLASSES, dropout_rate=DROPOUT),
@@ -98,7 +98,7 @@ ARCHITECTURES = (
     from_transformers("segformer", "SegFormer, semantic segmentation", "SegformerForSemanticSegmentation", labelled_pixels,
                       hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
                       decoder_hidden_size=32, num_labels=CLASSES, hidden_dropout_prob=DROPOUT,
-                      attention_probs_dropout_prob=DROPOUT),
+                      attention_probs_dropout_prob=DROPOUT, note=RESAMPLED),
     Architecture("detr", "DETR, object detector", "transformers", detr, large_images, branches="example"),
     Architecture("maskformer", "MaskFormer, instance segmentation", "transformers", maskformer, large_images),
 )  # fmt: skip

@@ -65,7 +65,7 @@ def laid_out(batch: int) -> Inputs:
 
 
 ARCHITECTURES = (
-    from_transformers("whisper", "Whisper, speech to text", "WhisperForConditionalGeneration", speech, native=True,
+    from_transformers("whisper", "Whisper, speech to text", "WhisperForConditionalGeneration", speech,
                       vocab_size=VOCABULARY, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
                       decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=16,
                       max_source_positions=32, max_target_positions=32, dropout=DROPOUT, attention_dropout=DROPOUT,

@@ -27,6 +27,13 @@ TIMEOUT = 1200
 LOOSER = {"portable": 1, "cpu": 10}
 """Targets, and how much larger an error may be there: compiled code adds up in another order."""
 
+VARIANTS = {
+    "`portable`": ("portable", False),
+    "`portable`, dynamic batch": ("portable", True),
+    "`cpu`": ("cpu", False),
+}
+"""Title of a column to target and whether the batch is dynamic."""
+
 BUILDERS = multiprocessing.get_context("forkserver")
 """Building processes are forks of one that has imported what is slow to import, and nothing more."""
 BUILDERS.set_forkserver_preload([
@@ -53,13 +60,13 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All that there are, in the registry's order. A dynamic batch is tried on the portable target."""
-    found = []
-    for item in ARCHITECTURES.values():
-        found.append(Entry(item.name, "portable", False))
-        found += [Entry(item.name, "portable", True)] * item.dynamic
-        found += [Entry(item.name, "cpu", False)] * item.native
-    return found
+    """All that there are, in the registry's order."""
+    return [Entry(name, *key) for name in ARCHITECTURES for key in VARIANTS.values()]
+
+
+def methods_of(entry: Entry) -> tuple[str, ...]:
+    """What is built; only training with a dynamic batch, to save time."""
+    return ("train",) if entry.dynamic else ARCHITECTURES[entry.name].methods
 
 
 def stored() -> dict[Entry, Line]:
@@ -105,7 +112,7 @@ def run_entry(entry: Entry) -> tuple[Line, str]:
     line: Line = {**asdict(entry), "status": "failed", "reason": None, "date": date}
     with tempfile.TemporaryDirectory(prefix="aotpack-zoo-") as directory:
         folder = Path(directory)
-        (folder / "entry.json").write_text(json.dumps(asdict(entry)))
+        (folder / "entry.json").write_text(json.dumps({**asdict(entry), "methods": methods_of(entry)}))
         try:
             line |= build(folder)
             line |= check(folder)

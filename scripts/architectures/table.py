@@ -1,15 +1,17 @@
-"""Results as tables: on the screen, and in the README."""
+"""Results as tables: on the screen, and on the page of the documentation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.table import Table
 from roll import ARCHITECTURES
-from run import Entry, Line, entries
+from run import VARIANTS, Entry, Line
 
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "docs" / "architectures.md"
 MARKS = ("<!-- zoo:begin -->", "<!-- zoo:end -->")
 
 
@@ -49,67 +51,106 @@ def _size(line: Line) -> str:
     return f"{line['bundle_bytes'] / 1e6:.2f} MB" if "bundle_bytes" in line else ""
 
 
+class Notes:
+    """Texts below a table, each once, by number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """The mark of ``text`` in a cell; no mark for no text."""
+        if text and text not in self.texts:
+            self.texts.append(text)
+        return f" ({self.texts.index(text) + 1})" if text else ""
+
+    def lines(self) -> list[str]:
+        return [f"{number}. {text}" for number, text in enumerate(self.texts, 1)]
+
+
 def markdown(lines: Mapping[Entry, Line]) -> str:
-    """A row an architecture; the largest relative error of any gradient, or the number of a reason below the table."""
-    reasons: list[str] = []
+    """A row an architecture; the largest relative error of any gradient, and what there is to say of it below the table."""
+    notes = Notes()
     rows = [
-        "| model | parameters | random | front end | `portable` | `portable`, dynamic batch | `cpu` | `cpu` build | bundle |",
+        f"| model | parameters | random | front end | {' | '.join(VARIANTS)} | `cpu` build | bundle |",
         "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for item in ARCHITECTURES.values():
-        variants = [lines.get(Entry(item.name, *key)) for key in (("portable", False), ("portable", True), ("cpu", False))]
+        variants = [lines.get(Entry(item.name, *key)) for key in VARIANTS.values()]
         known: Line = {key: value for line in variants[::-1] for key, value in (line or {}).items()}
         if not known:
             continue
-        native = variants[2] or {}
+        native = variants[-1] or {}
         cells = [
-            item.title,
+            item.title + notes.mark(item.note),
             f"{known['parameters']:,}" if "parameters" in known else "",
             "yes" if known.get("draws") else "",
-            known.get("front_end", ""),
-            *(_error(item.title, line, reasons) for line in variants),
+            _front_ends(item.title, [line for line in variants if line], notes),
+            *(_error(item.title, line, notes) for line in variants),
             f"{native['build_seconds']['total']:.0f} s" if "build_seconds" in native else "",
             _size(known),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*rows, "", *_notes(lines), *(["", *_numbered(reasons)] if reasons else [])])
+    return "\n".join([*rows, "", *_legend(lines), "", *notes.lines()])
 
 
-def _notes(lines: Mapping[Entry, Line]) -> list[str]:
-    passed = [entry for entry, line in lines.items() if line["status"] == "passed"]
-    names = {entry.name for entry in lines}
-    whole = names - {entry.name for entry in lines if entry not in passed}
-    torch = sorted({f"torch {line['torch']}" for line in lines.values() if "torch" in line})
-    packages = sorted({line["package"] for line in lines.values() if "package" in line})
-    earlier = ["`cpu` figures are of an earlier run, with dropout off."] * any("draws" not in line for line in lines.values())
-    absent = sum(entry not in lines for entry in entries())
+def summary(lines: Mapping[Entry, Line]) -> str:
+    """A row a variant: how many architectures pass, fail, were not run."""
+    rows = ["| | passed | failed | not run |", "| --- | ---: | ---: | ---: |"]
+    for name, key in VARIANTS.items():
+        statuses = Counter(lines.get(Entry(item, *key), {}).get("status", "not run") for item in ARCHITECTURES)
+        rows.append(f"| {name} | {statuses['passed']} | {statuses['failed']} | {statuses['not run']} |")
+    return "\n".join([*rows, *_earlier(lines)])
+
+
+def _legend(lines: Mapping[Entry, Line]) -> list[str]:
+    versions = {f"torch {line['torch']}" for line in lines.values() if "torch" in line}
+    versions |= {line["package"] for line in lines.values() if "package" in line}
     return [
-        f"{len(passed)} of {len(lines)} entries passed, {len(whole)} of {len(names)} architectures in all that was run of them"
-        + (f"; {absent} entries (blank) were not run yet" if absent else "")
-        + f". {', '.join(torch + packages)}.",
-        "A figure is the largest relative error of any gradient; *random*: a training step draws random numbers.",
-        *earlier,
+        f"{', '.join(sorted(versions))}. A figure is the largest relative error of any gradient; blank: not run. *random*: a "
+        "training step draws random numbers. *build*: seconds on a machine busy with other work, as an indication only.",
+        *_earlier(lines),
     ]
 
 
-def _numbered(reasons: list[str]) -> list[str]:
-    return [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+def _earlier(lines: Mapping[Entry, Line]) -> list[str]:
+    """A paragraph on results of the time before dropout was on, if there are any."""
+    earlier = [str(entry) for entry, line in lines.items() if line["status"] == "passed" and "draws" not in line]
+    return ["", f"Of an earlier run, with dropout off: {', '.join(earlier)}."] if earlier else []
 
 
-def _error(title: str, line: Line | None, reasons: list[str]) -> str:
+def _front_ends(title: str, lines: Collection[Line], notes: Notes) -> str:
+    """The front ends that took it; why Dynamo's did not where another did."""
+    found = {line["front_end"]: line["warnings"] for line in lines if "front_end" in line}
+    refused = [
+        text for warnings in found.values() for text in warnings if text.startswith("the dynamo front end refused 'train'")
+    ]
+    return ", ".join(found) + notes.mark(f"{title}: {_shortened(refused[0])}" if refused else "")
+
+
+def _shortened(warning: str) -> str:
+    """A refusal's first line, and the line of the model's that it names."""
+    message, _, place = warning.partition(" [at ")
+    place = place.removesuffix("]").partition(", called from ")[0].rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
+    return message.splitlines()[0] + f" (`{place}`)" * bool(place)
+
+
+def _error(title: str, line: Line | None, notes: Notes) -> str:
     if line is None:
         return ""
-    if line["status"] == "passed":
-        return f"{line['errors']['gradients']:.0e}" if line["errors"]["gradients"] else "0"
-    reason = f"{title}, {line['target']}: {line['reason']}"
-    if reason not in reasons:
-        reasons.append(reason)
-    return f"failed ({reasons.index(reason) + 1})"
+    if line["status"] != "passed":
+        return "failed" + notes.mark(f"{title}, {line['target']}{', dynamic batch' * line['dynamic']}: {line['reason']}")
+    return f"{line['errors']['gradients']:.0e}" if line["errors"]["gradients"] else "0"
 
 
-def update_readme(text: str) -> None:
-    """Put ``text`` between the README's marks, if it has them."""
-    readme = README.read_text() if README.exists() else ""
-    begin, end = (readme.find(mark) for mark in MARKS)
+def update_pages(lines: Mapping[Entry, Line]) -> None:
+    """The table on its page, and its counts in the README."""
+    _replace(PAGE, markdown(lines))
+    _replace(ROOT / "README.md", summary(lines))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Put ``text`` between a file's marks, if it has them."""
+    page = file.read_text() if file.exists() else ""
+    begin, end = (page.find(mark) for mark in MARKS)
     if 0 <= begin < end:
-        README.write_text(f"{readme[:begin]}{MARKS[0]}\n{text}\n{readme[end:]}")
+        file.write_text(f"{page[:begin]}{MARKS[0]}\n{text}\n{page[end:]}")

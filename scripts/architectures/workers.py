@@ -59,7 +59,7 @@ def explain(error: Exception) -> str:
 def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make the model and its inputs, record eager, build the bundle.
 
-    With a dynamic batch no step has the size that the bundle is built with; only training is built then, to save time.
+    With a dynamic batch no step has the size that the bundle is built with.
     """
     from registry import batch_of
     from roll import ARCHITECTURES
@@ -74,7 +74,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     sizes = [size - 1, size + 1, size + 2] if entry["dynamic"] else [size] * (STEPS + 1)
     batches = [item.inputs(size) for size in sizes]
     torch.save(batches, folder / "inputs.pt")
-    reference, _ = record(copy.deepcopy(model), batches, infer="infer" in methods_of(entry))
+    reference, _ = record(copy.deepcopy(model), batches, infer="infer" in entry["methods"])
     save_file(reference, folder / "eager.safetensors")
     if not all(value.isfinite().all() for name, value in reference.items() if name.startswith(("loss", "gradients"))):
         raise RuntimeError("eager's own loss or gradients are not finite")
@@ -87,7 +87,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         out=folder / "zoo.aotpack",
         targets=(entry["target"],),
         dynamic_shapes=batch_of(inputs) if entry["dynamic"] else None,
-        methods=methods_of(entry),
+        methods=entry["methods"],
         branches=item.branches,
         rng="eager",
         cache=False,
@@ -106,10 +106,6 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "saved_bytes": report.saved_bytes.get("train", 0),
         "warnings": list(report.warnings),
     }
-
-
-def methods_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("train",) if entry["dynamic"] else ("train", "infer")
 
 
 def awake(model: nn.Module) -> nn.Module:
@@ -134,7 +130,7 @@ def check(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     model = aotpack_loader.load(folder / "zoo.aotpack", backend=entry["target"])
     load_seconds = time.perf_counter() - start
-    found, step_seconds = record(model, batches, infer="infer" in methods_of(entry))
+    found, step_seconds = record(model, batches, infer="infer" in entry["methods"])
     save_file(found, folder / "bundle.safetensors")
     imported = [name for name in (*SOURCES, *COMPILERS) if name in sys.modules]
     if imported:
