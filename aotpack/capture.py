@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
 from . import _torch_compat as compat
-from . import places, views, watching
+from . import places, rehearsals, views
 from ._torch_compat import checkpoint as checkpoints
 from ._torch_compat.randomness import no_python_random, traced_random
 from .branches import Branch, follow, observe
@@ -116,6 +115,22 @@ def capture(
     ) from cause
 
 
+def depends_on_gradients(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], branches: Sequence[Branch], *, training: bool
+) -> bool:
+    """Whether the model does something else where the caller has turned gradients off; also where that cannot be told.
+
+    ``branches``: what was taken for given while it was traced.
+    """
+    with _mode(model, training), compat.own_warnings(), traced_random(exact=False):
+        if branches:
+            follow(model, branches)
+        try:
+            return rehearsals.depends_on_gradients(model, args, kwargs)
+        except Exception:  # traced, but not to be run on fake tensors: then it serves no calls without gradients
+            return True
+
+
 _HINT = "Each line above is one front end's reason; the first is the one to mend."
 _BRANCHES = "data-dependent expression"
 _BRANCH_HINT = (
@@ -157,19 +172,15 @@ def _first_paragraph(text: str) -> str:
 
 @contextlib.contextmanager
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    # Attributes, parameters, buffers and hooks are put back as they were: a trace must not leave its fake tensors in the user's
-    # model (torch's own reparametrization does, where one submodule has two names), nor what a first call sets up.
-    attributes = [module.__dict__ for module in model.modules()]
-    held = [*attributes, *(value for found in attributes for value in found.values() if type(value) in (dict, OrderedDict))]
-    before = [(entries, dict(entries)) for entries in held]
-    if model.training != training:
-        model.train(training)
-    try:
+    # A trace must not leave its fake tensors in the user's model (torch's own reparametrization does, where one submodule has two
+    # names), nor what a first call sets up.
+    with rehearsals.unchanged(model):
+        if model.training != training:
+            model.train(training)
         yield
-    finally:
-        for entries, originals in before:
-            entries.clear()
-            entries.update(originals)
+
+
+_INTEGERS = "an integer argument varies, which this front end does not take"
 
 
 def _with_dynamo(
@@ -180,6 +191,8 @@ def _with_dynamo(
     table: compat.Decompositions | None,
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
+    if shapes.integers:
+        raise ValueError(_INTEGERS)
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
         _refuse_storage_changes(captured.graph)
@@ -189,6 +202,8 @@ def _with_dynamo(
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
+        if joint.side_effects:
+            rehearsals.check_repeats(model, args, kwargs)
         if joint.metadata.mutated_inp_runtime_indices:
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
@@ -198,7 +213,7 @@ def _with_dynamo(
 def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Touched | None:
     """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
     try:
-        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs)
+        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
     except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
         return None
 
@@ -247,12 +262,14 @@ def _with_export(
     table: compat.Decompositions | None,
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
+    if shapes.integers:
+        raise ValueError(_INTEGERS)
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     if shapes.original is not None:
         _spell_out(model, kwargs)
     with compat.kept_state_changes(), no_python_random():
-        compares, touched = _rehearse(model, args, kwargs)
+        trial = rehearsals.rehearse(model, args, kwargs)
         with checkpoints.kept_checkpoints() as regions:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     _refuse_storage_changes(exported.graph)
@@ -260,7 +277,7 @@ def _with_export(
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
     _check_bounds(joint.graph_module.graph)
-    return dataclasses.replace(joint, compares=compares, touched=touched), _lost(regions, joint)
+    return _with(trial, joint), _lost(regions, joint)
 
 
 def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
@@ -288,18 +305,37 @@ def _with_trace(
     fakes: dict[int, torch.Tensor] = {}
 
     def fake(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
         if id(leaf) not in fakes:
             fakes[id(leaf)] = compat.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
         return fakes[id(leaf)]
 
-    fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
+    faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
+    fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
     with compat.kept_state_changes(), no_python_random():
-        compares, touched = _rehearse(model, args, kwargs)
+        trial = rehearsals.rehearse(model, args, kwargs)
+        _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
             joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
-    return dataclasses.replace(joint, compares=compares, touched=touched), _lost(regions, joint)
+    return _with(trial, joint), _lost(regions, joint)
+
+
+def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:
+    """AOTAutograd makes symbols of all integers: the model is given those that do not vary as they are. Set on the instance."""
+    forward = model.forward
+
+    def fixed(*args: Any, **kwargs: Any) -> Any:
+        given, spec = pytree.tree_flatten((args, kwargs))
+        values = [
+            old if isinstance(old, int) and i not in shapes.integers else new
+            for i, (old, new) in enumerate(zip(leaves, given, strict=True))
+        ]
+        args, kwargs = pytree.tree_unflatten(values, spec)
+        return forward(*args, **kwargs)
+
+    if any(isinstance(leaf, int) for leaf in leaves):
+        model.forward = fixed
 
 
 def _check_bounds(graph: torch.fx.Graph) -> None:
@@ -330,16 +366,8 @@ def _refuse_storage_changes(graph: torch.fx.Graph) -> None:
         raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
 
 
-def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, compat.Touched]:
-    """Run the model on fake tensors; return whether it asks which tensors are the same, and whose version counters move.
-
-    Raises:
-        UnsupportedError: it changes Python values that it reads.
-    """
-    with watching.watched(model) as seen:
-        touched = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-    compat.refuse_changes(seen.changed)
-    return seen.compares, touched
+def _with(trial: rehearsals.Trial, joint: compat.Joint) -> compat.Joint:
+    return dataclasses.replace(joint, compares=trial.compares, touched=trial.touched, side_effects=trial.changed)
 
 
 def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:

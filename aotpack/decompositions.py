@@ -15,7 +15,7 @@ import torch
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     """The storage read anew, row by row, as a tensor of ``size``; zeros where it is too short and eager leaves what was there."""
     count, held = math.prod(size), tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    elements = tensor.as_strided((min(count, held),), (1,), tensor.storage_offset())
+    elements = tensor.as_strided((min(count, held),), (1,))
     if count > held:
         elements = torch.cat([elements, elements.new_zeros(count - held)])
     return elements.reshape(size).clone(memory_format=memory_format or torch.contiguous_format)

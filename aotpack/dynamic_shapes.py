@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from .examples import parameters, spelled_out
 class DynamicShapes:
     """``original`` in ``torch.export``'s form, for the module that is traced.
 
-    ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size.
+    ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size. ``integers`` by leaf number: integer arguments
+    that vary, and the bounds of their values.
     """
 
     original: Any
     dims: dict[int, dict[int, Bounds]]
+    integers: dict[int, Bounds] = field(default_factory=dict)
 
     def of_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, dict[int, Bounds]]]:
         """The example tensors with dynamic sizes."""
@@ -32,7 +34,8 @@ class DynamicShapes:
 
     def shifted(self, count: int) -> DynamicShapes:
         """The same behind ``count`` further leaves; known by leaf number only."""
-        return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()})
+        integers = {i + count: bounds for i, bounds in self.integers.items()}
+        return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()}, integers)
 
 
 def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> DynamicShapes:
@@ -44,7 +47,7 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     if not given:
         return DynamicShapes(None, {})
     problems: list[Problem] = []
-    found: dict[int, dict[int, Bounds]] = {}
+    found = DynamicShapes(None, {})
     numbers = iter(range(10**9))
     args_given, kwargs_given = _by_position(model, args, kwargs, given, problems)
     for i, value in enumerate(args):
@@ -54,7 +57,7 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
     given = _by_parameter(model, [args_given.get(i) for i in range(len(args))], {name: kwargs_given.get(name) for name in kwargs})
-    return DynamicShapes(given, found)
+    return DynamicShapes(given, found.dims, found.integers)
 
 
 def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,15 +91,19 @@ def _by_position(
     return positions, names
 
 
-def _match(value: Any, given: Any, path: str, numbers: Any, found: dict[int, dict[int, Bounds]], problems: list[Problem]) -> None:
+def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes, problems: list[Problem]) -> None:
     """Walk a value and its specification together, numbering leaves as pytree does."""
     children = _children(value)
     if children is None:
         number = next(numbers)
         if given is not None and isinstance(value, torch.Tensor):
-            found[number] = _sizes(value, given, path, problems)
-        elif not (given is None or isinstance(given, int) or given is torch.export.Dim.STATIC or _bounds(given).automatic):
-            problems.append(Problem(path, f"this {type(value).__name__} is fixed by a build; pass a size as that of a tensor"))
+            found.dims[number] = _sizes(value, given, path, problems)
+        elif given is None or isinstance(given, int) or given is torch.export.Dim.STATIC or _bounds(given).automatic:
+            return
+        elif type(value) is int and value >= 0:
+            found.integers[number] = _bounds(given)
+        else:
+            problems.append(Problem(path, f"this {type(value).__name__} is fixed by a build; integers from 0 on may vary"))
         return
     for key, child in children:
         part = None

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -13,7 +14,9 @@ from aotpack_loader.devices import operators
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from ._torch_compat import ShapeEnv
+from . import views
+from ._torch_compat import CALL_ON_COPIES, ShapeEnv
+from ._torch_compat.randomness import is_fixed
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 
@@ -58,10 +61,19 @@ class _Converter:
         return schema.Graph(inputs, input_values, nodes, outputs, self.subgraphs)
 
     def node(self, node: FxNode) -> schema.Node:
+        if node.target is CALL_ON_COPIES:
+            return self._call_on_copies(node, *node.args)
         given = node.args[:1] if node.target is round and node.args[1:] == (None,) else node.args  # to integers
         args = [self.argument(arg, node) for arg in given]
         kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
         return schema.Node(node.name, self.operator(node), args, self.value(node), kwargs)
+
+    def _call_on_copies(self, node: FxNode, op: Any) -> schema.Node:
+        """A custom operator that writes to its arguments."""
+        if message := _cannot_be_called_on_copies(node, op):
+            self.problems.append(Problem(source_line(node) or node.name, f"calls {op}, which {message}"))
+        kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
+        return schema.Node(node.name, str(op), [], self.value(node), kwargs)
 
     def operator(self, node: FxNode) -> str:
         target = node.target
@@ -96,10 +108,7 @@ class _Converter:
             return [[str(key), self.argument(value, node)] for key, value in arg.items()]
         literal = literal_argument(arg)
         if literal is NOT_A_LITERAL:
-            what = f"passes a {type(arg).__name__} to {node.target}"
-            if isinstance(arg, torch._ops.OpOverload) and arg._schema.is_mutable:
-                what = f"calls {arg}, which writes to its arguments: of custom operators a bundle has only those that do not"
-            self.problems.append(Problem(source_line(node) or node.name, what))
+            self.problems.append(Problem(source_line(node) or node.name, _unknown_argument(arg, node)))
             return None
         return literal
 
@@ -122,6 +131,27 @@ class _Converter:
             self._names[id(attribute)] = known or name.replace(".", "__")
             self.subgraphs.setdefault(self._names[id(attribute)], converted)
         return self._names[id(attribute)]
+
+
+def _unknown_argument(arg: object, node: FxNode) -> str:
+    if isinstance(arg, torch._ops.OpOverload) and arg._schema.is_mutable:
+        return f"calls {arg}, which writes to an argument and returns it: of custom operators that write, only those that do not"
+    return f"passes a {type(arg).__name__} to {node.target}"
+
+
+def _cannot_be_called_on_copies(node: FxNode, op: torch._ops.OpOverload) -> str:
+    """Why a call of an operator that writes to its arguments cannot be one on copies of them; empty if it can."""
+    if is_fixed(op):
+        return "writes to its arguments, and draws random numbers or has other effects"
+    starts = {name: _starts(argument) for name, argument in node.kwargs.items()}
+    used = [start for found in starts.values() for start in found]
+    written = [start for argument in op._schema.arguments if argument.is_write for start in starts.get(argument.name, [])]
+    return "writes to an argument that shares its memory with another" if any(used.count(start) > 1 for start in written) else ""
+
+
+def _starts(argument: Any) -> list[FxNode]:
+    """The values that an argument, or each item of it, is or is a view of."""
+    return [views.root(item) for item in pytree.tree_leaves(argument) if isinstance(item, FxNode)]
 
 
 def _opaque(value: object) -> str:

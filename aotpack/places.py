@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import re
+import sys
 import traceback
 from collections.abc import Iterable
+from types import FrameType
 
 
 def of_error(error: BaseException) -> str:
@@ -27,8 +30,14 @@ def of_stack(stack: traceback.StackSummary) -> str:
 
 
 def here() -> str:
-    """The innermost line of the model that runs now, be it a library's."""
-    return _places(traceback.extract_stack())[-1][1]
+    """The innermost line of the model that runs now, be it a library's, or nothing."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_model(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 
 
 def _places(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:

@@ -134,10 +134,9 @@ def as_a_loader() -> Iterator[None]:
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
     """The caller's modes each method is right for; no mode is served twice.
 
-    A graph with gradients also serves its mode without them, unless the model turns them on. A plain function has no train and
-    eval mode, so one graph serves both.
+    A graph with gradients also serves its mode without them, unless the model does something else there. A plain function has no
+    train and eval mode, so one graph serves both.
     """
-    turns_on = any(item.convention.backward is not None and not item.plan.grad for item in traced)
     plans = [item.plan for item in traced if item.plan.name in METHODS]
     served = {plan.name: [(plan.training, plan.grad)] for plan in plans}
 
@@ -145,9 +144,9 @@ def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, lis
         if not any(mode in modes for modes in served.values()):
             served[name].append(mode)
 
-    for plan in plans:
-        if plan.grad and not turns_on:
-            add(plan.name, (plan.training, False))
+    for item in traced:
+        if item.plan in plans and item.plan.grad and not item.gradients_only:
+            add(item.plan.name, (item.plan.training, False))
     if not has_modes:
         for name, modes in list(served.items()):
             for training, grad in list(modes):

@@ -16,7 +16,7 @@ from aotpack_loader.devices.literals import literal
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema, subgraphs
 
-from ._torch_compat import Symbols
+from ._torch_compat import CALL_ON_COPIES, Symbols
 from .expressions import parse
 
 
@@ -60,10 +60,12 @@ class _Builder:
         return GraphModule(self.root, self.fx)
 
     def _add(self, item: schema.Node) -> None:
+        target = _operator(item.op)
+        writes = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
         node = self.nodes[item.name] = self.fx.create_node(
             "call_function",
-            _operator(item.op),
-            _fx_arguments(item, [self._argument(arg) for arg in item.args]),
+            CALL_ON_COPIES if writes else target,
+            (target,) if writes else _fx_arguments(item, [self._argument(arg) for arg in item.args]),
             {key: self._argument(arg) for key, arg in item.kwargs.items()},
             name=item.name,
         )
@@ -118,7 +120,8 @@ class _Values:
             return None
         if item.value.kind != "tuple":
             return self._computed(node)
-        known = self.elements.get(item.name, {})
+        elements = self.elements.get(item.name, {})
+        known = {i: value for i, value in elements.items() if not isinstance(value, schema.OtherValue)}
         if _count(node) == len(known):
             return tuple(self.recorded(known[i]) for i in range(len(known)))
         return tuple(self.recorded(known[i]) if i in known else value for i, value in enumerate(self._computed(node)))

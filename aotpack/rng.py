@@ -139,6 +139,13 @@ def _order(module: GraphModule, wanted: Iterable[str]) -> None:
             last.prepend(node)
 
 
+def drawn_anew(backward: GraphModule | None) -> list[str]:
+    """The user's lines of draws in control flow that torch's backward computes again: it draws anew there, in eager too."""
+    inner = [] if backward is None else [m.graph for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
+    drawing = [node for graph in inner for node in graph.nodes if is_random(node) and KEPT not in node.meta]
+    return list(dict.fromkeys(source_line(node) or str(node.target) for node in drawing))
+
+
 def share_state(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
     """Let what both graphs draw draw the same numbers: the backward starts from the state the forward has saved.
 

@@ -10,6 +10,7 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
+from aotpack_loader.format.validate import RESERVED
 
 from . import subclasses
 from ._torch_compat import is_plain_tensor, is_wrapper_subclass
@@ -46,6 +47,11 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     shared = _shared_storages(model)
     problems: list[Problem] = []
     for name, kind, tensor, persistent in named_state(model):
+        if name.partition(".")[0] in RESERVED:
+            problems.append(
+                Problem(name, f"begins with {name.partition('.')[0]!r}, which the loaded module uses itself; rename it")
+            )
+            continue
         if not is_wrapper_subclass(tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
             problems.append(Problem(name, f"a {tensor.layout} tensor; a bundle stores dense tensors"))
             continue

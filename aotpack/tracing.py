@@ -14,12 +14,14 @@ from aotpack_loader.format import expressions, schema
 
 from . import capture, partition, second, signature
 from ._torch_compat import Decompositions
+from .branches import Branch
 from .dynamic_shapes import DynamicShapes
 from .dynamic_shapes import resolve as resolve_shapes
 from .examples import named_leaves, refuse_layouts
 from .options import MethodPlan, Options, RandomMode
 from .progress import Run
 from .rearrange import Arrangement, Writes, arrange
+from .rng import drawn_anew
 from .sharing import has_gaps, separated, sharing
 from .state import StoredTensors, describe_state, named_state
 from .subclasses import check_apart
@@ -27,7 +29,10 @@ from .subclasses import check_apart
 
 @dataclass(frozen=True)
 class TracedMethod:
-    """A method as it was traced. ``identical``, ``distinct`` and ``second`` as in its document."""
+    """A method as it was traced. ``identical``, ``distinct`` and ``second`` as in its document.
+
+    ``gradients_only``: without gradients the model does something else.
+    """
 
     plan: MethodPlan
     convention: signature.Convention
@@ -35,6 +40,7 @@ class TracedMethod:
     identical: list[list[int]]
     distinct: bool
     rng: RandomMode
+    gradients_only: bool = False
     second: schema.Second | None = None
 
 
@@ -140,6 +146,20 @@ def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
+def _is_for_gradients_only(work: Work, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
+    """Whether calls without gradients, which no other method is made for, need other graphs than ``plan``'s."""
+    if (
+        not plan.grad
+        or plan not in work.options.plans
+        or any(other.training == plan.training and not other.grad for other in work.options.plans)
+    ):
+        return False
+    if not capture.depends_on_gradients(work.module, work.args, work.kwargs, branches, training=plan.training):
+        return False
+    work.run.note(f"{plan.name!r} serves no calls without gradients: the model does something else there")
+    return True
+
+
 def _writes(convention: signature.Convention) -> Writes:
     """What a method does to its arguments."""
     primals, mutations = convention.method["primals"], convention.method["mutations"]
@@ -192,6 +212,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
         run.warn(
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
         )
+    for line in drawn_anew(convention.backward):
+        run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
     constraints = convention.method["constraints"]
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
@@ -199,7 +221,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     if constraints:
         run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
     identical = [list(group) for group in arrangement.identical]
-    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng)
+    alone = _is_for_gradients_only(work, plan, captured.branches)
+    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
 
 
 def _check_turned_on(convention: signature.Convention) -> None:
@@ -239,6 +262,13 @@ def _check_dynamic(
             if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum
                 problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+    for number, (low, high, _) in shapes.integers.items():
+        found = ranges.get(getattr(leaves[number], "size", ""))
+        if found is None:
+            problems.append(Problem(leaves[number].path, "asked to vary, but the model fixes it"))
+        elif (low or 0) < found.minimum or (found.maximum is not None and (high is None or high > found.maximum)):
+            limit = "" if found.maximum is None else found.maximum
+            problems.append(Problem(leaves[number].path, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
     if problems:
         raise BuildError("The model does not allow these sizes to vary as asked.", problems)
 

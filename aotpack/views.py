@@ -19,6 +19,8 @@ from ._torch_compat import ShapeEnv, hint_of
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, literal_argument
 
+AS_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+
 
 def is_view(node: Node) -> bool:
     """Whether ``node`` is an ATen operation that returns a view of its first argument."""

@@ -260,3 +260,16 @@ def test_draws_inside_control_flow_are_not_for_the_exact_mode(tmp_path: Path) ->
 
     with pytest.raises(UnsupportedError, match=r"test_random.py.*draws inside control flow"):
         aotpack.build(branch, (torch.randn(4),), out=tmp_path / "m", targets=("portable",), methods=("infer",), rng="eager")
+
+
+def test_a_draw_in_a_trained_branch_is_a_warning(tmp_path: Path) -> None:
+    """torch's backward computes the branch again and draws anew: eager's gradients are of another draw, and so are a bundle's."""
+
+    def branch(chosen: Tensor, x: Tensor) -> Tensor:
+        return torch.cond(chosen, lambda x: nn.functional.dropout(x, 0.5, True), lambda x: x.cos(), (x,))
+
+    args = torch.tensor(True), torch.randn(4, requires_grad=True)
+    report = aotpack.build(branch, args, out=tmp_path / "m", targets=("portable",))
+    (warning,) = [text for text in report.warnings if "drawn in a branch" in text]
+    assert "'train'" in warning
+    assert "test_random.py" in warning

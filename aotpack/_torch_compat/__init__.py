@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._sympy.numbers import int_oo
 
 from .autograd import (
+    CALL_ON_COPIES,
     AliasedOutputsError,
     Decompositions,
     Joint,
@@ -40,7 +41,7 @@ from .inductor import (
     x86_vector_bits,
 )
 from .messages import own_warnings
-from .rehearsal import ASSIGNS_STATE, SideEffectError, Touched, kept_state_changes, rehearse
+from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
     Bounds,
@@ -56,17 +57,20 @@ from .tensors import (
     hint_of,
     is_nested_size,
     is_plain_tensor,
+    is_varying_integer,
     is_wrapper_subclass,
     marked_dynamic,
     real_tensor,
     symbols_of,
     unguarded_convolutions,
+    varying_integer,
 )
 
 TRIED_ON = ("2.13.0", "2.9.0")
 
 __all__ = [
     "ASSIGNS_STATE",
+    "CALL_ON_COPIES",
     "COMPARES",
     "SIDE_EFFECTS",
     "SIZE_FUNCTIONS",
@@ -79,6 +83,7 @@ __all__ = [
     "Library",
     "MutationType",
     "OutputType",
+    "Rehearsed",
     "ShapeEnv",
     "SideEffectError",
     "Split",
@@ -108,6 +113,7 @@ __all__ = [
     "is_nested_size",
     "is_plain_call",
     "is_plain_tensor",
+    "is_varying_integer",
     "is_wrapper_subclass",
     "kept_state_changes",
     "laid_out",
@@ -126,6 +132,7 @@ __all__ = [
     "tell_calls_apart",
     "tree_children",
     "unguarded_convolutions",
+    "varying_integer",
     "with_effects",
     "x86_vector_bits",
 ]

@@ -16,6 +16,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
 from torch._decomp import decompositions as lstm_decompositions
+from torch._export import config as export_config
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
@@ -23,8 +24,10 @@ from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_
 from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
@@ -147,6 +150,8 @@ def _export_joint(
     with (
         contextlib.ExitStack() as stack,
         functorch_config.patch(_SUBCLASS_TANGENTS),
+        inductor_config.patch(enable_auto_functionalized_v2=False),
+        export_config.patch(_WRITES_OF_EXPORT),
         _aliases_named(),
         _faithful_results(note, inside),
         scans_without_aliases(),
@@ -223,6 +228,17 @@ def _faithful_results(
 def has_effect(target: Any) -> bool:
     """Whether an operator does more than to return values: it writes to an argument, or is registered as effectful."""
     return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
+
+
+CALL_ON_COPIES = auto_functionalized
+"""``CALL_ON_COPIES(op, **arguments)`` in a trace: a custom operator that writes to its arguments, called on copies of them.
+
+It returns what ``op`` returns (None where that is nothing), then the copies.
+"""
+
+_WRITES = "enable_auto_functionalized_v2_for_export"
+
+_WRITES_OF_EXPORT = {_WRITES: False} if hasattr(export_config, _WRITES) else {}
 
 
 _GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"

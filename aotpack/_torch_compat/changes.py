@@ -114,6 +114,6 @@ def _is_as_before(owner: Any, attribute: str, value: Any) -> bool:
 def _known(variable: Any, attribute: str, value: Any) -> tuple[()] | tuple[Any, str, Any]:
     """The object, the attribute and its new value, where all are plain to see."""
     owner = getattr(variable, "value", None)
-    if not value.is_python_constant() or not hasattr(owner, "__dict__"):
+    if not value.is_python_constant() or not isinstance(getattr(owner, "__dict__", None), dict):
         return ()
     return owner, attribute, value.as_python_constant()

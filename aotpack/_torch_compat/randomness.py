@@ -228,14 +228,16 @@ def no_python_random() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     modules = [random] if numpy is None else [random, numpy.random]
     before = _python_states(modules)
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            for name, function in vars(module).items():
-                if callable(function) and not isinstance(function, type) and name[0] != "_":
-                    stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}", function)))
-        yield
-    if _python_states(modules) != before:
-        raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
+    try:
+        with contextlib.ExitStack() as stack:
+            for module in modules:
+                for name, function in vars(module).items():
+                    if callable(function) and not isinstance(function, type) and name[0] != "_":
+                        stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}", function)))
+            yield
+    finally:  # the reason of whatever else went wrong
+        if _python_states(modules) != before:
+            raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
 
 
 _DRAWS = "draws from Python's {}: in a bundle the number would be the same at every call; use torch's random functions"

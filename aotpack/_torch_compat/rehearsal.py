@@ -24,6 +24,14 @@ class Touched(NamedTuple):
     names: frozenset[str]
 
 
+class Rehearsed(NamedTuple):
+    """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made."""
+
+    result: Any
+    touched: Touched
+    records: bool
+
+
 class SideEffectError(Exception):
     """The model changes something that the graphs of a bundle do not hold."""
 
@@ -61,12 +69,12 @@ def kept_state_changes() -> Iterator[None]:
 
 def rehearse(
     mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, strict: bool = True
-) -> Touched:
+) -> Rehearsed:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
 
     Not ``strict``: only to have it set up what it sets up at its first call.
 
-    Returns what it touches. Kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
+    What it touches: kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
     nothing to do: only running tells.
 
     Raises:
@@ -84,10 +92,11 @@ def rehearse(
         return _run(mode, model, args, kwargs, strict)
 
 
-def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool) -> Touched:
+def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool) -> Rehearsed:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
-        return copy if tensor.is_leaf else copy.clone()
+        with torch.enable_grad():
+            return copy if tensor.is_leaf else copy.clone()
 
     with mode:
         twins: dict[int, torch.Tensor] = {}
@@ -96,13 +105,18 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         leaves = {
             i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
         }
-        before = {id(tensor): tensor._version for tensor in (*leaves.values(), *state.values())}
+        given = (*leaves.values(), *state.values())
+        before = {id(tensor): tensor._version for tensor in given}
+        known = [tensor.grad_fn for tensor in given]
         with _RefusedFunctions() if strict else contextlib.nullcontext():
-            torch.func.functional_call(model, state, args, kwargs)
-        return Touched(
+            result = torch.func.functional_call(model, state, args, kwargs)
+        touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
         )
+        reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
+        records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
+        return Rehearsed(result, touched, records)
 
 
 class _RefusedFunctions(TorchFunctionMode):

@@ -78,6 +78,26 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
     return mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
 
 
+def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.SymInt:
+    """An integer argument as a symbol; ``bounds`` of its values."""
+    env = mode.shape_env
+    assert env is not None
+    source = ConstantSource(f"{_VARYING}_{len(env.var_to_sources)}")
+    symbol = env.create_symbol(value, source, DimDynamic.DYNAMIC, _constraint(bounds), do_not_specialize_zero_one=True)
+    return env.create_symintnode(symbol, hint=value, source=source)  # type: ignore[return-value]
+
+
+def is_varying_integer(value: object) -> bool:
+    """Whether a value is one of :func:`varying_integer`."""
+    if not isinstance(value, torch.SymInt) or value.node.shape_env is None:
+        return False
+    sources = value.node.shape_env.var_to_sources.get(value.node._expr, [])
+    return any(str(getattr(source, "source_name", "")).startswith(_VARYING) for source in sources)
+
+
+_VARYING = "aotpack_integer"
+
+
 def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
     options: dict[str, Any] = {
         "dynamic_sizes": [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],

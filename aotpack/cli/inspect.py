@@ -226,6 +226,8 @@ def _children(tree: schema.Tree) -> Iterator[tuple[str, schema.Tree]]:
 def _leaf(leaf: schema.InputLeaf) -> str:
     if isinstance(leaf, schema.ConstantLeaf):
         return f"= {_constant(leaf.value)} (fixed)"
+    if isinstance(leaf, schema.IntegerLeaf):
+        return f"int {leaf.size}"
     notes = [] if leaf.device == "cpu" else [leaf.device]
     if leaf.requires_grad:
         notes.append("requires grad")

@@ -73,7 +73,7 @@ class _Assembler(Backward):
         tree, leaves = self._inputs()
         self._primals()
         self._lift_constants(self.parts.forward)
-        self._bound = {s for leaf in leaves if isinstance(leaf, schema.TensorLeaf) for s in self._symbols_in([*leaf_sizes(leaf)])}
+        self._bound = {s for leaf in leaves for s in self._symbols_in([*leaf_sizes(leaf)])}
         mutations = self._mutations()
         results = self._results()
         saved = self._saved()
@@ -88,6 +88,8 @@ class _Assembler(Backward):
         self.parts.forward.recompile()
         if self.parts.backward is not None:
             partition.set_outputs(self.parts.backward, subclasses.flat(backward_outputs))
+        leaves = self._with_starts(leaves)
+        self._raise_problems()
         out_tree, _ = trees.describe(self.returned.spec, "result")
         method = {
             "inputs": tree,
@@ -127,8 +129,7 @@ class _Assembler(Backward):
     def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:
         if self.shape_env is None:
             return []
-        tensors = [leaf for leaf in leaves if isinstance(leaf, schema.TensorLeaf)]
-        names = {dim for leaf in tensors for dim in leaf_sizes(leaf) if isinstance(dim, str)}
+        names = {dim for leaf in leaves for dim in leaf_sizes(leaf) if isinstance(dim, str)}
         env = self.shape_env
         symbols = []
         for symbol in sorted({s for name in names for s in compat.symbols_of(env, name)}, key=str):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
@@ -15,7 +16,8 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import subclasses, trees
+from .. import subclasses, trees, views
+from ..expressions import size_expression
 from ..graph import source_line, tensor_value
 from ..literals import NOT_A_LITERAL, dtype_name, literal_argument
 from . import subclasses as folding
@@ -47,10 +49,23 @@ class Inputs(Context):
             for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)
             if isinstance(d, compat.desc.PlainAOTInput)
         }
+        self._varying = self._varying_integers(nodes)
         leaves = [self._leaf(i, value, path, nodes) for i, (value, path) in enumerate(zip(flat, paths, strict=True))]
         return schema.TupleNode([args_tree, kwargs_tree]), leaves
 
+    def _varying_integers(self, nodes: Mapping[int, Node]) -> dict[int, str]:
+        """Integer arguments that were asked to vary: leaf number to symbol."""
+        found = {
+            i: size_expression(node.meta["val"], self.shape_env)
+            for i, node in nodes.items()
+            if compat.is_varying_integer(node.meta.get("val"))
+        }
+        return {i: size for i, size in found.items() if isinstance(size, str)}
+
     def _leaf(self, i: int, value: Any, path: str, nodes: Mapping[int, Node]) -> schema.InputLeaf:
+        size = self._varying.get(i)
+        if size is not None:
+            return schema.IntegerLeaf(path, size)
         if not isinstance(value, torch.Tensor):
             literal = literal_argument(value)
             if literal is NOT_A_LITERAL:
@@ -83,12 +98,45 @@ class Inputs(Context):
                 self.problems.append(Problem(node.name, f"a graph input of kind {type(descriptor).__name__}"))
         self._drop_constant_inputs()
 
+    def _with_starts(self, leaves: list[schema.InputLeaf]) -> list[schema.InputLeaf]:
+        """Mark arguments read by ``as_strided`` with an offset; when traced, they began at the start of their storage."""
+        inputs = {node: i for i, node in enumerate(self.primal_nodes)}
+        inputs |= {placeholder: inputs[value] for value, placeholder in self.parts.saved if value in inputs}
+        graphs = [self.parts.forward.graph, *([] if self.parts.backward is None else [self.parts.backward.graph])]
+        reads = {
+            inputs[start]: node
+            for graph in graphs
+            for node in graph.nodes
+            if node.target in views.AS_STRIDED and len(node.args) > 3 and (start := views.root(node.args[0])) in inputs
+        }
+        for i, node in reads.items():
+            primal = self.primals[i]
+            if self._begins_its_storage(primal):
+                if isinstance(primal, schema.InputPrimal):
+                    leaves[primal.leaf] = msgspec.structs.replace(leaves[primal.leaf], from_start=True)
+            else:
+                message = "as_strided with an offset counts from the start of a storage, and this tensor begins inside one"
+                self.problems.append(Problem(source_line(node) or node.name, message))
+        return leaves
+
+    def _begins_its_storage(self, primal: schema.Primal) -> bool:
+        if isinstance(primal, schema.InputPrimal):
+            return not self._example(primal).storage_offset()
+        if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
+            return not operator.attrgetter(primal.name)(self.model).storage_offset()
+        return isinstance(primal, schema.ConstantPrimal)  # stored as it lies
+
+    def _example(self, primal: schema.InputPrimal) -> torch.Tensor:
+        return pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]  # type: ignore[no-any-return]
+
     def _drop_constant_inputs(self) -> None:
         """Non-tensor arguments were specialised: they are no inputs of the graph."""
         kept = []
         for node, primal in zip(self.primal_nodes, self.primals, strict=True):
             if isinstance(node.meta.get("val"), torch.Tensor):
                 kept.append((node, primal))
+            elif isinstance(primal, schema.InputPrimal) and primal.leaf in self._varying:
+                self.sizes.append(node)
             elif any(user.op != "output" for user in node.users):
                 self.problems.append(Problem(source_line(node) or node.name, "a number argument that stayed symbolic"))
             else:

@@ -71,7 +71,7 @@ class Outputs(Inputs):
         """Where an argument lies after its sizes and strides were changed; traced, it began at the start of its storage."""
         kind = tensor_value(node.meta["val"], self.shape_env)
         above = {*views.chain(node), self._raw_primal_nodes[index]}
-        strided = [n for n in self.parts.forward.graph.nodes if n.target in _AS_STRIDED and views.root(n) in above]
+        strided = [n for n in self.parts.forward.graph.nodes if n.target in views.AS_STRIDED and views.root(n) in above]
         absolute = any(len(n.args) > 3 for n in strided)
         return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
 
@@ -278,9 +278,6 @@ class Outputs(Inputs):
                 if result.requires_grad:
                     differentiable.add(result.output)
         return sorted(plain - differentiable)
-
-
-_AS_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 
 def _has_history(info: Any) -> bool:

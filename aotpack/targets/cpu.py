@@ -175,7 +175,7 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "f
 
 def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
     """Refuse control flow that AOTInductor has no code for."""
-    known = {getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW}
+    known = {compat.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
     problems = [
         Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
         for item in graphs

@@ -180,17 +180,19 @@ def _call(
     check: str,
 ) -> MethodCall:
     device = chosen.device.device
-    if not uses_subclasses(method, entries):
-        checks = _checks(name, method, bundle, chosen) if check == "full" else None
+    held = uses_subclasses(method, entries)
+    checks = _checks(name, method, bundle, chosen) if check == "full" and not held else None
+    if not held and not method.sizes:
         return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=_is_native(chosen))
     from .runtime.subclass_call import SubclassCall
 
-    if check == "full":
+    if check == "full" and held:
         raise AotpackError(
             f'check="full" does not look into tensor subclasses, which the method {name!r} has.',
             hint='Load the bundle with check="arguments".',
         )
-    return SubclassCall(name, method, forward, backward, constants, entries, device, classes, native=_is_native(chosen))
+    native = _is_native(chosen)
+    return SubclassCall(name, method, forward, backward, constants, entries, device, classes, checks, native=native)
 
 
 def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:

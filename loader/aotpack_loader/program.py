@@ -55,13 +55,15 @@ class LoadedProgram(nn.Module):
     """
 
     aotpack: LoadInfo
+    _aotpack_slots: dict[str, tuple[dict[str, Any], str]]
 
     # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
     def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, MethodCall]) -> None:
         super().__init__()
         self.aotpack = info
         self._aotpack_calls = dict(calls)
-        self._aotpack_slots = _register(self, info.program.state, state)
+        # Past nn.Module, which would take a parameter of that name for this.
+        self.__dict__["_aotpack_slots"] = _register(self, info.program.state, state)
         if not info.program.training:
             self.eval()
 

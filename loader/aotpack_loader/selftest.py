@@ -102,6 +102,9 @@ def random_inputs(method: schema.Method, seed: int) -> tuple[tuple[Any, ...], di
         if isinstance(leaf, schema.ConstantLeaf):
             leaves.append(literal(leaf.value))
             continue
+        if isinstance(leaf, schema.IntegerLeaf):
+            leaves.append(sizes[leaf.size])
+            continue
         shape = [expressions.evaluate(size, sizes) for size in leaf.shape]
         leaves.append(_random(shape, getattr(torch, leaf.dtype), generator).requires_grad_(leaf.requires_grad))
     args, kwargs = unflattener(method.inputs)(iter(leaves))
@@ -125,6 +128,8 @@ def _arguments(method: schema.Method, recorded: Mapping[str, torch.Tensor]) -> t
     for i, leaf in enumerate(method.leaves):
         if isinstance(leaf, schema.ConstantLeaf):
             leaves.append(literal(leaf.value))
+        elif isinstance(leaf, schema.IntegerLeaf):
+            leaves.append(next(symbol.hint or symbol.minimum for symbol in method.symbols if symbol.name == leaf.size))
         elif f"input.{i}" in recorded:
             leaves.append(recorded[f"input.{i}"].requires_grad_(leaf.requires_grad))
         else:

@@ -74,6 +74,30 @@ class EnableGradPartly(EnableGrad):
         return y, y * 2, y.detach(), h
 
 
+class EnableGradInTraining(EnableGrad):
+    """Gradients on in training mode only, which inference does not show."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.set_grad_enabled(self.training or torch.is_grad_enabled()):
+            return self.layer(x)
+
+
+class AsksForGradients(EnableGrad):
+    """Another result where gradients are off."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x) if torch.is_grad_enabled() else x * 2
+
+
+class NoGradPartly(EnableGrad):
+    """Gradients off for a part, then as before."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            scale = x.exp()
+        return self.layer(x) * scale
+
+
 class EnableGradViews(EnableGrad):
     def forward(self, x: Tensor) -> Any:
         with torch.enable_grad():
@@ -571,6 +595,28 @@ CASES: list[Case] = [
         EnableGradPartly,
         g(2, 3),
         calls=(TRAIN, Call(2, training=False, grad=False, act=backward_of)),
+    ),
+    *(
+        module_case(name, factory, g(2, 3), methods=methods, calls=(TRAIN, Call(2, grad=False, refused=REFUSED_MODE)))
+        for name, factory, methods in (
+            ("autograd: enable_grad inside the model, built for training alone", EnableGrad, ("train",)),
+            ("autograd: enable_grad inside the model, in training mode only", EnableGradInTraining, ("train", "infer")),
+            ("autograd: a branch on is_grad_enabled, built for training alone", AsksForGradients, ("train",)),
+        )
+    ),
+    module_case(
+        "autograd: no_grad for a part, built for training alone",
+        NoGradPartly,
+        g(2, 3),
+        methods=("train",),
+        calls=(TRAIN, Call(2, grad=False)),
+    ),
+    case(
+        "autograd: enable_grad inside a function, built for training alone",
+        enabled,
+        g(2, 3),
+        methods=("train",),
+        calls=(TRAIN, Call(2, grad=False, refused=REFUSED_MODE), Call(3, training=False)),
     ),
     case("autograd: enable_grad inside a function", enabled, g(2, 3), calls=(TRAIN, Call(2, grad=False, act=backward_of))),
     module_case("autograd: enable_grad inside the model, views of an intermediate", EnableGradViews, g(2, 3)),

@@ -387,7 +387,7 @@ CASES: list[Case] = [
         "input mutation: metadata only, as_strided_, an offset at call",
         metadata_as_strided,
         t(8),
-        calls=(Call(1, inputs=inputs(at_an_offset(8))),),
+        calls=(Call(1, inputs=inputs(at_an_offset(8)), refused="element 5 of its storage"),),
     ),
     case(
         "input mutation: metadata only, other strides at call",

@@ -228,6 +228,65 @@ def with_filled(x: Tensor) -> Tensor:
     return x * y
 
 
+@torch.library.custom_op("aotpack_conformance::mixed", mutates_args=("x", "more"))
+def mixed(x: Tensor, more: list[Tensor], scale: Tensor) -> Tensor:
+    """Writes to a tensor and to a list of them, and has a result."""
+    x.add_(scale)
+    for item in more:
+        item.mul_(2)
+    return x * 2
+
+
+@mixed.register_fake
+def _(x: Tensor, more: list[Tensor], scale: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+torch.library.define("aotpack_conformance::bumped", "(Tensor(a!) x) -> Tensor(a!)")
+torch.library.impl("aotpack_conformance::bumped", "CompositeExplicitAutograd", lambda x: x.add_(1))
+
+
+def with_mixed(x: Tensor, y: Tensor) -> Tensor:
+    first, more = y * 1, [y * 2, y * 3]
+    result = mixed(first, more, y)
+    return x * first + more[0] * more[1].sin() + result
+
+
+def with_a_filled_part(x: Tensor) -> Tensor:
+    y = torch.ones(2, 6)
+    filled(y[:, 1:4], 2.0)
+    return x * y.sum()
+
+
+def fills_its_argument(x: Tensor, y: Tensor) -> Tensor:
+    filled(y, 2.0)
+    return x * y
+
+
+def fills_a_part_of_its_argument(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    filled(y[1:], 2.0)
+    return x * y, y[:2]
+
+
+def reads_what_it_writes(x: Tensor, y: Tensor) -> Tensor:
+    z = y * 2
+    return x * mixed(z[:2], [], z[1:])
+
+
+class WrittenInBackward(torch.autograd.Function):
+    """A custom operator writes in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        scale = torch.zeros_like(gradient)
+        filled(scale, 3.0)
+        return gradient * scale
+
+
 def effects(x: Tensor) -> Tensor:
     y = logged(x, "a")
     noted(x, "b")
@@ -306,7 +365,16 @@ CASES: list[Case] = [
     drawing("effects between draws", effects_and_draws, calls=(Call(1, act=in_order),)),
     case("effects: torch's print operator", lambda x: [torch._higher_order_ops.print("{}", 3), x * 2][1], g(3)),
     case("custom operators: two results, one without a gradient", lambda x: halves(x * 2), g(4, 5)),
-    case("custom operators: one that writes to its argument", with_filled, g(3)),
+    case("custom operators: writes to its argument", with_filled, g(3)),  # G9
+    case("custom operators: writes to its argument, cpu", fills_a_part_of_its_argument, g(3), t(3), targets=("cpu",)),
+    case("custom operators: writes to several, with a result", with_mixed, g(3), t(3)),
+    case("custom operators: writes to several, with a result, cpu", with_mixed, g(3), t(3), targets=("cpu",)),
+    case("custom operators: writes to a part of a tensor", with_a_filled_part, g(3)),
+    case("custom operators: writes to an input", fills_its_argument, g(3), t(3)),
+    case("custom operators: writes to a part of an input", fills_a_part_of_its_argument, g(3), t(3)),
+    case("custom operators: writes in a backward", WrittenInBackward.apply, g(3), calls=(TRAIN,)),
+    case("custom operators: writes to what it also reads", reads_what_it_writes, g(2), t(3)),
+    case("custom operators: writes to an argument that is returned", lambda x: torch.ops.aotpack_conformance.bumped(x * 2), g(2)),
     case("custom operators: a function with setup_context", lambda x: WithSetup.apply(x, 3.0), g(4, 5)),
     case(
         "custom operators: torch's own, registered at its first use",

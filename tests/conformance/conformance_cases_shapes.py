@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from .harness import TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
+from .conformance_cases_mutation import at_an_offset
+from .harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
 
 BATCH = Dim("batch", min=2, max=64)
 SEQUENCE = Dim("sequence", min=2, max=32)
@@ -286,6 +287,49 @@ NOT_ONE = {
 }
 """What torch traces for one side of a question about the size; the other side is refused at the call."""
 
+
+def strided_from_one(x: Tensor) -> Tensor:
+    return x.as_strided((3,), (2,), 1) * 2
+
+
+def one_and_three(x: Tensor) -> Tensor:
+    return x.as_strided((2,), (2,), 1)
+
+
+def two_apart(x: Tensor) -> Tensor:
+    return x.as_strided((3,), (2,)) * 2
+
+
+def first_rows(x: Tensor, n: int) -> tuple[Tensor, int]:
+    return x[:n].sin() * n, n + 1
+
+
+def scaled_rows(x: Tensor, n: int, fixed: int) -> Tensor:
+    return (x * n).sin() * fixed + x.shape[0] / (n + 1)
+
+
+class Repeats(nn.Module):
+    """Makes a tensor of the size that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor, count: int) -> Tensor:
+        return (x * self.weight).repeat(count, 1) + torch.arange(count)[:, None]
+
+
+class OffsetBuffer(nn.Module):
+    """Reads the storage of a buffer that begins inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("part", torch.arange(9.0)[2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.part.as_strided((3,), (1,), 1)
+
+
 CASES: list[Case] = [
     case(
         "shapes: dynamic batch",
@@ -359,11 +403,59 @@ CASES: list[Case] = [
     case("shapes: a size as an exponent", lambda x: x ** x.shape[0], g(4, 3), dynamic_shapes=ANY),
     case(
         "shapes: an integer argument that varies",
-        lambda x, n: x * n,
+        first_rows,
+        g(6, 3),
+        const(4),
+        dynamic_shapes={"x": None, "n": Dim("n", min=0, max=6)},
+        calls=(
+            TRAIN,
+            INFER,
+            at(g(6, 3), const(2)),
+            at(g(6, 3), const(0)),
+            at(g(6, 3), const(6), grad=False),
+            at(g(6, 3), const(7), refused=r"args\[1\]: expected an int .*0\.\.6, got int 7"),  # A14
+            at(g(6, 3), const(-1), refused=r"args\[1\]: expected an int"),
+            at(g(6, 3), const(2.0), refused=r"args\[1\]: expected an int"),
+            at(g(6, 3), const(True), refused=r"args\[1\]: expected an int"),
+        ),
+    ),
+    *(
+        case(
+            f"shapes: an integer argument that varies, with a batch, {target}",
+            scaled_rows,
+            g(6, 3),
+            const(4),
+            const(2),
+            dynamic_shapes={"x": {0: BATCH}, "n": Dim.DYNAMIC, "fixed": None},
+            targets=(target,),
+            calls=(
+                TRAIN,
+                INFER,
+                at(g(9, 3), const(5), const(2)),
+                at(g(2, 3), const(1), const(2)),
+                at(g(9, 3), const(5), const(3), refused=r"args\[2\]: the graphs were built for 2"),
+            ),
+        )
+        for target in ("portable", "cpu")
+    ),
+    module_case(
+        "shapes: an integer argument that varies, by keyword, as a size",
+        Repeats,
+        inputs(g(3), count=const(4)),
+        dynamic_shapes={"x": None, "count": Dim("count", max=20)},
+        calls=(TRAIN, INFER, at(g(3), count=const(7)), at(g(3), count=const(21), refused="kwargs.'count'.: expected an int")),
+    ),
+    case(
+        "shapes: an integer argument that varies, and is fixed by the model",
+        lambda x, n: x * 2 if n == 4 else x,
         g(3),
         const(4),
         dynamic_shapes={"x": None, "n": Dim.DYNAMIC},
     ),
+    case(
+        "shapes: a float argument that varies", lambda x, n: x * n, g(3), const(4.5), dynamic_shapes={"x": None, "n": Dim.DYNAMIC}
+    ),
+    case("shapes: integer arguments that are fixed, trace", scaled_rows, g(6, 3), const(4), const(2), front_ends=("trace",)),
     case(
         "shapes: a size as a factor, a divisor and a remainder",
         lambda x: x * x.shape[0] ** 2 / x.shape[0] + x.shape[0] % 3,
@@ -578,6 +670,32 @@ CASES: list[Case] = [
         t(4),
         calls=(Call(1, inputs=inputs(lambda gen: torch.randn(9, generator=gen)[3:7])),),
     ),
+    case("shapes: as_strided with an offset, built with an offset input", strided_from_one, at_an_offset(8)),
+    case("shapes: as_strided with an offset, its view alone, built with an offset input", one_and_three, at_an_offset(8)),
+    case(
+        "shapes: as_strided without an offset, built with an offset input",
+        two_apart,
+        at_an_offset(8),
+        calls=(TRAIN, INFER, Call(3, inputs=inputs(t(8)))),
+    ),
+    *(
+        case(
+            f"shapes: as_strided with an offset, an offset input at call, {target}",
+            strided_from_one,
+            g(8),
+            targets=(target,),
+            calls=(TRAIN, INFER, Call(3, inputs=inputs(at_an_offset(8)), refused=r"args\[0\]: begins at element 5")),  # A13
+        )
+        for target in ("portable", "cpu")
+    ),
+    case(
+        "shapes: as_strided without an offset, offset inputs, cpu",
+        two_apart,
+        t(8),
+        targets=("cpu",),
+        calls=(TRAIN, Call(3, inputs=inputs(at_an_offset(8)))),
+    ),
+    module_case("shapes: as_strided with an offset, of a buffer inside its storage", OffsetBuffer, g(3)),
     case(
         "shapes: offset input at call, as_strided alias",
         lambda x: x.as_strided((2,), (2,)),

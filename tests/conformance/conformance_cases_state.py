@@ -128,17 +128,28 @@ class Odd(nn.Module):
 
 
 class Named(nn.Module):
-    """Parameters and a submodule with names that the loaded module uses itself."""
+    """Parameters and a submodule with names like those that the loaded module uses itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.program = nn.Parameter(torch.randn(3))
+        self._aotpack_calls = nn.Parameter(torch.randn(3))
+        self._aotpack_slots = nn.Parameter(torch.randn(3))
+        self.modes = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.modes(x) * self.program + self._aotpack_calls * self._aotpack_slots
+
+
+class NamedAotpack(nn.Module):
+    """A parameter with the name under which the loaded module tells how it was loaded."""
 
     def __init__(self) -> None:
         super().__init__()
         self.aotpack = nn.Parameter(torch.randn(3))
-        self._calls = nn.Parameter(torch.randn(3))
-        self._slots = nn.Parameter(torch.randn(3))
-        self.current_state = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.current_state(x) * self.aotpack + self._calls * self._slots
+        return x * self.aotpack
 
 
 class ParameterContainers(nn.Module):
@@ -423,7 +434,8 @@ CASES: list[Case] = [
     module_case("state: none", NoState, g(3)),
     module_case("state: unused parameter", Unused, g(3)),
     module_case("state: odd parameters", Odd, t(2, 3)),
-    module_case("state: names that the loaded module uses itself", Named, t(2, 3), calls=(TRAIN,)),
+    module_case("state: names like the loaded module's own", Named, t(2, 3), calls=(TRAIN, TRAIN)),
+    module_case("state: a name that the loaded module uses itself", NamedAotpack, t(2, 3)),
     module_case("state: ParameterList, ParameterDict, ModuleDict", ParameterContainers, g(2, 3)),
     module_case("state: changed in place before the call", Free, g(2, 3), calls=(Call(1, prepare=double_weights),)),
     module_case("state: load_state_dict", Free, g(2, 3), calls=(TRAIN, Call(2, prepare=new_state))),

@@ -79,6 +79,14 @@ class Linear(nn.Module):
         return (x @ self.weight + self.shift) * self.bias
 
 
+class Graded(Linear):
+    """Turns gradients on inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x)
+
+
 class Nested(nn.Module):
     """A parameter that is a TwoTensor of TwoTensors."""
 
@@ -356,6 +364,7 @@ CASES: list[Case] = [
     of("nested, as a parameter", module_case, Nested, g(3)),
     of("parameter and buffer", module_case, Linear, g(2, 4)),
     of("parameter and buffer, TwoTensor argument", module_case, Linear, two(2, 4, grad=True)),
+    of("parameter, gradients turned on inside", module_case, Graded, g(2, 4)),
     of("parameter, trained", module_case, Linear, t(2, 4), calls=(Call(act=trained), INFER)),
     of("tied parameters", module_case, Tied, g(3)),
     of("quantised weight", module_case, QuantisedLinear, g(2, 3)),

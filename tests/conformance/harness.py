@@ -12,6 +12,7 @@ import torch
 
 import aotpack
 from aotpack._torch_compat import free_sizes
+from aotpack.capture import FRONT_ENDS
 from aotpack.graph import from_fx
 from aotpack.restore import symbols_of, to_fx
 from aotpack_loader.archive.bundle import Bundle
@@ -70,6 +71,7 @@ class Case:
         calls: in order, on the same two modules, gradients accumulating.
         methods: as for a build.
         rng: as for a build; with ``eager`` the default generator's state is compared too, after forward and backward.
+        front_ends: as for a build.
         second_derivatives: as for a build.
         subclasses: as for a load.
         ignore: differences, by pattern, that another case of the table shows.
@@ -83,6 +85,7 @@ class Case:
     targets: Sequence[str] = ("portable",)
     methods: Sequence[str] = ("train", "infer")
     rng: Literal["default", "eager"] = "default"
+    front_ends: Sequence[str] = FRONT_ENDS
     second_derivatives: bool = False
     subclasses: Sequence[type] = ()
     ignore: str = ""
@@ -101,6 +104,7 @@ def build(case: Case, out: Path) -> None:
         dynamic_shapes=case.dynamic_shapes,
         methods=case.methods,
         rng=case.rng,
+        front_ends=case.front_ends,
         second_derivatives=case.second_derivatives,
         cache=False,
     )

@@ -7,6 +7,7 @@ from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
+from . import conformance_cases_python as python
 from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
 from . import conformance_cases_second as second
@@ -16,11 +17,26 @@ from . import conformance_cases_subclasses as subclasses
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
-CASES += [*control_flow.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES]
+CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
+_CALLED_AGAIN = r"called again.*conformance_cases_python.py:\d+.*at the first call.*at the second"
+_PYTHON_STATE = {
+    "a number in a dictionary": r"self.*\.seen.*: read, and changed|called again",
+    "a number in a dictionary, read after some calls": r"self.*\.seen.*: read, and changed",
+    "a number in an object": r"self.*\.counts.calls: read, and changed|called again",
+    "the length of a list": _CALLED_AGAIN,
+    "a queue": "read, and changed|called again",
+    "a tensor in a list": r"self.*\.memory.*: read, and changed|called again.*a tensor of an earlier call",
+    "a number of the class": "calls: read, and changed|called again",
+    "a global": "COUNTED.*: read, and changed|called again",
+    "a variable of a closure": "calls: read, and changed|cell_contents: read, and changed",
+}
+
+
 REFUSED: dict[str, str] = {
+    **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",
     "input mutation: data of a leaf that requires grad (eager raises)": "a leaf Variable that requires grad",
@@ -40,6 +56,7 @@ REFUSED: dict[str, str] = {
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",
+    "state: a name that the loaded module uses itself": "aotpack: begins with 'aotpack'",
     "tied weights: buffers over one storage, one written": "part, whole: some of these",
     "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
@@ -57,7 +74,8 @@ REFUSED: dict[str, str] = {
     "RNG: NumPy's random": "same at every call.*at .*random.py:\\d+",
     "RNG: NumPy's random, an array": "same at every call.*at .*random.py:\\d+",
     "RNG: checkpoint without the state": "preserve_rng_state=False.*at .*random.py:\\d+",
-    "custom operators: one that writes to its argument": "random.py.*calls aotpack_conformance.filled.*writes to its",
+    "custom operators: writes to what it also reads": "random.py.*aotpack_conformance.mixed.*shares its memory with another",
+    "custom operators: writes to an argument that is returned": "custom .non-ATen. operator whose output has alias annotations",
     "effects: torch's print operator": "side effects.*print, which is no operator",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "second derivatives: views of an intermediate": "results: are views of a value that is not returned",
@@ -66,8 +84,11 @@ REFUSED: dict[str, str] = {
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on while they are off",
     "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
+    "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*counts from the start of a storage",
+    "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*counts from the start of a storage",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
-    "shapes: an integer argument that varies": r"args\[1\]: this int is fixed",
+    "shapes: a float argument that varies": r"args\[1\]: this float is fixed",
+    "shapes: an integer argument that varies, and is fixed by the model": r"args\[1\]: asked to vary, but the model fixes it",
     "shapes: a branch on data": "Data-dependent branching",
     # Control flow that eager refuses as well, in its forward or its backward.
     "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",
@@ -97,9 +118,5 @@ XFAIL: dict[str, str] = {
     # Said at build, by a warning.
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Silently wrong.
-    # An error where eager works, or another kind of error than ours.
-    "state: names that the loaded module uses itself": (
-        "a build writes it, rule C2 of the loader then calls the bundle corrupt: must be refused at build, or allowed"
-    ),
 }
 """Case to what is wrong and where."""

@@ -198,6 +198,8 @@ def _find(name: str) -> object | None:
 def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     """The operator called ``name``; ``declared`` are the namespaces of others that it may be from.
 
+    Of theirs it may write to its arguments: :func:`implementation` calls it on copies.
+
     Raises:
         CorruptBundleError: a name a graph may not use.
         UnsupportedVersionError: an operator this process does not have.
@@ -220,7 +222,9 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
             hint="Import the package that registers it, or use the torch release the bundle asks for.",
         )
     # TorchScript's own operators (on strings, lists, dictionaries, files) can be found there too, past the dispatcher.
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable or not is_dispatched(found):
+    if not isinstance(found, torch._ops.OpOverload) or not is_dispatched(found):
+        raise refusal
+    if found._schema.is_mutable and (space in MATH_NAMESPACES or any(r.alias_info is not None for r in found._schema.returns)):
         raise refusal
     return found
 
@@ -235,7 +239,30 @@ def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., A
         return _BOUNDED.get(name.removeprefix("builtin.")) or resolve(name)
     if name.startswith("higher_order."):
         return _higher_order(name)
-    return STAND_INS.get(name) or resolve(name, declared)
+    return STAND_INS.get(name) or _functional(resolve(name, declared))
+
+
+def _functional(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator as a function of values: one that writes to arguments is given copies, which it returns after its results."""
+    if not isinstance(operator, torch._ops.OpOverload) or not operator._schema.is_mutable:
+        return operator
+    names = [argument.name for argument in operator._schema.arguments]
+    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given |= {name: _copied(given[name]) for name in written if name in given}
+        results = operator(**given)
+        return (*(results if isinstance(results, tuple) else (results,)), *(given.get(name) for name in written))
+
+    return call
+
+
+def _copied(value: Any) -> Any:
+    """A tensor, or list of them, in memory of its own, with the same strides."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+    return [_copied(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _higher_order(name: str) -> Callable[..., Any]:

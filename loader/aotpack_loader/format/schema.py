@@ -361,7 +361,10 @@ class OutputSymbol(Document, frozen=True):
 
 
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
-    """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor."""
+    """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor.
+
+    ``from_start``: it must begin at the first element of its storage.
+    """
 
     path: str
     dtype: DType
@@ -370,6 +373,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     device: str = "cpu"
     requires_grad: bool = False
     subclass: Subclass | None = None
+    from_start: bool = False
 
 
 class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
@@ -379,7 +383,14 @@ class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
     value: bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg | None
 
 
-InputLeaf = TensorLeaf | ConstantLeaf
+class IntegerLeaf(Document, frozen=True, tag="integer", tag_field="type"):
+    """An integer argument that varies: the value of the symbol ``size``."""
+
+    path: str
+    size: Name
+
+
+InputLeaf = TensorLeaf | ConstantLeaf | IntegerLeaf
 
 
 class ParameterPrimal(Document, frozen=True, tag="parameter", tag_field="type"):

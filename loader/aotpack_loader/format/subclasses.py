@@ -26,7 +26,7 @@ def of_primals(method: schema.Method, entries: Mapping[str, schema.StateEntry]) 
 
 def uses_subclasses(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> bool:
     """Whether any value of the method is a tensor subclass, given the program's state by name."""
-    return bool(method.sizes) or any(of_primals(method, entries)) or any(of_method(method, ""))
+    return any(of_primals(method, entries)) or any(of_method(method, ""))
 
 
 def forward_arity(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> tuple[int, int]:
@@ -78,8 +78,12 @@ def stored_parts(subclass: schema.Subclass) -> list[schema.InnerTensor]:
     return [part for part in _below(subclass) if isinstance(part, schema.InnerTensor)]
 
 
-def leaf_sizes(leaf: schema.TensorLeaf) -> Iterator[schema.Dim]:
-    """The sizes of a tensor argument, and of the tensors it holds."""
+def leaf_sizes(leaf: schema.InputLeaf) -> Iterator[schema.Dim]:
+    """The sizes of a tensor argument, and of the tensors it holds; that which an integer argument is."""
+    if isinstance(leaf, schema.IntegerLeaf):
+        yield leaf.size
+    if not isinstance(leaf, schema.TensorLeaf):
+        return
     yield from leaf.shape
     for part in [] if leaf.subclass is None else _below(leaf.subclass):
         yield from part.shape

@@ -361,7 +361,7 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
     if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
         yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
-    sizes = {size for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf) for size in subclasses.leaf_sizes(leaf)}
+    sizes = {size for leaf in method.leaves for size in subclasses.leaf_sizes(leaf)}
     if unbound := known - sizes:
         yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
     for symbol in known:
@@ -396,10 +396,9 @@ def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
         if isinstance(size, str):
             yield ".sizes", size
     for i, leaf in enumerate(method.leaves):
-        if isinstance(leaf, schema.TensorLeaf):
-            for size in [*leaf.shape, *(leaf.stride or [])]:
-                if isinstance(size, str):
-                    yield f".leaves[{i}]", size
+        strides = (leaf.stride or []) if isinstance(leaf, schema.TensorLeaf) else []
+        own = leaf.shape if isinstance(leaf, schema.TensorLeaf) else subclasses.leaf_sizes(leaf)
+        yield from ((f".leaves[{i}]", size) for size in [*own, *strides] if isinstance(size, str))
 
 
 def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:

@@ -50,7 +50,8 @@ class Checks:
         self._paths = primals
         results = _results_by_output(method)
         private = {i for i in range(method.num_outputs) if i not in results} if own_layout else set()
-        self._inputs = [Expected(f"{name}.forward, {p}", v) for p, v in zip(primals, forward.input_values, strict=True)]
+        tensors = forward.input_values[: len(primals)]  # after them come sizes, which follow from the arguments
+        self._inputs = [Expected(f"{name}.forward, {p}", v) for p, v in zip(primals, tensors, strict=True)]
         self._outputs = [
             Expected(f"{name}.forward, output {i}{results.get(i, '')}", value, i not in private)
             for i, value in enumerate(output_values(forward))

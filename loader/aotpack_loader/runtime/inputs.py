@@ -43,7 +43,9 @@ class Inputs:
         bound: set[str] = set()
         graded = method.backward is not None or any(mode.grad for mode in method.serves)
         self._checks = [self._check_of(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
-        self._binding = [(i, c) for i, c in enumerate(self._checks) if isinstance(c, TensorCheck) and c.determines]
+        self._binding = [
+            (i, c) for i, c in enumerate(self._checks) if isinstance(c, (TensorCheck, IntegerCheck)) and c.determines
+        ]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
 
     def _check_of(
@@ -51,6 +53,8 @@ class Inputs:
     ) -> Check:
         if isinstance(leaf, schema.ConstantLeaf):
             return _constant_check(leaf)
+        if isinstance(leaf, schema.IntegerLeaf):
+            return IntegerCheck(leaf, bound, symbols)
         return TensorCheck(leaf, device, bound, symbols, graded)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
@@ -84,7 +88,7 @@ class Inputs:
         places = dict(place for _, check in self._binding for place in check.places())
         return ", ".join(f"{name} = {places[name]} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
-    def _binders(self, leaves: list[Any]) -> list[tuple[TensorCheck, Any]]:
+    def _binders(self, leaves: list[Any]) -> list[tuple[TensorCheck | IntegerCheck, Any]]:
         return [(check, leaves[i]) for i, check in self._binding]
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -145,6 +149,35 @@ def _constant_check(leaf: schema.ConstantLeaf) -> Check:
     return check
 
 
+class IntegerCheck:
+    """Checks an integer argument that varies, and reads the symbol that it is."""
+
+    def __init__(self, leaf: schema.IntegerLeaf, bound: set[str], symbols: list[schema.Symbol]) -> None:
+        self.leaf = leaf
+        self.symbol = next(symbol for symbol in symbols if symbol.name == leaf.size)
+        self.determines = leaf.size not in bound
+        bound.add(leaf.size)
+
+    def places(self) -> list[tuple[str, str]]:
+        """The symbol, and the argument that it is."""
+        return [(self.symbol.name, self.leaf.path)]
+
+    def bind(self, value: Any, environment: Environment) -> None:
+        """Read the symbol; whether it fits is checked afterwards."""
+        if type(value) is int:
+            environment[self.symbol.name] = value
+
+    def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
+        if value is MISSING:
+            return value
+        most = self.symbol.maximum
+        fits = type(value) is int and value >= self.symbol.minimum and (most is None or value <= most)
+        if not fits or environment.get(self.symbol.name) != value:
+            wanted = f"an int {_show_size(self.symbol.name, {self.symbol.name: self.symbol})}"
+            problems.append(Problem(self.leaf.path, f"expected {wanted}, got {describe(value)}"))
+        return value
+
+
 class TensorCheck:
     """Checks one tensor argument and reads the symbols its sizes determine. ``graded``: the method was traced with gradients."""
 
@@ -192,6 +225,9 @@ class TensorCheck:
             return value
         if value.requires_grad and not self.graded and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
+        if self.leaf.from_start and value.storage_offset():
+            place = f"begins at element {value.storage_offset()} of its storage, at build at 0"
+            problems.append(Problem(self.leaf.path, f"{place}, from where the model counts (as_strided); pass a copy"))
         if value.is_neg() or (self.complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         try:

@@ -1,4 +1,4 @@
-"""Calls of methods whose arguments, state, results or gradients are tensor subclasses.
+"""Calls of methods whose arguments, state, results or gradients are tensor subclasses, or whose forward takes sizes too.
 
 Autograd sees subclasses, the graphs see plain tensors: inside the one autograd node of a call the primals are taken apart and the
 outputs put together, and in its backward the tangents and the gradients (AOTAutograd's ``AOTDispatchSubclassWrapper``).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,11 +26,14 @@ from .state import State
 from .subclass_checks import SubclassInputs, SubclassState
 from .subclasses import Classes, Environment, Wrapper, plain_tensors, zeros
 
+if TYPE_CHECKING:
+    from .checks import Checks
+
 _Wrappers = Sequence[Wrapper | None]
 
 
 class SubclassCall(MethodCall):
-    """A method some of whose values are subclasses."""
+    """A method some of whose values are subclasses, or whose forward takes sizes."""
 
     def __init__(
         self,
@@ -42,13 +45,14 @@ class SubclassCall(MethodCall):
         entries: Mapping[str, schema.StateEntry],
         device: torch.device,
         classes: Classes,
+        checks: Checks | None = None,
         *,
         native: bool = False,
     ) -> None:
         self._classes = classes
         primals = _wrappers(of_primals(method, entries), classes)
         self._boundary = _Boundary(forward, primals, method.sizes, _wrappers(method.subclasses, classes))
-        super().__init__(name, method, forward, backward, constants, entries, device, native=native)
+        super().__init__(name, method, forward, backward, constants, entries, device, checks, native=native)
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
         return SubclassInputs(method, device, self._classes)
@@ -57,13 +61,16 @@ class SubclassCall(MethodCall):
         return SubclassState(method, entries, device, self._classes)
 
     def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
-        return _Differentiable(self._method, convention, self._boundary, backward, self._classes, native=native)
+        graphs = self._boundary, backward
+        return _Differentiable(self._method, convention, *graphs, self._classes, self._checks, native=native)
 
     def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
         return _Memory(method, entries)
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        return self._boundary(primals, environment)
+        if self._checks is None:
+            return self._boundary(primals, environment)
+        return self._checks.run_forward(lambda arguments: self._boundary(arguments, environment), primals, environment)
 
 
 class _Memory(Memory):
@@ -121,10 +128,11 @@ class _Differentiable(Differentiable):
         boundary: _Boundary,
         backward: Executable,
         classes: Classes,
+        checks: Checks | None,
         *,
         native: bool,
     ) -> None:
-        super().__init__(method, convention, boundary.forward, backward, native=native)
+        super().__init__(method, convention, boundary.forward, backward, checks, native=native)
         self._boundary, self._backward, self._items = boundary, backward, convention.saved
         self._tangents = _wrappers([tangent.subclass for tangent in convention.tangents], classes)
         self._gradients = _wrappers(convention.subclasses, classes)

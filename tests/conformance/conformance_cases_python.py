@@ -1,0 +1,165 @@
+"""Python values that a model keeps from call to call, and tensors told apart by what they are, under every front end."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .harness import TRAIN, Call, Case, case, g, inputs, module_case, t, together
+
+
+@dataclass
+class Counts:
+    """An object with a number and a queue."""
+
+    calls: int = 0
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=4))
+
+
+class Keeps(nn.Module):
+    """A module with Python values of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, int] = {}
+        self.log: list[int] = []
+        self.memory: list[Tensor] = [torch.ones(3)]
+        self.counts = Counts()
+
+
+class Dictionary(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["calls"] = self.seen.get("calls", 0) + 1
+        return x * self.seen["calls"]
+
+
+class Threshold(Keeps):
+    """Goes another way after some calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["calls"] = self.seen.get("calls", 0) + 1
+        return x * (2 if self.seen["calls"] > 9 else 3)
+
+
+class AnObject(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts.calls += 1
+        return x * self.counts.calls
+
+
+class Length(Keeps):
+    """Reads how long a list has grown."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(x.shape[0])
+        return x * len(self.log)
+
+
+class Queue(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts.recent.append(1)
+        return x * sum(self.counts.recent)
+
+
+class Memory(Keeps):
+    """A list holds the last result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.memory[0]
+        self.memory[0] = y.detach()
+        return y
+
+
+class OnClass(Keeps):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return x * type(self).calls
+
+
+class LogsOnly(Keeps):
+    """Writes down what it does not read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(x.shape[0])
+        return x * 2
+
+
+COUNTED = 0
+
+
+def a_global(x: Tensor) -> Tensor:
+    global COUNTED
+    COUNTED += 1
+    return x * COUNTED
+
+
+def counting() -> Any:
+    calls = 0
+
+    def call(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * calls
+
+    return call
+
+
+def in_a_set(x: Tensor, y: Tensor) -> Tensor:
+    return x * len({x, y})
+
+
+def keys_of_a_dictionary(x: Tensor, y: Tensor) -> Tensor:
+    return x * {x: 2.0, y: 3.0}[x]
+
+
+def by_id(x: Tensor, y: Tensor) -> Tensor:
+    return x * (2.0 if id(x) == id(y) else 3.0)
+
+
+def the_same(generator: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(3, generator=generator).requires_grad_()
+    return x, x
+
+
+KEPT = {
+    "a number in a dictionary": Dictionary,
+    "a number in a dictionary, read after some calls": Threshold,
+    "a number in an object": AnObject,
+    "the length of a list": Length,
+    "a queue": Queue,
+    "a tensor in a list": Memory,
+    "a number of the class": OnClass,
+}
+FUNCTIONS = {"a global": a_global, "a variable of a closure": counting()}
+IDENTITY = {"in a set": in_a_set, "as keys of a dictionary": keys_of_a_dictionary, "by id": by_id}
+
+
+def of(front_end: str) -> list[Case]:
+    """The cases of this page under one front end."""
+    options: dict[str, Any] = {"front_ends": (front_end,)}
+    another_pattern = Call(2, inputs=together(the_same), refused="args.*the same tensor")
+    return [
+        *(module_case(f"Python state, {front_end}: {name}", kind, g(3), **options) for name, kind in KEPT.items()),
+        *(case(f"Python state, {front_end}: {name}", function, g(3), **options) for name, function in FUNCTIONS.items()),
+        module_case(f"Python state, {front_end}: a list that nothing reads", LogsOnly, t(3), calls=(TRAIN, TRAIN), **options),
+        *(
+            case(
+                f"identity, {front_end}: tensors told apart {name}",
+                function,
+                g(3),
+                g(3),
+                calls=(TRAIN, another_pattern, Call(3, inputs=inputs(g(3), g(3)))),
+                **options,
+            )
+            for name, function in IDENTITY.items()
+        ),
+    ]
+
+
+CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
