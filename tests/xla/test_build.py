@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 import subprocess
 import sys
@@ -147,6 +148,22 @@ def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], 
 def test_the_target_has_no_variants() -> None:
     with pytest.raises(BuildError, match="The xla target has no variants; 'tpu' was asked for"):
         resolve_targets(["xla:tpu"])
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_the_target_is_added_to_a_bundle_from_its_graphs(name: str, tmp_path: Path, device: torch.device) -> None:
+    """Graphs traced for another target hold the CPU's own operators (fused attention, BatchNorm): those are put right too."""
+    model, args = getattr(models, name)()
+    aotpack.build(copy.deepcopy(model), args, out=tmp_path / "portable.aotpack", targets=("portable",), front_ends=("export",))
+    aotpack.compile_bundle(tmp_path / "portable.aotpack", targets=("xla",), out=tmp_path / "both.aotpack")
+    loaded = load(tmp_path / "both.aotpack", device="xla")
+    for module, arguments in ((model, args), (loaded, [arg.to(device) for arg in args])):
+        found = module(*arguments)
+        (found[0] if isinstance(found, tuple) else found).backward()
+    for (parameter, expected), given in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(given.grad.cpu(), expected.grad, msg=lambda text, name=parameter: f"{name}: {text}")
+    for buffer, expected in model.named_buffers():
+        torch.testing.assert_close(loaded.get_buffer(buffer).cpu(), expected)
 
 
 def test_one_bundle_for_the_cpu_and_xla(tmp_path: Path, device: torch.device) -> None:
