@@ -304,6 +304,14 @@ def test_code_compiled_for_a_level_uses_no_wider_vectors(digits_bundle: Path) ->
     assert json.loads(json.dumps(target.toolchain)) == target.toolchain
 
 
+def test_code_reads_the_name_of_its_device_without_a_regular_expression(digits_bundle: Path) -> None:
+    """Half of the code of a small network, and work at every load; torch's header has it."""
+    bundle = Bundle.open(digits_bundle)
+    target = next(t for t in bundle.targets.values() if t.kind == "aoti")
+    for executable in target.executables.values():
+        assert b"regex" not in bundle.code(executable.code).read_bytes()
+
+
 # ---------------------------------------------------------------- sizes
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -23,6 +25,8 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
+
+from aotpack_loader.archive.cache import private_directory
 
 from .autograd import Decompositions
 from .randomness import RANDOM, compiled_random
@@ -221,7 +225,9 @@ def _flags_of_ours() -> Iterator[None]:
     def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         compiling, linking = flags(*args, **kwargs)
         plain = [flag for flag in compiling if flag != "g1"]  # debug sections are stripped: they would only cost time
-        return [*plain, f"ffile-prefix-map={include}=torch/include"], [*linking, "Wl,-z,noexecstack"]
+        own = _own_headers(include)
+        first = [] if own is None else [f"I{own}", f"ffile-prefix-map={own}=torch/include"]
+        return [*first, *plain, f"ffile-prefix-map={include}=torch/include"], [*linking, "Wl,-z,noexecstack"]
 
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
@@ -235,6 +241,47 @@ def _flags_of_ours() -> Iterator[None]:
         mock.patch.object(codecache, "AotCodeCompiler", Renamed),
     ):
         yield
+
+
+_MODEL_BASE = Path("torch", "csrc", "inductor", "aoti_runtime", "model_base.h")
+_WITHOUT_REGEX = {
+    "#include <regex>": "#include <functional>",
+    """\
+  std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");
+  std::smatch sm;
+  bool matched = std::regex_match(device_str, sm, re);
+  AOTI_RUNTIME_CHECK(matched, "Invalid device: " + device_str);
+""": """\
+  const auto colon = device_str.find(':');
+  const std::string device = device_str.substr(0, colon);
+""",
+    "sm[1].str()": "device",
+    "sm[3].matched": "colon != std::string::npos",
+    "sm[3].str()": "device_str.substr(colon + 1)",
+}
+
+
+def _own_headers(include: Path) -> Path | None:
+    """A folder with those of torch's headers that compiled code is better without, or null where torch's are others.
+
+    AOTInductor's code reads the name of its device with a regular expression. That is half of what the C++ compiler works on and
+    half of a small library, and done anew whenever one is opened. The folder is beside torch's precompiled headers, which are
+    made anew for every path.
+    """
+    text = (include / _MODEL_BASE).read_text()
+    if not all(part in text for part in _WITHOUT_REGEX):
+        return None
+    for old, new in _WITHOUT_REGEX.items():
+        text = text.replace(old, new)
+    root = private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "TMPDIR")
+    folder = root / hashlib.sha256(text.encode()).hexdigest()[:16]
+    header = folder / _MODEL_BASE
+    if not header.exists() or header.read_text() != text:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=header.parent, delete=False) as file:
+            file.write(text)
+        Path(file.name).replace(header)
+    return folder
 
 
 @contextlib.contextmanager

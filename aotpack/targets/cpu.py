@@ -34,6 +34,8 @@ _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 _FACTS = "layouts, constraints"
 """What is kept beside compiled code, for the cache's key."""
+_REVISION = "2"
+"""Of how a graph becomes code, for the cache's key: another number for other flags, headers or generated sources."""
 
 
 class CpuTarget:
@@ -123,7 +125,7 @@ class CpuTarget:
         layouts: _Layouts = {}
         for item in graphs:  # a forward graph comes before its backward
             call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
-            options = {**toolchain, **self._options, "call": call.fingerprint, "facts": _FACTS}
+            options = {**toolchain, **self._options, "call": call.fingerprint, "facts": _FACTS, "revision": _REVISION}
             found = cache.find(item.graph, options)
             if found is None:
                 library, written = self._lower(call, item.key, folder / item.key)
