@@ -1,6 +1,7 @@
 """The local compile cache: a graph that has not changed reuses the code compiled for it before.
 
-Keyed by the graph's canonical bytes and everything else the code depends on (tool chain, instruction set, options).
+Keyed by the graph's canonical bytes, or a source's, and everything else the code depends on (tool chain, instruction set,
+options).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class CompileCache:
         self.hits = 0
         self.misses = 0
 
-    def find(self, graph: schema.Graph, options: Mapping[str, str]) -> dict[str, bytes] | None:
-        """The files compiled from ``graph`` under ``options``, or None."""
-        folder = self._folder(graph, options)
+    def find(self, source: schema.Graph | bytes, options: Mapping[str, str]) -> dict[str, bytes] | None:
+        """The files compiled from ``source`` under ``options``, or None."""
+        folder = self._folder(source, options)
         found = _read(folder) if self.enabled and (folder / "complete").exists() else None
         if found is None:
             self.misses += 1
@@ -36,14 +37,14 @@ class CompileCache:
             self.hits += 1
         return found
 
-    def keep(self, graph: schema.Graph, options: Mapping[str, str], files: Mapping[str, bytes]) -> None:
+    def keep(self, source: schema.Graph | bytes, options: Mapping[str, str], files: Mapping[str, bytes]) -> None:
         """Remember what was compiled."""
         if self.enabled:
-            _write(self._folder(graph, options), files)
+            _write(self._folder(source, options), files)
 
-    def _folder(self, graph: schema.Graph, options: Mapping[str, str]) -> Path:
-        content = codec.encode(graph) + json.dumps(dict(options), sort_keys=True).encode()
-        key = hashlib.sha256(content).hexdigest()
+    def _folder(self, source: schema.Graph | bytes, options: Mapping[str, str]) -> Path:
+        content = source if isinstance(source, bytes) else codec.encode(source)
+        key = hashlib.sha256(content + json.dumps(dict(options), sort_keys=True).encode()).hexdigest()
         return cache_root() / "compiled" / key[:2] / key
 
 

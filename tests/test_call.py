@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.native import load_native
 from torch import nn
 from torch.nn import functional as F
 
@@ -77,9 +78,24 @@ def bundle(original: Caller, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+Load = Callable[[Path], aotpack.LoadedProgram]
+
+
+@pytest.fixture(params=["python", "native"])
+def load(request: pytest.FixtureRequest) -> Load:
+    """Both ways to make the calls of a bundle."""
+    return aotpack.load if request.param == "python" else native_throughout
+
+
+def native_throughout(path: Path) -> aotpack.LoadedProgram:
+    loaded = load_native(path)
+    assert set(loaded.aotpack.calls.values()) == {"native"}
+    return loaded
+
+
 @pytest.fixture
-def loaded(bundle: Path) -> aotpack.LoadedProgram:
-    return aotpack.load(bundle)
+def loaded(bundle: Path, load: Load) -> aotpack.LoadedProgram:
+    return load(bundle)
 
 
 @pytest.fixture
@@ -379,8 +395,8 @@ def leaves(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return x.requires_grad_(), w.requires_grad_()
 
 
-def test_a_second_derivative_is_refused(cube_bundle: Path) -> None:
-    model, inputs = aotpack.load(cube_bundle), leaves()
+def test_a_second_derivative_is_refused(load: Load, cube_bundle: Path) -> None:
+    model, inputs = load(cube_bundle), leaves()
     first = torch.autograd.grad(model(*inputs)[1], inputs, create_graph=True)
     expected = torch.autograd.grad(cube(*inputs)[1], inputs)
     torch.testing.assert_close(first, expected)
@@ -394,8 +410,8 @@ def test_a_second_derivative_is_refused(cube_bundle: Path) -> None:
         torch.autograd.grad(first[0].sum(), inputs[0], allow_unused=True)
 
 
-def test_the_graph_may_be_kept(cube_bundle: Path) -> None:
-    model, inputs, expected = aotpack.load(cube_bundle), leaves(), leaves()
+def test_the_graph_may_be_kept(load: Load, cube_bundle: Path) -> None:
+    model, inputs, expected = load(cube_bundle), leaves(), leaves()
     out, wanted = model(*inputs)[0].sum(), cube(*expected)[0].sum()
     for kept in (True, True, False):
         out.backward(retain_graph=kept)
@@ -405,24 +421,24 @@ def test_the_graph_may_be_kept(cube_bundle: Path) -> None:
         out.backward()
 
 
-def test_a_second_backward_without_the_graph_is_torchs_error(cube_bundle: Path) -> None:
-    model, inputs = aotpack.load(cube_bundle), leaves()
+def test_a_second_backward_without_the_graph_is_torchs_error(load: Load, cube_bundle: Path) -> None:
+    model, inputs = load(cube_bundle), leaves()
     out = model(*inputs)[1]
     out.backward()
     with pytest.raises(RuntimeError, match="a second time"):
         out.backward()
 
 
-def test_the_same_where_only_intermediates_are_saved(tmp_path: Path) -> None:
+def test_the_same_where_only_intermediates_are_saved(load: Load, tmp_path: Path) -> None:
     aotpack.build(lambda x: x.exp().sin(), (torch.randn(3, requires_grad=True),), out=tmp_path / "m", targets=("portable",))
-    out = aotpack.load(tmp_path / "m")(torch.randn(3, requires_grad=True)).sum()
+    out = load(tmp_path / "m")(torch.randn(3, requires_grad=True)).sum()
     out.backward()
     with pytest.raises(RuntimeError, match="a second time"):
         out.backward()
 
 
-def test_several_forwards_before_the_backwards(cube_bundle: Path) -> None:
-    model = aotpack.load(cube_bundle)
+def test_several_forwards_before_the_backwards(load: Load, cube_bundle: Path) -> None:
+    model = load(cube_bundle)
     inputs, expected = [leaves(seed) for seed in range(3)], [leaves(seed) for seed in range(3)]
     ours, eagers = [model(*given) for given in inputs], [cube(*given) for given in expected]
     for i in (1, 2, 0):
@@ -432,8 +448,8 @@ def test_several_forwards_before_the_backwards(cube_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_a_gradient_through_one_result_only(cube_bundle: Path, used: int) -> None:
-    model, inputs, expected = aotpack.load(cube_bundle), leaves(), leaves()
+def test_a_gradient_through_one_result_only(load: Load, cube_bundle: Path, used: int) -> None:
+    model, inputs, expected = load(cube_bundle), leaves(), leaves()
     model(*inputs)[used].sum().backward()
     cube(*expected)[used].sum().backward()
     torch.testing.assert_close([x.grad for x in inputs], [x.grad for x in expected])

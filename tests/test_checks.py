@@ -59,7 +59,7 @@ class Broken:
     def __init__(self, bundle: Path) -> None:
         self.model = aotpack.load(bundle, check="full")
         self.call: Any = self.model._aotpack_calls[True, True]
-        self.step: Any = self.call._differentiable
+        self.step: Any = self.call.differentiable
         self.method = self.model.aotpack.program.methods["train"]
         self.x = torch.randn(5, 3, requires_grad=True)
         self.y = torch.randn(5, 3)
@@ -87,14 +87,14 @@ class Broken:
 
     def inputs(self, change: Callable[[list[Any], dict[str, int]], Any]) -> None:
         """``change`` sees the arguments on their way to the graphs, and the sizes."""
-        original = self.call._inputs
+        original = self.call.inputs
 
         def inputs(args: Any, kwargs: Any) -> Any:
             leaves, laid_out, environment = original(args, kwargs)
             change(laid_out, environment)
             return leaves, laid_out, environment
 
-        self.call._inputs = inputs
+        self.call.inputs = inputs
 
     def run(self) -> None:
         """A step."""
@@ -274,14 +274,14 @@ def test_values_that_hooks_bring_back_in_other_memory_may_differ(bundle: Path) -
 
 def test_off_by_default(bundle: Path) -> None:
     calls = aotpack.load(bundle)._aotpack_calls.values()
-    assert all(call._checks is None and call._epilogue._checks is None for call in calls)
+    assert all(call.checks is None and call._epilogue.checks is None for call in calls)
     with pytest.raises(AotpackError, match="check='all' is not known"):
         aotpack.load(bundle, check="all")  # type: ignore[arg-type]
 
 
 def test_constraints(bundle: Path) -> None:
     broken = Broken(bundle)
-    checks = broken.call._checks
+    checks = broken.call.checks
     symbol = broken.method.symbols[0]
     checks._constraints.append((f"{symbol.name} % 2 == 0", expressions.parse(f"{symbol.name} % 2 == 0")))
     with pytest.raises(CheckError, match=r"train, sizes: should satisfy s\d+ % 2 == 0, are \{'s\d+': 5"):

@@ -88,7 +88,7 @@ def test_batched_gradients(bundle: Path) -> None:
         return torch.autograd.grad(f(torch.ones(5, 3)), list(f.parameters()), gradients, is_grads_batched=True)
 
     torch.testing.assert_close(batched(loaded), batched(eager))
-    step: Any = loaded._aotpack_calls[True, True]._differentiable
+    step: Any = loaded._aotpack_calls[True, True].differentiable
     step.native = True
     with pytest.raises(AutogradError, match="one gradient at a time"):
         batched(loaded)

@@ -29,6 +29,8 @@ from .autograd import (
     tell_calls_apart,
     tree_children,
 )
+from .call_library import SOURCE as CALL_LIBRARY_SOURCE
+from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .inductor import (
@@ -70,6 +72,7 @@ TRIED_ON = ("2.13.0", "2.9.0")
 
 __all__ = [
     "ASSIGNS_STATE",
+    "CALL_LIBRARY_SOURCE",
     "CALL_ON_COPIES",
     "COMPARES",
     "SIDE_EFFECTS",
@@ -92,8 +95,10 @@ __all__ = [
     "Touched",
     "ViewAndMutationMeta",
     "blank_like",
+    "call_library_fingerprint",
     "can_name_instruction_set",
     "capture_with_dynamo",
+    "compile_call_library",
     "desc",
     "divided",
     "dynamo_contexts",

@@ -355,6 +355,8 @@ def _purposes(bundle: Bundle) -> dict[str, str]:
         use(found.descriptor, f"manifest {found.target.name}")
         for key, executable in found.target.executables.items():
             use(executable.code, f"code {key}")
+        if found.target.call is not None:
+            use(found.target.call.code, "call library")
     return {digest: ", ".join(purposes) for digest, purposes in uses.items()}
 
 

@@ -27,6 +27,7 @@ from ..cache import CompileCache
 from ..expressions import render
 from ..graph import source_line
 from .base import GraphToCompile
+from .call_library import add_call_library, library_bytes
 from .parts import in_parts
 
 _Files = dict[str, bytes]
@@ -76,6 +77,7 @@ class CpuTarget:
         constraints: dict[str, set[str]] = {}
         toolchain = compat.inductor_fingerprint()
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+            library = workers.submit(library_bytes)
             jobs = self._start(graphs, cache, toolchain, Path(folder), workers)
             for item, call, finish in jobs:
                 files = finish()
@@ -88,6 +90,10 @@ class CpuTarget:
                     fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
                     layers.append(fallbacks)
                 executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers)
+            compiled = library.result()
+        calls = None if compiled is None else add_call_library(compiled, store)
+        if calls is not None:
+            layers.append(calls.code)
         release = ".".join(torch.__version__.split(".")[:2])
         target = schema.Target(
             name=self.name,
@@ -101,6 +107,7 @@ class CpuTarget:
             cpu_features=list(self.needed),
             torch=f"=={release}.*",
             toolchain=toolchain,
+            call=calls,
         )
         variant = self.level.removeprefix("x86-64-") if self.march else ""
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux", variant), layers)

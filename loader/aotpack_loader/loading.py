@@ -13,6 +13,7 @@ from msgspec import structs
 from . import _collector
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
+from .devices.base import Device
 from .devices.select import Selection, select
 from .errors import AotpackError
 from .format import schema
@@ -98,21 +99,23 @@ def _load(
     classes = _classes(opened.program.requirements.subclasses, subclasses)
     chosen = select(opened, backend=backend, device=device, trust=trust, agreed=operators)
     program = opened.program
-    info = LoadInfo(
-        path=os.fspath(bundle),
-        digest=opened.digest,
-        backend=chosen.target.name,
-        reason=chosen.reason,
-        program=program,
-        rejected=chosen.rejected,
-    )
     state = _state(opened, program, weights, classes)
     if chosen.target.device == "xla":
         from .devices.xla import without_strides
 
         program = without_strides(program)
         state = {name: tensor.to(chosen.device.device) for name, tensor in state.items()}
-    return LoadedProgram(info, state, _calls(opened, program, chosen, classes, check)), chosen.fallback
+    calls = _calls(opened, program, chosen, classes, check)
+    info = LoadInfo(
+        path=os.fspath(bundle),
+        digest=opened.digest,
+        backend=chosen.target.name,
+        reason=chosen.reason,
+        program=opened.program,
+        rejected=chosen.rejected,
+        calls={name: _natively(call, chosen.device) for name, call in calls.items()},
+    )
+    return LoadedProgram(info, state, _by_mode(program, calls)), chosen.fallback
 
 
 def _classes(required: list[str], given: Collection[type]) -> Classes:
@@ -147,8 +150,13 @@ def _view(part: schema.InnerTensor) -> View:
     return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
 
 
-def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: Classes, check: str) -> dict[Mode, MethodCall]:
-    """By the modes (train/eval, gradients on/off) that they serve; ``program`` as it is on the device."""
+def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[Mode, MethodCall]:
+    """Calls by the modes (train/eval, gradients on/off) that they serve."""
+    return {(mode.training, mode.grad): calls[name] for name, method in program.methods.items() for mode in method.serves}
+
+
+def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: Classes, check: str) -> dict[str, MethodCall]:
+    """By the names of their methods; ``program`` as it is on the device."""
     entries = {entry.name: entry for entry in program.state}
     constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
     made: dict[str, MethodCall] = {}
@@ -164,7 +172,17 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: 
     for name, method in program.methods.items():
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
-    return {(mode.training, mode.grad): made[name] for name, method in program.methods.items() for mode in method.serves}
+    return made
+
+
+def _natively(call: MethodCall, device: Device) -> str:
+    """Who makes the calls of a method: ``native``, or ``python`` and why."""
+    library, reason = device.call_library
+    if library is None:
+        return f"python: {reason}"
+    from .runtime.native import use  # where there is no library nothing of it is imported
+
+    return use(call, library)
 
 
 def _call(

@@ -21,7 +21,8 @@ Mode = tuple[bool, bool]
 class LoadInfo(Struct, frozen=True):
     """How a bundle was loaded: which target runs it, why, and why not the others.
 
-    ``backend`` is the target's name; ``rejected`` maps each other target to its reason.
+    ``backend`` is the target's name; ``rejected`` maps each other target to its reason. ``calls`` tells of each method whether
+    native code makes the calls (``native``) or Python does, and why (``python: its sizes vary``).
     """
 
     path: str
@@ -30,6 +31,7 @@ class LoadInfo(Struct, frozen=True):
     reason: str
     program: schema.Program
     rejected: Mapping[str, str] = {}
+    calls: Mapping[str, str] = {}
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -72,6 +74,9 @@ class LoadedProgram(nn.Module):
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
+        results = call.natively(args, kwargs, self._aotpack_slots)
+        if results is not None:
+            return call.unflatten(iter(results))
         return call(args, kwargs, {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()})
 
     def _aotpack_call_without_gradients(self) -> MethodCall:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from support.native import load_native
 
 import aotpack
 from aotpack._torch_compat import free_sizes
@@ -17,6 +18,7 @@ from aotpack.graph import from_fx
 from aotpack.restore import symbols_of, to_fx
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import CheckError
+from aotpack_loader.program import LoadedProgram
 
 from .observe import Observation, Tensors, copied, differences, tensors_in, with_parts
 
@@ -149,27 +151,34 @@ def check_restored(path: Path) -> None:
 
 
 def compare(case: Case, out: Path, backend: str) -> None:
-    """Load the case's bundle and compare every call.
+    """Load the case's bundle and compare every call; portable graphs also with the calls in native code, where it can make them.
 
     Raises:
         MismatchError: lists all that differs.
     """
-    loaded = aotpack.load(out, backend=backend, subclasses=case.subclasses)
+    found = _compare(case, aotpack.load(out, backend=backend, subclasses=case.subclasses), "")
+    if backend == "portable":
+        native = load_native(out, subclasses=case.subclasses)
+        if "native" in native.aotpack.calls.values():
+            found += _compare(case, native, "native ")
+    if not case.subclasses:  # full checks do not look into them
+        found += _check_errors(case, aotpack.load(out, backend=backend, check="full"), seeded(case.make)[1])
+    if found:
+        raise MismatchError("\n".join([case.name, *found]))
+
+
+def _compare(case: Case, loaded: LoadedProgram, path: str) -> list[str]:
+    """What differs from eager, call by call."""
     model, make_inputs = seeded(case.make)
     found: list[str] = []
     for number, call in enumerate(case.calls):
         make = call.inputs or make_inputs
         if call.refused:
-            found += [f"call {number}: {line}" for line in _refusal(case, call, loaded, make)]
+            found += [f"{path}call {number}: {line}" for line in _refusal(case, call, loaded, make)]
             continue
-        eager = observe(case, call, model, make)
-        bundle = observe(case, call, loaded, make)
-        lines = differences(eager, bundle)
-        found += [f"call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
-    if not case.subclasses:  # full checks do not look into them
-        found += _check_errors(case, aotpack.load(out, backend=backend, check="full"), make_inputs)
-    if found:
-        raise MismatchError("\n".join([case.name, *found]))
+        lines = differences(observe(case, call, model, make), observe(case, call, loaded, make))
+        found += [f"{path}call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
+    return found
 
 
 def _check_errors(case: Case, loaded: torch.nn.Module, make_inputs: MakeInputs) -> list[str]:

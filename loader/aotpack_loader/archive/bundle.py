@@ -44,8 +44,9 @@ _KINDS = {
     "aoti code": (media_types.CODE_AOTI,),
     "an HLO module": (media_types.CODE_HLO,),
     "a StableHLO module": (media_types.CODE_STABLEHLO,),
+    "a call library": (media_types.CODE_CALL,),
 }
-_CODE_SUFFIXES = {media_types.CODE_AOTI: ".so"}
+_CODE_SUFFIXES = {media_types.CODE_AOTI: ".so", media_types.CODE_CALL: ".so"}
 
 
 class ProgramPreamble(Document, frozen=True):
@@ -382,3 +383,5 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
             yield f"target.xla.{name}.hlo", computation.hlo, "an HLO module"
         if computation.stablehlo is not None:
             yield f"target.xla.{name}.stablehlo", computation.stablehlo, "a StableHLO module"
+    if target.call is not None:
+        yield "target.call.code", target.call.code, "a call library"

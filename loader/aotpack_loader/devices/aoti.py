@@ -20,6 +20,7 @@ from ..archive import digest
 from ..archive.bundle import Bundle
 from ..errors import AotpackError, CorruptBundleError, TargetError
 from ..format import schema
+from .call_library import CallLibrary, open_library
 
 _MODEL: Final = Path("data", "aotinductor", "model")
 _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
@@ -28,11 +29,12 @@ _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 class AotiExecutable:
     """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it.
 
-    ``count`` is the number of values it returns.
+    ``count`` is the number of values it returns; ``positions`` are those of its inputs among the graph's, and of the graph's
+    outputs among what the code returns. ``library`` runs it instead of torch's own runner.
     """
 
-    def __init__(self, package: Path, executable: schema.Executable) -> None:
-        self._run = aoti_runner(package)
+    def __init__(self, package: Path, executable: schema.Executable, library: CallLibrary | None = None) -> None:
+        self.run = aoti_runner(package) if library is None else library.open(os.fspath(package / _MODEL / "code.wrapper.so"))
         inputs, outputs = executable.inputs, executable.outputs
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
         self._inputs = None if plain else inputs
@@ -40,6 +42,8 @@ class AotiExecutable:
         self._numbers = executable.numbers
         self._returned = max([*outputs, *self._numbers], default=-1) + 1
         self.count = len(outputs)
+        self.returns_tensors = not self._numbers
+        self.positions = [item.index for item in inputs], outputs
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
@@ -50,7 +54,7 @@ class AotiExecutable:
         arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
         if arguments is not inputs:
             inputs.clear()
-        results: list[Any] = list(self._run(arguments)) if self._numbers else self._run(arguments)
+        results: list[Any] = list(self.run(arguments)) if self._numbers else self.run(arguments)
         arguments.clear()
         if len(results) < self._returned:
             raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._returned}.")
@@ -80,6 +84,7 @@ class AotiSequence:
             dead = [number for number in set(call.inputs) if last[number] == position and number not in kept]
             self._calls.append((part, call.inputs, dead, [n for n in made if n not in last and n not in kept]))
         self._outputs = sequence.outputs
+        self.returns_tensors = all(part.returns_tensors for part in parts.values())
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the parts on ``inputs`` (emptied) and return the graph's outputs."""
@@ -104,6 +109,7 @@ class AotiDevice:
         self.device = device
         self._bundle = bundle
         self._target = target
+        self.call_library = open_library(bundle, target)
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> AotiExecutable | AotiSequence:
         """Extract and open the code called ``key``, or the parts it is run in.
@@ -125,7 +131,7 @@ class AotiDevice:
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
         library = self._bundle.code(executable.code)
         try:
-            return AotiExecutable(_package(library, self._fallbacks(executable)), executable)
+            return AotiExecutable(_package(library, self._fallbacks(executable)), executable, self.call_library[0])
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..format import schema
+from .call_library import CallLibrary
 
 Executable = Callable[[list[Any]], list[Any]]
 """A graph ready to run: takes the graph's inputs (the list is emptied), returns its outputs."""
@@ -19,6 +20,10 @@ class Device(Protocol):
     @property
     def device(self) -> torch.device:
         """Where its tensors live."""
+
+    @property
+    def call_library(self) -> tuple[CallLibrary | None, str]:
+        """What makes calls in native code, or why there is nothing."""
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
         """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""

@@ -14,6 +14,7 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
 from . import operators
+from .call_library import CallLibrary
 from .literals import literal
 
 _Slots = list[Any]
@@ -115,6 +116,7 @@ class PortableDevice:
 
     def __init__(self, bundle: Bundle, device: torch.device) -> None:
         self.device = device
+        self.call_library: tuple[CallLibrary | None, str] = (None, "portable graphs are interpreted")
         self._bundle = bundle
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PortableExecutable:

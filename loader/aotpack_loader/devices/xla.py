@@ -18,6 +18,7 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, Problem, TargetError
 from ..format import schema
 from ..format.versions import torch_satisfies
+from .call_library import CallLibrary
 
 if TYPE_CHECKING:
     from .. import _torch_xla_compat as compat
@@ -78,6 +79,8 @@ class XlaDevice:
     Raises:
         TargetError: there is no such device, or gradients cannot be taken on it in this process any more.
     """
+
+    call_library: tuple[CallLibrary | None, str] = (None, "XLA computations are run by torch_xla")
 
     def __init__(self, bundle: Bundle, target: schema.Target, device: torch.device) -> None:
         try:

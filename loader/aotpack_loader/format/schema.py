@@ -758,6 +758,19 @@ class XlaExecutable(Document, frozen=True):
     stablehlo: Descriptor | None = None
 
 
+class CallLibrary(Document, frozen=True):
+    """Native code that makes calls, for one release of torch and of Python.
+
+    ``interface`` is the version of what passes between it and a loader; ``torch`` a release with its local part
+    (``2.13.0+cpu``); ``python`` the suffix of that Python's extension modules.
+    """
+
+    code: Descriptor
+    interface: int
+    torch: str
+    python: str
+
+
 class Target(Document, frozen=True):
     """How one target runs the program; the first layer of its manifest.
 
@@ -767,6 +780,7 @@ class Target(Document, frozen=True):
     ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
     ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
     ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
+    ``call`` makes calls faster where it fits.
     """
 
     name: Name
@@ -783,3 +797,4 @@ class Target(Document, frozen=True):
     xla: dict[str, XlaExecutable] = {}
     packages: dict[str, str] = {}
     producer: Producer | None = None
+    call: CallLibrary | None = None

@@ -46,8 +46,8 @@ class Differentiable:
         self.unviewed = [r.output for r in method.results if isinstance(r, schema.FreshResult) and r.unviewed]
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
         # A result without a way back to any primal (torch has operators that give undefined gradients) requires grad as in eager.
-        self._sources = [found or range(len(self.gradients)) for found in sources]
-        self._detached = [gradient is None and all(sources) for gradient in self.gradients]
+        self.sources = [found or range(len(self.gradients)) for found in sources]
+        self.detached = [gradient is None and all(sources) for gradient in self.gradients]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward; the outputs that carry a gradient are attached to autograd."""
@@ -55,7 +55,7 @@ class Differentiable:
         # "Detaching inputs that never need gradients").
         arguments = [
             primal.detach() if detached and primal.requires_grad else primal
-            for primal, detached in zip(primals, self._detached, strict=True)
+            for primal, detached in zip(primals, self.detached, strict=True)
         ]
         call = _Call(self, environment)
         if self.second is not None:
@@ -74,7 +74,7 @@ class Differentiable:
         """
         idle = [
             tangent.position
-            for tangent, sources in zip(self.tangents, self._sources, strict=True)
+            for tangent, sources in zip(self.tangents, self.sources, strict=True)
             if not any(primals[i].requires_grad for i in sources)
         ]
         return self.plain + idle
@@ -195,10 +195,7 @@ class _Step(torch.autograd.Function):
         if not given:
             return (None,) * (1 + len(method.gradients))
         if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
-            raise AutogradError(
-                "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
-                hint="Load the bundle with backend='portable', or loop over the gradients.",
-            )
+            raise is_unreadable()
         arguments = _unpack(ctx, call)
         device = next(g.device for g in gradients if g is not None)
         tangents = [
@@ -273,10 +270,7 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
     """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
     found = [*ctx.saved_tensors]
     if call.unchecked is None:
-        raise AutogradError(
-            "The backward of this call has already run, and what it needs has been freed.",
-            hint="Pass retain_graph=True to the first backward to run it twice.",
-        )
+        raise is_spent()
     saved = call.method.saved
     found += call.unchecked
     found += [expressions.evaluate(size, call.environment) for size in saved.sizes]
@@ -317,10 +311,7 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        raise AutogradError(
-            f"This bundle holds {ctx.order} derivatives only: a gradient of its gradients was asked for.",
-            hint="Build it with second_derivatives=True, or use the original model where higher ones are needed.",
-        )
+        raise no_further(ctx.order)
 
 
 def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
@@ -331,3 +322,27 @@ def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torc
     if not results:
         return results
     return list(_SecondDerivative.apply(order, len(results), *results, *anchors))  # type: ignore[no-untyped-call]
+
+
+def is_unreadable() -> AutogradError:
+    """For an incoming gradient that has no memory to read."""
+    return AutogradError(
+        "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
+        hint="Load the bundle with backend='portable', or loop over the gradients.",
+    )
+
+
+def is_spent() -> AutogradError:
+    """For a second backward where the first has freed what it needs."""
+    return AutogradError(
+        "The backward of this call has already run, and what it needs has been freed.",
+        hint="Pass retain_graph=True to the first backward to run it twice.",
+    )
+
+
+def no_further(order: str) -> AutogradError:
+    """For a gradient of gradients beyond ``order``."""
+    return AutogradError(
+        f"This bundle holds {order} derivatives only: a gradient of its gradients was asked for.",
+        hint="Build it with second_derivatives=True, or use the original model where higher ones are needed.",
+    )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import CorruptBundleError
+from ..devices.call_library import NativeCall, Slots
+from ..errors import CorruptBundleError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .bases import Base
@@ -52,36 +53,38 @@ class MethodCall:
         native: bool = False,
     ) -> None:
         self.name = name
-        self._checks, self._method = checks, method
+        self.checks, self.method, self.constants = checks, method, constants
         self._device = device
         self._modes = Modes(method, device, native=native)
-        self._inputs = self._arguments(method, device)
-        self._forward = forward
-        self._differentiable = None
+        self.inputs = self._arguments(method, device)
+        self.forward = forward
+        self.differentiable = None
         if backward is not None and method.backward is not None:
-            self._differentiable = self._bridge(method.backward, backward, native=native)
+            self.differentiable = self._bridge(method.backward, backward, native=native)
         # The original turns gradients on while its caller has them off.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
         self._primals = _sources(method, constants)
-        self._state = self._assumed(method, entries, device)
+        self.state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
-        self._memory = self._kept_apart(method, entries) if method.mutations else None
-        self._written_leaves = WrittenLeaves(method)
+        self.memory = self._kept_apart(method, entries) if method.mutations else None
+        self.written_leaves = WrittenLeaves(method)
+        self.native: NativeCall | None = None
+        self.unflatten = self._epilogue.unflatten
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
     def differentiate_again(self, second: MethodCall) -> None:
         """Let ``second`` compute the gradients where they are to be differentiated again."""
         from .second import SecondDerivative  # rarely there: not part of what every start imports
 
-        assert self._differentiable is not None
-        assert second._differentiable is not None
-        second._differentiable.order = "first and second"
-        convention = self._method.backward.second  # type: ignore[union-attr]
+        assert self.differentiable is not None
+        assert second.differentiable is not None
+        second.differentiable.order = "first and second"
+        convention = self.method.backward.second  # type: ignore[union-attr]
         assert convention is not None
-        self._differentiable.second = SecondDerivative(self._method, convention, second, self._device)
+        self.differentiable.second = SecondDerivative(self.method, convention, second, self._device)
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
         return Inputs(method, device)
@@ -90,14 +93,22 @@ class MethodCall:
         return State(method, entries, device)
 
     def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
-        return Differentiable(self._method, convention, self._forward, backward, self._checks, native=native)
+        return Differentiable(self.method, convention, self.forward, backward, self.checks, native=native)
 
     def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
         return Memory(method, entries)
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        checks = self._checks
-        return self._forward(primals) if checks is None else checks.run_forward(self._forward, primals, environment)
+        checks = self.checks
+        return self.forward(primals) if checks is None else checks.run_forward(self.forward, primals, environment)
+
+    def natively(self, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> list[Any] | None:
+        """The flat results of a call in native code, or null where this method or call is not for it and nothing has happened."""
+        if self.native is None:
+            return None
+        problems: list[Problem] = []
+        leaves = self.inputs.flatten(args, kwargs, problems)
+        return None if problems else self.native(leaves, slots)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
@@ -109,11 +120,11 @@ class MethodCall:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
         self._modes.check()
-        given, laid_out, environment = self._inputs(args, kwargs)
-        self._state.check(state)
-        if self._memory is not None:
-            self._memory.check(given, state)
-            self._written_leaves.check(given)
+        given, laid_out, environment = self.inputs(args, kwargs)
+        self.state.check(state)
+        if self.memory is not None:
+            self.memory.check(given, state)
+            self.written_leaves.check(given)
         if self._layouts is not None:
             self._layouts.check(given, laid_out)
         versions = self._add_bases(given, laid_out) if self._bases else []
@@ -140,7 +151,7 @@ class MethodCall:
         return versions
 
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        graded = self._differentiable
+        graded = self.differentiable
         if graded is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
             if self._turns_on:
                 with torch.enable_grad():

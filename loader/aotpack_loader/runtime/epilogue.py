@@ -32,7 +32,7 @@ class Epilogue:
         results = with_origins(method.results)
         wanted = shared_values(results)
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
-        self._unflatten = unflattener(method.outputs)
+        self.unflatten = unflattener(method.outputs)
 
     def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
         """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
@@ -42,7 +42,7 @@ class Epilogue:
         results = [build(primals, outputs, environment, kept) for build in self._results]
         if self._checks is not None:
             self._checks.see_results(primals, before, outputs, results)
-        return self._unflatten(iter(results))
+        return self.unflatten(iter(results))
 
 
 def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:

@@ -73,10 +73,10 @@ class Memory:
         tensors = [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf)]
         grown = {p.leaf for i, p in enumerate(method.primals) if kinds.get(i) in _MOVES and isinstance(p, schema.InputPrimal)}
         self._beside = list(_pairs(grown, tensors, expected))
-        self._overlap = list(_pairs(written, tensors, expected))
+        self.overlap = list(_pairs(written, tensors, expected))
         self._same = list(_pairs(reshaped, tensors, expected))
         kept_apart = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
-        self._state = [(i, items) for i, items in kept_apart if items]
+        self.state = [(i, items) for i, items in kept_apart if items]
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
         """Compare the tensors of a call that fit otherwise.
@@ -84,7 +84,7 @@ class Memory:
         Raises:
             InputError: names two that share memory; nothing was run.
         """
-        for a, b in self._overlap:
+        for a, b in self.overlap:
             if self._overlapping(leaves[a], leaves[b]):
                 raise shared(self._paths[a], self._paths[b])
         for a, b in self._beside:
@@ -93,7 +93,7 @@ class Memory:
         for a, b in self._same:
             if leaves[a] is leaves[b]:
                 raise shared(self._paths[a], self._paths[b])
-        for leaf, entries in self._state:
+        for leaf, entries in self.state:
             for name, _, written in self._near(leaves[leaf], entries, state):
                 if self._overlapping(leaves[leaf], state[name]):
                     raise shared(name, self._paths[leaf]) if written else shared(self._paths[leaf], name)

@@ -37,15 +37,15 @@ class Inputs:
         self._flatten_kwargs = flattener(kwargs_tree, "kwargs")
         self._count = len(args_tree.items)
         self._keywords = frozenset(str(key) for key in kwargs_tree.keys)
+        flat = all(isinstance(item, schema.LeafNode) for item in [*args_tree.items, *kwargs_tree.items])
+        self._order = [str(key) for key in kwargs_tree.keys] if flat else None
         self._parameters = method.parameters
         self._defaults = {name: literal(value) for name, value in method.defaults.items()}
         self._pattern = Pattern(method)
         bound: set[str] = set()
         graded = method.backward is not None or any(mode.grad for mode in method.serves)
-        self._checks = [self._check_of(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
-        self._binding = [
-            (i, c) for i, c in enumerate(self._checks) if isinstance(c, (TensorCheck, IntegerCheck)) and c.determines
-        ]
+        self.checks = [self._check_of(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
+        self.binding = [(i, c) for i, c in enumerate(self.checks) if isinstance(c, (TensorCheck, IntegerCheck)) and c.determines]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
 
     def _check_of(
@@ -64,15 +64,11 @@ class Inputs:
             InputError: lists every argument that does not fit.
         """
         problems: list[Problem] = []
-        leaves: list[Any] = []
-        if len(args) != self._count or kwargs.keys() != self._keywords:
-            args, kwargs = self._bind(args, kwargs)
-        self._flatten_args(args, leaves, problems)
-        self._flatten_kwargs(kwargs, leaves, problems)
+        leaves = self.flatten(args, kwargs, problems)
         environment: Environment = {}
         for check, leaf in self._binders(leaves):
             check.bind(leaf, environment)
-        checked = [check(leaf, environment, problems) for check, leaf in zip(self._checks, leaves, strict=True)]
+        checked = [check(leaf, environment, problems) for check, leaf in zip(self.checks, leaves, strict=True)]
         self._pattern.check(leaves, problems)
         if problems:
             raise _error(problems)
@@ -83,13 +79,31 @@ class Inputs:
             raise _error(problems)
         return leaves, checked, environment
 
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], problems: list[Problem]) -> list[Any]:
+        """The caller's leaves in order, unchecked; what does not fit the tree is added to ``problems``."""
+        if len(args) != self._count or kwargs.keys() != self._keywords:
+            args, kwargs = self._bind(args, kwargs)
+        elif self._order is not None:
+            return [*args, *[kwargs[key] for key in self._order]]
+        leaves: list[Any] = []
+        self._flatten_args(args, leaves, problems)
+        self._flatten_kwargs(kwargs, leaves, problems)
+        return leaves
+
+    def admits(self, environment: Environment) -> bool:
+        """Whether the sizes of tensors are in their ranges and meet the constraints."""
+        tensors = [check for _, check in self.binding if isinstance(check, TensorCheck)]
+        symbols = [symbol for check in tensors for _, symbol in check.binds]
+        in_range = all(_in_range(environment[symbol.name], symbol) for symbol in symbols)
+        return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
+
     def _show(self, text: str, environment: Environment) -> str:
         """The symbols of a constraint: where they are from, and what they are."""
-        places = dict(place for _, check in self._binding for place in check.places())
+        places = dict(place for _, check in self.binding for place in check.places())
         return ", ".join(f"{name} = {places[name]} = {environment[name]}" for name in sorted(expressions.symbols(text)))
 
     def _binders(self, leaves: list[Any]) -> list[tuple[TensorCheck | IntegerCheck, Any]]:
-        return [(check, leaves[i]) for i, check in self._binding]
+        return [(check, leaves[i]) for i, check in self.binding]
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move arguments between position and keyword until they stand as they did at build."""
@@ -123,6 +137,10 @@ def _error(problems: list[Problem]) -> InputError:
         problems,
         hint="The bundle was built for these arguments; see `aotpack inspect` for all of them.",
     )
+
+
+def _in_range(size: int, symbol: schema.Symbol) -> bool:
+    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)
 
 
 def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
@@ -257,7 +275,7 @@ class TensorCheck:
             return False
         for dim, symbol in self.binds:
             size = value.shape[dim]
-            if size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
+            if not _in_range(size, symbol):
                 return False
         return all(
             actual == size if isinstance(size, int) else _try(size, environment) in (actual, None)

@@ -143,11 +143,11 @@ class WrittenLeaves:
     """Arguments that a method writes to with gradients: a leaf that requires one is refused, as eager refuses it."""
 
     def __init__(self, method: schema.Method) -> None:
-        self._leaves: list[tuple[int, str]] = []
+        self.leaves: list[tuple[int, str]] = []
         for mutation in method.mutations:
             primal = method.primals[mutation.primal]
             if isinstance(primal, schema.InputPrimal) and mutation.requires_grad and not mutation.hidden_from_autograd:
-                self._leaves.append((primal.leaf, method.leaves[primal.leaf].path))
+                self.leaves.append((primal.leaf, method.leaves[primal.leaf].path))
 
     def check(self, given: Sequence[Any]) -> None:
         """Look at the caller's leaves.
@@ -156,7 +156,7 @@ class WrittenLeaves:
             InputError: names all that are leaves and require a gradient; nothing was run.
         """
         if torch.is_grad_enabled():
-            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self._leaves if _is_leaf(given[i])]
+            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self.leaves if _is_leaf(given[i])]
             if problems:
                 raise InputError(
                     "The model writes to arguments in place, which autograd allows for results of earlier computation only.",

@@ -23,12 +23,12 @@ class State:
 
     def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry], device: torch.device) -> None:
         gradients = [None] * len(method.primals) if method.backward is None else method.backward.gradients
-        self._expected = {
+        self.expected = {
             primal.name: self._expectation(entries[primal.name], gradient, device)
             for primal, gradient in zip(method.primals, gradients, strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
-        self._ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.serves]
+        self.ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.serves]
         self._alike: dict[bool, Callable[..., bool]] = {}
 
     def _expectation(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> Expected:
@@ -40,17 +40,17 @@ class State:
         Raises:
             InputError: lists all that do not fit; nothing was run.
         """
-        values = [state[name] for name in self._expected]
+        values = [state[name] for name in self.expected]
         grad = torch.is_grad_enabled()
         alike = self._alike.get(grad)
         problems: list[Problem] = []
         if alike is None or not alike(*values):
-            for (name, expected), value in zip(self._expected.items(), values, strict=True):
+            for (name, expected), value in zip(self.expected.items(), values, strict=True):
                 if message := expected.mismatch(value):
                     problems.append(Problem(name, message))
             if not problems and self.remembers:
                 self._alike[grad] = likeness(values)
-        for name, other in self._ties:
+        for name, other in self.ties:
             if state[name] is not state[other]:
                 problems.append(Problem(name, f"was tied to {other} when the bundle was built, and no longer is"))
         if problems:

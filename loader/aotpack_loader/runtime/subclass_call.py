@@ -62,15 +62,15 @@ class SubclassCall(MethodCall):
 
     def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
         graphs = self._boundary, backward
-        return _Differentiable(self._method, convention, *graphs, self._classes, self._checks, native=native)
+        return _Differentiable(self.method, convention, *graphs, self._classes, self.checks, native=native)
 
     def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
         return _Memory(method, entries)
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        if self._checks is None:
+        if self.checks is None:
             return self._boundary(primals, environment)
-        return self._checks.run_forward(lambda arguments: self._boundary(arguments, environment), primals, environment)
+        return self.checks.run_forward(lambda arguments: self._boundary(arguments, environment), primals, environment)
 
 
 class _Memory(Memory):

@@ -1,0 +1,689 @@
+// The call of a method in native code: what loader/aotpack_loader/runtime/{call,inputs,state,autograd,epilogue}.py do, for the
+// methods and calls that need the least. Driven by the description that runtime/native.py makes; spec/targets.md documents both
+// functions of the module.
+//
+// It judges no argument: whatever does not fit, or is out of the ordinary, makes it return None before anything ran, and the
+// Python path does the call or says what is wrong.
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+constexpr int64_t kInterface = 1;
+
+// Raises: a Python function that is told what cannot be done, and for which gradient. Set once, never freed.
+PyObject* refusal = nullptr;
+
+[[noreturn]] void refuse(const char* what, const Tensor& gradient = {}) {
+  py::gil_scoped_acquire gil;
+  py::object value = gradient.defined() ? py::cast(gradient) : py::none();
+  PyObject* result = PyObject_CallFunction(refusal, "sO", what, value.ptr());
+  Py_XDECREF(result);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+// ---------------------------------------------------------------- compiled graphs
+
+class Runner : public torch::inductor::AOTIModelContainerRunnerCpu, public std::enable_shared_from_this<Runner> {
+ public:
+  using AOTIModelContainerRunnerCpu::AOTIModelContainerRunnerCpu;
+
+  size_t outputs() const {
+    size_t count = 0;
+    TORCH_CHECK(get_num_outputs_func_(container_handle_, &count) == 0, "compiled code does not tell how much it returns");
+    return count;
+  }
+};
+
+// A Python function that outlives the interpreter's lock: autograd drops nodes without it.
+class Function {
+ public:
+  explicit Function(const py::object& function) : function_(function.inc_ref().ptr()) {}
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
+  ~Function() {
+    if (Py_IsInitialized() != 0) {
+      py::gil_scoped_acquire gil;
+      Py_DECREF(function_);
+    }
+  }
+
+  variable_list operator()(variable_list&& given) const {
+    py::gil_scoped_acquire gil;
+    THPObjectPtr arguments(THPVariable_WrapList(given));
+    given.clear();
+    THPObjectPtr results(PyObject_CallOneArg(function_, arguments.get()));
+    if (!results) {
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    return THPVariable_UnpackList(results.get());
+  }
+
+ private:
+  PyObject* function_;
+};
+
+struct Executable {
+  std::shared_ptr<Runner> runner; // null: the function computes the graph
+  std::shared_ptr<Function> function;
+  std::vector<size_t> inputs; // positions among the graph's inputs
+  std::vector<size_t> outputs; // positions among what the code returns
+
+  variable_list operator()(variable_list&& given) const {
+    if (!runner) {
+      return (*function)(std::move(given));
+    }
+    variable_list arguments;
+    arguments.reserve(inputs.size());
+    for (size_t position : inputs) {
+      arguments.push_back(given.at(position));
+    }
+    given.clear(); // an activation is freed as soon as the code has used it
+    variable_list returned = runner->boxed_run(std::move(arguments));
+    variable_list results;
+    results.reserve(outputs.size());
+    for (size_t position : outputs) {
+      results.push_back(returned.at(position));
+    }
+    return results;
+  }
+};
+
+// ---------------------------------------------------------------- autograd
+
+struct Tangent {
+  size_t position; // among the visible outputs
+  at::ScalarType dtype;
+  std::vector<int64_t> shape, stride;
+  std::vector<size_t> sources; // primals whose gradient depends on it
+
+  // The incoming gradient in the layout the backward was compiled for; zeros for a missing one.
+  Tensor operator()(Tensor&& gradient) const {
+    if (gradient.defined() && gradient.strides() == stride) {
+      return std::move(gradient);
+    }
+    Tensor fresh = at::empty_strided(shape, stride, at::TensorOptions(dtype));
+    return gradient.defined() ? fresh.copy_(gradient) : fresh.zero_();
+  }
+};
+
+enum class Kept : uint8_t { primal, checked, unchecked, constant };
+
+struct Differentiable {
+  Executable backward;
+  std::vector<size_t> visible; // outputs that autograd or the caller sees
+  std::vector<size_t> plain; // positions among them without a gradient
+  std::vector<size_t> unviewed; // outputs
+  std::vector<std::pair<Kept, size_t>> saved;
+  variable_list constants; // stand for sizes
+  std::vector<Tangent> tangents;
+  std::vector<int64_t> gradients; // by primal: an output of the backward, or -1
+  std::vector<std::vector<size_t>> depends;
+  std::vector<bool> detached;
+};
+
+// Stands where a second derivative would start, and refuses it when one is asked for.
+struct Second : Node {
+  using Node::Node;
+  variable_list apply(variable_list&&) override {
+    refuse("second derivative");
+  }
+  std::string name() const override {
+    return "AotpackSecondDerivative";
+  }
+};
+
+// Compiled code reads memory: no flags, and nothing that stands for a tensor.
+Tensor readable(Tensor&& gradient) {
+  if (gradient.is_conj() || gradient.is_neg()) {
+    gradient = gradient.resolve_conj().resolve_neg();
+  }
+  const bool plain = gradient.is_cpu() && gradient.layout() == at::kStrided &&
+      !gradient.key_set().has(c10::DispatchKey::Python) && gradient.has_storage();
+  if (!plain) {
+    refuse("gradient", gradient);
+  }
+  return std::move(gradient);
+}
+
+// The one autograd node of a call. Gradients come back for the primals, in order.
+struct Step : Node {
+  Step(std::shared_ptr<const Differentiable> method, edge_list&& edges) : Node(std::move(edges)), method_(std::move(method)) {}
+
+  void save(const variable_list& primals, const variable_list& outputs) {
+    for (auto [kind, position] : method_->saved) {
+      if (kind == Kept::unchecked) {
+        unchecked_.push_back(outputs.at(position));
+      } else if (kind != Kept::constant) {
+        Tensor value = kind == Kept::primal ? primals.at(position) : outputs.at(position);
+        if (kind == Kept::checked && value.is_view()) {
+          value = value.detach();
+        }
+        const bool own = value.grad_fn().get() == this;
+        checked_.emplace_back(value, own);
+      }
+    }
+  }
+
+  variable_list apply(variable_list&& given) override {
+    const Differentiable& method = *method_;
+    std::vector<bool> reached;
+    for (const Tangent& tangent : method.tangents) {
+      reached.push_back(given.at(tangent.position).defined());
+    }
+    if (std::find(reached.begin(), reached.end(), true) == reached.end()) {
+      return variable_list(method.gradients.size());
+    }
+    const bool again = at::GradMode::is_enabled(); // create_graph
+    const edge_list above = again ? torch::autograd::collect_next_edges(given) : edge_list();
+    variable_list results;
+    {
+      at::AutoGradMode off(false);
+      c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU); // the graph holds its own casts
+      variable_list arguments = unpack();
+      for (const Tangent& tangent : method.tangents) {
+        Tensor& gradient = given[tangent.position];
+        if (gradient.defined() && method.backward.runner) {
+          gradient = readable(std::move(gradient));
+        }
+        arguments.push_back(tangent(std::move(gradient)));
+      }
+      results = method.backward(std::move(arguments));
+    }
+    if (again) {
+      refuse_another(results, above);
+    }
+    for (size_t i = 0; i < method.depends.size(); ++i) {
+      const auto& needed = method.depends[i];
+      if (!needed.empty() && std::none_of(needed.begin(), needed.end(), [&](size_t t) { return reached.at(t); })) {
+        results.at(i) = Tensor(); // eager gives none, not zeros
+      }
+    }
+    variable_list found(method.gradients.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (method.gradients[i] >= 0) {
+        found[i] = results.at(method.gradients[i]);
+      }
+    }
+    return found;
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    release();
+  }
+
+  std::string name() const override {
+    return "AotpackStep";
+  }
+
+ private:
+  // The backward's saved inputs in order. Afterwards they are held by these references alone, unless the graph is kept.
+  variable_list unpack() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    variable_list checked, found;
+    for (const SavedVariable& value : checked_) {
+      checked.push_back(value.unpack(getptr())); // torch's own errors: freed, or changed in place
+    }
+    if (released_) {
+      refuse("released");
+    }
+    auto from_checked = checked.begin(), from_unchecked = unchecked_.begin();
+    for (auto [kind, position] : method_->saved) {
+      found.push_back(
+          kind == Kept::constant        ? method_->constants.at(position)
+              : kind == Kept::unchecked ? *from_unchecked++
+                                        : std::move(*from_checked++));
+    }
+    if (!torch::autograd::get_current_graph_task_keep_graph()) {
+      release();
+    }
+    return found;
+  }
+
+  void release() {
+    for (SavedVariable& value : checked_) {
+      value.reset_data();
+    }
+    unchecked_.clear();
+    released_ = true;
+  }
+
+  // Gradients under create_graph: usable as they are, an error when differentiated again.
+  void refuse_another(variable_list& results, const edge_list& above) const {
+    edge_list edges;
+    for (const edge_list* all : {&next_edges(), &above}) {
+      std::copy_if(all->begin(), all->end(), std::back_inserter(edges), [](const auto& edge) { return edge.is_valid(); });
+    }
+    auto second = c10::make_intrusive<Second>(std::move(edges));
+    for (Tensor& result : results) {
+      if (!result.defined() || !torch::autograd::isDifferentiableType(result.scalar_type())) {
+        continue;
+      }
+      result = result.detach(); // it may be an incoming gradient itself
+      const auto number = second->add_input_metadata(result);
+      torch::autograd::impl::set_gradient_edge(result, {second, number});
+    }
+  }
+
+  std::shared_ptr<const Differentiable> method_;
+  std::vector<SavedVariable> checked_;
+  variable_list unchecked_;
+  bool released_ = false;
+};
+
+// ---------------------------------------------------------------- a call
+
+struct Expected {
+  py::object constant; // null: a tensor is expected
+  at::ScalarType dtype{};
+  std::vector<int64_t> shape, stride;
+  bool any_stride = false;
+  bool refuses_gradient = false;
+};
+
+struct Mutation {
+  size_t primal, output;
+  bool hidden, unversioned;
+};
+
+enum class From : uint8_t { output, primal, constant };
+
+struct Result {
+  From from;
+  size_t position;
+  py::object constant;
+};
+
+struct Method {
+  bool undetermined; // compiled without deterministic algorithms
+  std::vector<Expected> leaves, state;
+  std::vector<py::object> names; // of the state
+  std::vector<std::pair<py::object, py::object>> ties; // names of one tensor
+  std::vector<Tensor> constants;
+  std::vector<size_t> primals; // positions among leaves, state and constants
+  std::vector<std::pair<size_t, size_t>> apart; // of those, what must not share memory
+  std::vector<size_t> written; // leaves written to with gradients
+  Executable forward;
+  std::shared_ptr<const Differentiable> differentiable;
+  std::vector<Mutation> mutations;
+  std::vector<size_t> touched;
+  std::vector<Result> results;
+};
+
+// No mode is on: neither autocast nor inference mode, transform, tracer, dispatch or function mode, or hooks on saved tensors.
+bool ordinary_modes(const Method& method) {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set &&
+      !at::impl::torch_function_mode_enabled() && at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
+      !(method.undetermined && at::globalContext().deterministicAlgorithms()) &&
+      !torch::autograd::ForwardADLevel::try_get_by_idx(0);
+}
+
+// The dispatch keys of an ordinary tensor: on the CPU, dense, no subclass, nothing lazy, none of inference mode.
+const c10::DispatchKeySet& ordinary_keys() {
+  static const c10::DispatchKeySet keys = at::empty({0}).key_set();
+  return keys;
+}
+
+bool fits(const Expected& expected, PyObject* value, bool grad) {
+  if (expected.constant) {
+    PyObject* constant = expected.constant.ptr();
+    return value == constant || (Py_TYPE(value) == Py_TYPE(constant) && PyObject_RichCompareBool(value, constant, Py_EQ) == 1);
+  }
+  if (!THPVariable_CheckExact(value)) {
+    return false;
+  }
+  const Tensor& tensor = THPVariable_Unpack(value);
+  return tensor.key_set() == ordinary_keys() && tensor.scalar_type() == expected.dtype &&
+      tensor.sizes() == expected.shape && (expected.any_stride || tensor.strides() == expected.stride) &&
+      !(grad && expected.refuses_gradient && tensor.requires_grad());
+}
+
+// First address a tensor covers and the one after its last.
+std::pair<const char*, const char*> span(const Tensor& tensor) {
+  const auto* start = static_cast<const char*>(tensor.const_data_ptr());
+  if (tensor.numel() == 0) {
+    return {start, start};
+  }
+  int64_t last = 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return {start, start + last * static_cast<int64_t>(tensor.element_size())};
+}
+
+bool may_overlap(const Tensor& a, const Tensor& b) {
+  const auto [start, stop] = span(a);
+  const auto [low, high] = span(b);
+  return low < stop && start < high;
+}
+
+// Runs the forward; the outputs that carry a gradient are attached to autograd.
+variable_list run(const Method& method, const variable_list& primals, bool attach) {
+  if (!attach) {
+    at::AutoGradMode off(false);
+    return method.forward(variable_list(primals));
+  }
+  const Differentiable& graded = *method.differentiable;
+  variable_list arguments = primals;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (graded.detached.at(i) && arguments[i].requires_grad()) {
+      arguments[i] = arguments[i].detach();
+    }
+  }
+  auto step = c10::make_intrusive<Step>(method.differentiable, torch::autograd::collect_next_edges(arguments));
+  variable_list outputs, raw;
+  std::unordered_set<c10::TensorImpl*> plain;
+  std::vector<std::optional<Tensor>> visible;
+  {
+    at::AutoGradMode off(false);
+    outputs = method.forward(variable_list(arguments));
+    raw = outputs;
+    for (size_t position : graded.unviewed) { // autograd refuses in-place changes of a node's result that is a view
+      if (outputs.at(position).is_view()) {
+        outputs[position] = at::_unsafe_view(outputs[position], outputs[position].sizes());
+      }
+    }
+    for (size_t position : graded.visible) {
+      visible.emplace_back(outputs.at(position));
+    }
+    for (size_t position : graded.plain) {
+      plain.insert(visible.at(position)->unsafeGetTensorImpl());
+    }
+    for (const Tangent& tangent : graded.tangents) {
+      const auto& from = tangent.sources;
+      if (std::none_of(from.begin(), from.end(), [&](size_t i) { return arguments.at(i).requires_grad(); })) {
+        plain.insert(visible.at(tangent.position)->unsafeGetTensorImpl());
+      }
+    }
+  }
+  const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
+    TORCH_CHECK(false, "a native call has no forward-mode gradients");
+  };
+  const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
+  auto wrapped = torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
+  for (size_t i = 0; i < wrapped.size(); ++i) {
+    outputs[graded.visible[i]] = *wrapped[i];
+  }
+  step->save(arguments, raw);
+  return outputs;
+}
+
+void write_back(const Method& method, const variable_list& primals, const variable_list& outputs) {
+  for (const Mutation& mutation : method.mutations) {
+    const Tensor& owner = primals.at(mutation.primal);
+    const auto before = owner._version();
+    // A leaf that requires a gradient can only have been written behind autograd's back.
+    const bool hidden = mutation.hidden || (owner.requires_grad() && owner.is_leaf());
+    (hidden ? owner.detach() : owner).copy_(outputs.at(mutation.output));
+    if (mutation.unversioned) {
+      c10::VariableVersion counter = torch::autograd::impl::version_counter(owner);
+      counter.set_version(before);
+    }
+  }
+  for (size_t position : method.touched) {
+    torch::autograd::impl::bump_version(primals.at(position));
+  }
+}
+
+// The caller's values: leaves, then state. Empty where one does not fit.
+std::vector<PyObject*> collect(const Method& method, PyObject* leaves, PyObject* slots, bool grad) {
+  std::vector<PyObject*> found;
+  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(leaves));
+  if (count != method.leaves.size()) {
+    return {};
+  }
+  found.reserve(count + method.state.size());
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* value = PySequence_Fast_GET_ITEM(leaves, i);
+    if (!fits(method.leaves[i], value, grad)) {
+      return {};
+    }
+    found.push_back(value);
+  }
+  const auto held = [&](const py::object& name) -> PyObject* {
+    PyObject* place = PyDict_GetItemWithError(slots, name.ptr());
+    return place == nullptr ? nullptr : PyDict_GetItemWithError(PyTuple_GET_ITEM(place, 0), PyTuple_GET_ITEM(place, 1));
+  };
+  for (size_t i = 0; i < method.state.size(); ++i) {
+    PyObject* value = held(method.names[i]);
+    if (value == nullptr || !fits(method.state[i], value, grad)) {
+      return {};
+    }
+    found.push_back(value);
+  }
+  for (const auto& [one, other] : method.ties) {
+    if (held(one) != held(other)) {
+      return {};
+    }
+  }
+  return found;
+}
+
+PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  auto& method = *static_cast<Method*>(PyCapsule_GetPointer(self, "aotpack.method"));
+  TORCH_CHECK_TYPE(count == 2 && PyDict_Check(arguments[1]), "call(leaves, slots)");
+  TORCH_CHECK_TYPE(PyTuple_Check(arguments[0]) || PyList_Check(arguments[0]), "call(leaves, slots)");
+  const bool grad = at::GradMode::is_enabled();
+  if (!ordinary_modes(method)) {
+    Py_RETURN_NONE;
+  }
+  const std::vector<PyObject*> found = collect(method, arguments[0], arguments[1], grad);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  if (found.empty() && !(method.leaves.empty() && method.state.empty())) {
+    Py_RETURN_NONE;
+  }
+  const auto tensor = [&](size_t i) -> const Tensor& {
+    return i < found.size() ? THPVariable_Unpack(found[i]) : method.constants.at(i - found.size());
+  };
+  for (size_t i : method.written) {
+    if (grad && tensor(i).requires_grad() && tensor(i).is_leaf()) {
+      Py_RETURN_NONE;
+    }
+  }
+  for (auto [one, other] : method.apart) {
+    if (may_overlap(tensor(one), tensor(other))) {
+      Py_RETURN_NONE;
+    }
+  }
+  variable_list primals;
+  primals.reserve(method.primals.size());
+  bool attach = false;
+  for (size_t i : method.primals) {
+    primals.push_back(tensor(i));
+    attach = attach || primals.back().requires_grad();
+  }
+  attach = attach && grad && method.differentiable;
+  variable_list outputs;
+  {
+    py::gil_scoped_release no_gil;
+    outputs = run(method, primals, attach);
+    write_back(method, primals, outputs);
+  }
+  THPObjectPtr results(PyList_New(static_cast<Py_ssize_t>(method.results.size())));
+  for (size_t i = 0; results && i < method.results.size(); ++i) {
+    const Result& result = method.results[i];
+    PyObject* value = result.from == From::constant ? Py_NewRef(result.constant.ptr())
+        : result.from == From::output               ? THPVariable_Wrap(outputs.at(result.position))
+                                                    : THPVariable_Wrap(primals.at(result.position));
+    if (value == nullptr) {
+      return nullptr;
+    }
+    PyList_SET_ITEM(results.get(), i, value);
+  }
+  return results.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// ---------------------------------------------------------------- from Python's description
+
+py::object function(PyMethodDef* definition, void* object, const char* name, PyCapsule_Destructor destroy) {
+  py::object capsule = py::reinterpret_steal<py::object>(PyCapsule_New(object, name, destroy));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(definition, capsule.ptr()));
+}
+
+PyObject* run_list(PyObject* self, PyObject* list) {
+  HANDLE_TH_ERRORS
+  auto& runner = *static_cast<std::shared_ptr<Runner>*>(PyCapsule_GetPointer(self, "aotpack.runner"));
+  TORCH_CHECK_TYPE(PyList_Check(list), "run(list)");
+  variable_list arguments = THPVariable_UnpackList(list);
+  PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr); // handed over: freed as soon as the code has used them
+  variable_list results;
+  {
+    py::gil_scoped_release no_gil;
+    at::AutoGradMode off(false);
+    results = runner->boxed_run(std::move(arguments));
+  }
+  return THPVariable_WrapList(results);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef run_definition = {"run", run_list, METH_O, nullptr};
+PyMethodDef call_definition = {"call", reinterpret_cast<PyCFunction>(call), METH_FASTCALL, nullptr};
+
+py::object open(const std::string& library) {
+  auto* runner = new std::shared_ptr<Runner>(std::make_shared<Runner>(library));
+  return function(&run_definition, runner, "aotpack.runner", [](PyObject* capsule) {
+    delete static_cast<std::shared_ptr<Runner>*>(PyCapsule_GetPointer(capsule, "aotpack.runner"));
+  });
+}
+
+Runner& runner_of(const py::object& run) {
+  void* found = PyCapsule_GetPointer(PyCFunction_GetSelf(run.ptr()), "aotpack.runner");
+  if (found == nullptr) {
+    throw py::error_already_set();
+  }
+  return **static_cast<std::shared_ptr<Runner>*>(found);
+}
+
+template <typename T>
+T take(const py::dict& from, const char* key) {
+  return from[key].cast<T>();
+}
+
+Executable executable(const py::dict& from) {
+  const py::object run = take<py::object>(from, "run");
+  if (from["inputs"].is_none()) {
+    return {nullptr, std::make_shared<Function>(run), {}, {}};
+  }
+  return {
+      runner_of(run).shared_from_this(),
+      nullptr,
+      take<std::vector<size_t>>(from, "inputs"),
+      take<std::vector<size_t>>(from, "outputs")};
+}
+
+Expected expected(const py::dict& from) {
+  Expected made;
+  if (from.contains("constant")) {
+    made.constant = from["constant"];
+    return made;
+  }
+  made.dtype = take<at::ScalarType>(from, "dtype");
+  made.shape = take<std::vector<int64_t>>(from, "shape");
+  made.any_stride = from["stride"].is_none();
+  made.stride = made.any_stride ? std::vector<int64_t>() : take<std::vector<int64_t>>(from, "stride");
+  made.refuses_gradient = take<bool>(from, "refuses_gradient");
+  return made;
+}
+
+std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
+  auto made = std::make_shared<Differentiable>();
+  made->backward = executable(from["executable"]);
+  made->visible = take<std::vector<size_t>>(from, "visible");
+  made->plain = take<std::vector<size_t>>(from, "plain");
+  made->unviewed = take<std::vector<size_t>>(from, "unviewed");
+  for (auto [kind, position] : take<std::vector<std::pair<std::string, size_t>>>(from, "saved")) {
+    made->saved.emplace_back(
+        kind == "primal"          ? Kept::primal
+            : kind == "checked"   ? Kept::checked
+            : kind == "unchecked" ? Kept::unchecked
+                                  : Kept::constant,
+        position);
+  }
+  made->constants = take<variable_list>(from, "constants");
+  for (const py::handle& item : from["tangents"]) {
+    const auto tangent = item.cast<py::dict>();
+    made->tangents.push_back(
+        {take<size_t>(tangent, "position"),
+         take<at::ScalarType>(tangent, "dtype"),
+         take<std::vector<int64_t>>(tangent, "shape"),
+         take<std::vector<int64_t>>(tangent, "stride"),
+         take<std::vector<size_t>>(tangent, "sources")});
+  }
+  made->gradients = take<std::vector<int64_t>>(from, "gradients");
+  made->depends = take<std::vector<std::vector<size_t>>>(from, "depends");
+  made->detached = take<std::vector<bool>>(from, "detached");
+  return made;
+}
+
+py::object make(const py::dict& from) {
+  auto made = std::make_unique<Method>();
+  made->undetermined = take<bool>(from, "undetermined");
+  for (const py::handle& item : from["leaves"]) {
+    made->leaves.push_back(expected(item.cast<py::dict>()));
+  }
+  for (const py::handle& item : from["state"]) {
+    made->state.push_back(expected(item.cast<py::dict>()));
+  }
+  made->names = take<std::vector<py::object>>(from, "names");
+  made->ties = take<std::vector<std::pair<py::object, py::object>>>(from, "ties");
+  made->constants = take<std::vector<Tensor>>(from, "constants");
+  made->primals = take<std::vector<size_t>>(from, "primals");
+  made->apart = take<std::vector<std::pair<size_t, size_t>>>(from, "apart");
+  made->written = take<std::vector<size_t>>(from, "written");
+  made->forward = executable(from["forward"]);
+  if (!from["differentiable"].is_none()) {
+    made->differentiable = differentiable(from["differentiable"]);
+  }
+  for (auto [primal, output, hidden, unversioned] :
+       take<std::vector<std::tuple<size_t, size_t, bool, bool>>>(from, "mutations")) {
+    made->mutations.push_back({primal, output, hidden, unversioned});
+  }
+  made->touched = take<std::vector<size_t>>(from, "touched");
+  for (const py::handle& item : from["results"]) {
+    const auto [kind, value] = item.cast<std::pair<std::string, py::object>>();
+    if (kind == "constant") {
+      made->results.push_back({From::constant, 0, value});
+    } else {
+      made->results.push_back({kind == "output" ? From::output : From::primal, value.cast<size_t>(), py::object()});
+    }
+  }
+  return function(&call_definition, made.release(), "aotpack.method", [](PyObject* capsule) {
+    delete static_cast<Method*>(PyCapsule_GetPointer(capsule, "aotpack.method"));
+  });
+}
+
+} // namespace
+
+PYBIND11_MODULE(aotpack_call, module) {
+  module.attr("interface") = kInterface;
+  module.def("open", &open);
+  module.def("outputs", [](const py::object& run) { return runner_of(run).outputs(); });
+  module.def("make", &make);
+  module.def("on_refusal", [](const py::object& function) {
+    Py_XDECREF(refusal);
+    refusal = py::object(function).release().ptr();
+  });
+}

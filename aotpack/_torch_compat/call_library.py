@@ -1,0 +1,36 @@
+"""The call library: ``call.cpp`` compiled against torch's own headers, the same file for every bundle of a torch and a Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("call.cpp")
+_TORCH = Path(torch.__file__).parent
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--strip-all", "-Wl,--build-id=none")
+
+
+def call_library_fingerprint() -> dict[str, str]:
+    """What the library depends on besides its source and the tool chain."""
+    return {"flags": " ".join(_FLAGS), "python": EXTENSION_SUFFIXES[0]}
+
+
+def compile_call_library(output: Path) -> None:
+    """Compile it to ``output``, for every processor of this architecture.
+
+    Raises:
+        OSError: there is no compiler.
+        subprocess.CalledProcessError: it fails; ``stderr`` says why.
+    """
+    command = [os.environ.get("CXX") or "g++", *_FLAGS]
+    for include in (_TORCH / "include", _TORCH / "include/torch/csrc/api/include", Path(sysconfig.get_path("include"))):
+        command += ["-isystem", os.fspath(include)]
+    # No path of this machine in the file: it is the same bytes everywhere.
+    command += [f"-ffile-prefix-map={_TORCH / 'include'}=torch/include", f"-ffile-prefix-map={SOURCE.parent}=."]
+    command += [os.fspath(SOURCE), "-o", os.fspath(output), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,0 +1,56 @@
+"""The call library in a bundle: compiled once for a torch, a Python and a tool chain, then taken from the cache."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+from aotpack_loader.devices.call_library import INTERFACE
+from aotpack_loader.format import media_types, schema
+
+from .. import _torch_compat as compat
+from ..bundle import BlobStore
+from ..cache import CompileCache
+
+
+class CallLibraryWarning(UserWarning):
+    """The call library could not be compiled: the bundle is complete, and Python makes its calls."""
+
+
+def library_bytes() -> bytes | None:
+    """The library, compiled or cached; null, with a warning, where it cannot be compiled.
+
+    It is no part of a model, so a build that compiles its graphs anew takes it from the cache still.
+    """
+    cache = CompileCache()
+    source = compat.CALL_LIBRARY_SOURCE.read_bytes()
+    options = {**compat.inductor_fingerprint(), **compat.call_library_fingerprint()}
+    found = cache.find(source, options)
+    if found is None:
+        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
+            output = Path(folder, "call.so")
+            try:
+                compat.compile_call_library(output)
+            except (OSError, subprocess.CalledProcessError) as error:
+                warnings.warn(_message(error), CallLibraryWarning, stacklevel=2)
+                return None
+            found = {"code": output.read_bytes()}
+        cache.keep(source, options, found)
+    return found["code"]
+
+
+def _message(error: OSError | subprocess.CalledProcessError) -> str:
+    text = str(error.stderr) if isinstance(error, subprocess.CalledProcessError) else str(error)
+    reason = next((line for line in text.splitlines() if "error" in line), str(error))
+    return f"The call library cannot be compiled, so that calls of the bundle take some 20 µs more: {reason}"
+
+
+def add_call_library(code: bytes, store: BlobStore) -> schema.CallLibrary:
+    """Put the library into a bundle."""
+    descriptor = store.add_compressed(code, media_types.CODE_CALL)
+    return schema.CallLibrary(descriptor, INTERFACE, str(torch.__version__), EXTENSION_SUFFIXES[0])

@@ -1,0 +1,75 @@
+"""The call library of a target: native code that makes the calls of methods, where it can be used.
+
+Optional: a bundle may come without, and where it does not fit Python does the same (:mod:`..runtime.call`). It is native code
+like a target's own, and opened only after :mod:`..trust` has let that run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import torch
+
+from ..archive.bundle import Bundle
+from ..format import schema
+
+INTERFACE: Final = 1
+"""The version of what passes between the loader and the library."""
+SWITCH: Final = "AOTPACK_NATIVE_CALL"
+
+Slots = Mapping[str, tuple[dict[str, Any], str]]
+"""Where a module holds its parameters and buffers, by name: the dictionary, and the key in it."""
+NativeCall = Callable[[Sequence[Any], Slots], list[Any] | None]
+"""Leaves and slots to flat results; None where Python is to make the call, and nothing has happened."""
+
+
+class CallLibrary(Protocol):
+    """What the library offers."""
+
+    def open(self, path: str) -> Callable[[list[Any]], list[Any]]:
+        """Compiled code as a function, which empties the list of inputs it is given."""
+
+    def outputs(self, run: Callable[[list[Any]], list[Any]]) -> int:
+        """How many values opened code returns."""
+
+    def make(self, description: dict[str, Any]) -> NativeCall:
+        """The calls of one method, for one set of sizes."""
+
+    def on_refusal(self, raise_error: Callable[[str, torch.Tensor | None], None]) -> None:
+        """Tell what raises the errors of a backward."""
+
+
+def open_library(bundle: Bundle, target: schema.Target) -> tuple[CallLibrary | None, str]:
+    """The call library of ``target``, which is trusted; else nothing, and why."""
+    described = target.call
+    if described is None:
+        return None, "the bundle has no call library"
+    if os.environ.get(SWITCH) == "0":
+        return None, f"switched off by {SWITCH}=0"
+    if described.interface != INTERFACE:
+        return None, f"the call library has interface {described.interface}, this loader {INTERFACE}"
+    if described.torch != torch.__version__:
+        return None, f"the call library is for torch {described.torch}, this is {torch.__version__}"
+    if described.python != EXTENSION_SUFFIXES[0]:
+        return None, f"the call library is for Python {described.python}, this is {EXTENSION_SUFFIXES[0]}"
+    try:
+        return import_library(bundle.code(described.code)), ""
+    except ImportError as error:
+        return None, f"the call library cannot be loaded: {error}"
+
+
+def import_library(path: Path) -> CallLibrary:
+    """Open the library at ``path``, which is trusted.
+
+    Raises:
+        ImportError: the system cannot.
+    """
+    loader = ExtensionFileLoader("aotpack_call", os.fspath(path))
+    module = module_from_spec(ModuleSpec("aotpack_call", loader, origin=os.fspath(path)))
+    loader.exec_module(module)
+    return cast(CallLibrary, module)

@@ -1,0 +1,229 @@
+"""Calls in native code: which methods the target's call library can take over, and how they are described to it.
+
+What it does is what :mod:`.call` does, for methods that need the least and calls out of the ordinary in nothing; all others stay
+in Python. It judges no argument and writes no message: where a call does not fit it returns None, before anything ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..devices.aoti import AotiExecutable
+from ..devices.call_library import CallLibrary, NativeCall, Slots
+from ..devices.literals import literal
+from ..errors import AutogradError
+from ..format import expressions, schema
+from .autograd import Differentiable, Environment, is_spent, is_unreadable, no_further
+from .call import MethodCall
+from .identity import Memory
+from .inputs import TensorCheck
+
+_PATIENCE = 64
+"""Sets of sizes of a method that are called in native code; with more, the others are called in Python."""
+
+
+def use(call: MethodCall, library: CallLibrary) -> str:
+    """Let ``library`` make the calls of a method that it can make. Returns ``native``, or ``python`` and why."""
+    if found := obstacle(call, library):
+        return f"python: {found}"
+    library.on_refusal(refuse)
+    call.native = BySizes(call, library) if call.method.symbols else library.make(describe(call, {}))
+    return "native"
+
+
+class BySizes:
+    """A method whose sizes vary: described anew for every set of sizes that a call comes with."""
+
+    def __init__(self, call: MethodCall, library: CallLibrary) -> None:
+        self._call, self._library = call, library
+        self._made: dict[tuple[int, ...], NativeCall] = {}
+        tensors = [(i, check) for i, check in call.inputs.binding if isinstance(check, TensorCheck)]
+        self._symbols = [symbol.name for _, check in tensors for _, symbol in check.binds]
+        self._places = [(i, len(check.leaf.shape), [dim for dim, _ in check.binds]) for i, check in tensors]
+
+    def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
+        """Make the call, or return null where Python is to make it."""
+        sizes: list[int] = []
+        for i, dims, bound in self._places:
+            leaf = leaves[i]
+            if not isinstance(leaf, torch.Tensor) or leaf.dim() != dims:
+                return None
+            sizes += [leaf.shape[dim] for dim in bound]
+        native = self._made.get(tuple(sizes))
+        if native is None:
+            environment = dict(zip(self._symbols, sizes, strict=True))
+            if len(self._made) == _PATIENCE or not self._call.inputs.admits(environment):
+                return None
+            native = self._made[tuple(sizes)] = self._library.make(describe(self._call, environment))
+        return native(leaves, slots)
+
+
+def obstacle(call: MethodCall, library: CallLibrary) -> str:
+    """Why a method cannot be called in native code, or nothing."""
+    method, backward = call.method, call.method.backward
+    graphs: list[Any] = [call.forward] if call.differentiable is None else [call.forward, call.differentiable.backward]
+    grad = any(mode.grad for mode in method.serves)
+    reasons = {
+        "its tensors are subclasses, or its forward takes sizes": type(call) is not MethodCall,
+        "an integer argument varies": any(isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves),
+        "an argument must begin its storage": any(isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves),
+        "check='full' looks at every call": call.checks is not None,
+        "its graphs return numbers": not all(graph.returns_tensors for graph in graphs),
+        "its code returns fewer values than its target uses": any(_is_short(graph, library) for graph in graphs),
+        "its sizes depend on data": bool(method.output_symbols),
+        "it was built under autocast": method.autocast is not None,
+        "it turns gradients on itself": not grad and backward is not None,
+        "it belongs to derivatives of gradients": not method.serves or (backward is not None and backward.second is not None),
+        "it asks which arguments are the same": bool(method.identical or method.distinct),
+        "it writes to arguments that share memory": any(isinstance(primal, _BASES) for primal in method.primals),
+        "it changes sizes or strides in place": any(mutation.kind != "data" for mutation in method.mutations),
+        "it returns views": any(isinstance(result, schema.AliasResult) for result in method.results),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+_BASES = (schema.SyntheticBasePrimal, schema.ViewBasePrimal)
+
+
+def _is_short(graph: Any, library: CallLibrary) -> bool:
+    return isinstance(graph, AotiExecutable) and library.outputs(graph.run) <= max(graph.positions[1], default=-1)
+
+
+def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
+    """What :meth:`CallLibrary.make` takes (spec/targets.md): a method at the sizes of ``environment``."""
+    method, state = call.method, call.state.expected
+    names = {name: len(method.leaves) + i for i, name in enumerate(state)}
+    constants = [primal.name for primal in method.primals if isinstance(primal, schema.ConstantPrimal)]
+    stored = {name: len(method.leaves) + len(state) + i for i, name in enumerate(constants)}
+    leaves = zip(method.leaves, call.inputs.checks, strict=True)
+    return {
+        "undetermined": not method.deterministic,
+        "leaves": [_leaf(leaf, check, environment) for leaf, check in leaves],
+        "state": [_tensor(e.dtype, e.shape, e.stride, {}, refuses_gradient=e.frozen) for e in state.values()],
+        "names": list(state),
+        "ties": call.state.ties,
+        "constants": [call.constants[name] for name in constants],
+        "primals": [_place(primal, names, stored) for primal in method.primals],
+        "apart": [] if call.memory is None else _apart(call.memory, names),
+        "written": [leaf for leaf, _ in call.written_leaves.leaves],
+        "forward": _executable(call.forward, {}),
+        "differentiable": None if call.differentiable is None else _differentiable(call.differentiable, method, environment),
+        "mutations": [(m.primal, m.output, m.hidden_from_autograd, m.unversioned) for m in method.mutations],
+        "touched": method.touched,
+        "results": [_result(result, environment) for result in method.results],
+    }
+
+
+def _place(primal: schema.Primal, names: Mapping[str, int], constants: Mapping[str, int]) -> int:
+    """Where a primal is among leaves, state and constants."""
+    if isinstance(primal, schema.InputPrimal):
+        return primal.leaf
+    assert isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal))
+    return constants[primal.name] if isinstance(primal, schema.ConstantPrimal) else names[primal.name]
+
+
+def _leaf(leaf: schema.InputLeaf, check: Any, environment: Environment) -> dict[str, Any]:
+    if isinstance(leaf, schema.ConstantLeaf):
+        return {"constant": literal(leaf.value)}
+    assert isinstance(leaf, schema.TensorLeaf)
+    return _tensor(check.dtype, leaf.shape, leaf.stride, environment, refuses_gradient=not check.graded)
+
+
+def _tensor(
+    dtype: torch.dtype,
+    shape: Sequence[schema.Dim],
+    stride: Sequence[schema.Dim] | None,
+    environment: Environment,
+    *,
+    refuses_gradient: bool,
+) -> dict[str, Any]:
+    strides = None if stride is None else _sizes(stride, environment)
+    return {"dtype": dtype, "shape": _sizes(shape, environment), "stride": strides, "refuses_gradient": refuses_gradient}
+
+
+def _sizes(sizes: Sequence[schema.Dim], environment: Environment) -> list[int]:
+    return [expressions.evaluate(size, environment) for size in sizes]
+
+
+def _apart(memory: Memory, places: Mapping[str, int]) -> list[tuple[int, int]]:
+    return [*memory.overlap, *[(leaf, places[name]) for leaf, items in memory.state for name, _, _ in items]]
+
+
+def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
+    """Code that the library runs itself, or a Python function: a graph in parts. ``sizes`` are its inputs that are no tensors."""
+    if isinstance(executable, AotiExecutable):
+        inputs, outputs = executable.positions
+        return {"run": executable.run, "inputs": inputs, "outputs": outputs}
+
+    def run(inputs: list[Any]) -> list[Any]:
+        for position, size in sizes.items():
+            inputs[position] = size
+        return list(executable(inputs))
+
+    return {"run": run if sizes else executable, "inputs": None, "outputs": None}
+
+
+def _differentiable(graded: Differentiable, method: schema.Method, environment: Environment) -> dict[str, Any]:
+    assert method.backward is not None
+    saved = method.backward.saved
+    sizes = {i: expressions.evaluate(s.expr, environment) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)}
+    carriers = {i: number for number, i in enumerate(sizes)}
+    tangents = zip(graded.tangents, method.backward.tangents, graded.sources, strict=True)
+    return {
+        "executable": _executable(graded.backward, sizes),
+        "visible": graded.visible,
+        "plain": graded.plain,
+        "unviewed": graded.unviewed,
+        "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
+        "constants": [torch.empty((size, 0), dtype=torch.float32, device="cpu") for size in sizes.values()],
+        "tangents": [
+            {
+                "position": tangent.position,
+                "dtype": tangent.dtype,
+                "shape": _sizes(described.shape, environment),
+                "stride": _strides(described, tangent.memory_format, environment),
+                "sources": list(sources),
+            }
+            for tangent, described, sources in tangents
+        ],
+        "gradients": [-1 if position is None else position for position in graded.gradients],
+        "depends": [sorted(tangents) for tangents in graded.depends],
+        "detached": graded.detached,
+    }
+
+
+def _strides(tangent: schema.Tangent, memory_format: torch.memory_format, environment: Environment) -> Sequence[int]:
+    if tangent.stride is not None:
+        return _sizes(tangent.stride, environment)
+    return torch.empty(_sizes(tangent.shape, environment), device="meta", memory_format=memory_format).stride()
+
+
+def _saved(item: schema.Saved) -> tuple[str, int]:
+    if isinstance(item, schema.SavedPrimal):
+        return "primal", item.primal
+    assert isinstance(item, schema.SavedOutput)
+    return "checked" if item.check_version else "unchecked", item.output
+
+
+def _result(result: schema.Result, environment: Environment) -> tuple[str, Any]:
+    if isinstance(result, schema.InputResult):
+        return "primal", result.primal
+    if isinstance(result, schema.ConstantResult):
+        return "constant", literal(result.value)
+    if isinstance(result, schema.SizeResult):
+        return "constant", expressions.evaluate(result.expr, environment)
+    assert isinstance(result, schema.FreshResult)
+    return "output", result.output
+
+
+def refuse(what: str, gradient: torch.Tensor | None) -> None:
+    """Raise what the Python path raises in a backward; the library calls this."""
+    errors: dict[str, Callable[[], AutogradError]] = {
+        "second derivative": lambda: no_further("first"),
+        "released": is_spent,
+        "gradient": is_unreadable,
+    }
+    raise errors[what]()

@@ -1,0 +1,47 @@
+"""Calls in native code around portable graphs, so that every test of calls can be one of both paths without compiling a graph."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aotpack
+from aotpack.targets.call_library import library_bytes
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.call_library import CallLibrary, import_library
+from aotpack_loader.format import schema
+from aotpack_loader.program import LoadedProgram
+from aotpack_loader.runtime import native
+
+
+@functools.cache
+def library() -> CallLibrary:
+    """The library that bundles come with."""
+    code = library_bytes()
+    assert code is not None
+    path = Path(tempfile.mkdtemp(prefix="aotpack-call-")) / "call.so"
+    path.write_bytes(code)
+    return import_library(path)
+
+
+def load_native(path: Path, **options: Any) -> LoadedProgram:
+    """Load for the portable target, calls in native code where the library can make them; ``aotpack.calls`` tells."""
+    loaded = aotpack.load(path, backend="portable", **options)
+    bundle = Bundle.open(path)
+    for name, method in loaded.aotpack.program.methods.items():
+        for call in {id(call): call for call in loaded._aotpack_calls.values() if call.method is method}.values():
+            parts: list[tuple[Any, schema.Descriptor]] = [(call.forward, method.forward)]
+            if call.differentiable is not None and method.backward is not None:
+                parts.append((call.differentiable.backward, method.backward.graph))
+            for executable, graph in parts:
+                executable.returns_tensors = _only_tensors(bundle.graph(graph))
+            loaded.aotpack.calls[name] = native.use(call, library())  # type: ignore[index]
+    return loaded
+
+
+def _only_tensors(graph: schema.Graph) -> bool:
+    values = dict(zip(graph.inputs, graph.input_values, strict=True)) | {node.name: node.value for node in graph.nodes}
+    returned = [values[item.name] if isinstance(item, schema.ValueRef) else None for item in graph.outputs]
+    return all(isinstance(value, schema.TensorValue) for value in returned)

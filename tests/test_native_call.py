@@ -1,0 +1,176 @@
+"""The call library: whose calls it makes, that it makes them, and that Python makes all others."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+from torch import nn
+
+import aotpack
+from aotpack import _torch_compat as compat
+from aotpack.targets import call_library
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.call_library import open_library
+from aotpack_loader.errors import AutogradError, InputError
+from aotpack_loader.runtime.call import MethodCall
+
+
+def step(model: nn.Module, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Everything a caller sees of one step."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(batch, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (batch,), generator=generator)
+    model.zero_grad()
+    torch.manual_seed(seed)
+    out = model(images, labels)
+    out["loss"].backward()
+    seen = {name: value.detach() for name, value in out.items()}
+    seen |= {f"grad {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return seen | {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
+
+
+@pytest.fixture
+def never_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a call was made in Python")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodCall, "__call__", refuse)
+        yield
+
+
+@pytest.mark.usefixtures("never_python")
+def test_native_code_trains_like_eager(digits_bundle: Path, digits_model: nn.Module) -> None:
+    loaded, eager = aotpack.load(digits_bundle, backend="cpu"), copy.deepcopy(digits_model)
+    assert loaded.aotpack.calls == {"train": "native", "infer": "native"}
+    for seed, batch in enumerate((4, 7, 4)):
+        torch.testing.assert_close(step(loaded, batch, seed), step(eager, batch, seed))
+
+
+def test_it_can_be_switched_off(digits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # X3
+    native = aotpack.load(digits_bundle, backend="cpu")
+    monkeypatch.setenv("AOTPACK_NATIVE_CALL", "0")
+    python = aotpack.load(digits_bundle, backend="cpu")
+    assert set(python.aotpack.calls.values()) == {"python: switched off by AOTPACK_NATIVE_CALL=0"}
+    for seed in range(2):
+        torch.testing.assert_close(step(python, seed=seed), step(native, seed=seed), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"torch": "2.13.0+other"}, "is for torch 2.13.0+other"),
+        ({"python": ".cpython-39-x86_64-linux-gnu.so"}, "is for Python .cpython-39"),
+        ({"interface": 99}, "has interface 99"),
+    ],
+)
+def test_a_library_for_something_else_is_not_opened(digits_bundle: Path, change: dict[str, Any], reason: str) -> None:  # X3
+    bundle = Bundle.open(digits_bundle)
+    target = next(target for target in bundle.targets.values() if target.call is not None)
+    assert target.call is not None
+    assert target.call.python == EXTENSION_SUFFIXES[0]
+    other = structs.replace(target, call=structs.replace(target.call, **change))
+    assert open_library(bundle, target)[0] is not None
+    found, why = open_library(bundle, other)
+    assert found is None
+    assert reason in why
+
+
+def test_a_library_that_does_not_load(digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.open(digits_bundle)
+    target = next(target for target in bundle.targets.values() if target.call is not None)
+    (tmp_path / "broken.so").write_bytes(b"no code")
+    monkeypatch.setattr(Bundle, "code", lambda self, descriptor: tmp_path / "broken.so")
+    found, why = open_library(bundle, target)
+    assert found is None
+    assert why.startswith("the call library cannot be loaded")
+
+
+def test_a_build_without_a_compiler_for_it_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "call_library_fingerprint", lambda: {"flags": "none that was ever cached"})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(compat, "inductor_fingerprint", dict)
+    with pytest.warns(call_library.CallLibraryWarning, match="no-such-compiler"):
+        assert call_library.library_bytes() is None
+
+
+def test_what_does_not_fit_is_pythons_to_refuse(digits_bundle: Path) -> None:
+    loaded = aotpack.load(digits_bundle, backend="cpu")
+    step(loaded)
+    with pytest.raises(InputError, match=r"expected float32\[.*8,8\], got float64"):
+        loaded(torch.rand(4, 1, 8, 8, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"expected float32\["):
+        loaded(torch.rand(4, 1, 8), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x),
+        lambda: torch.device("cpu"),
+        torch.inference_mode,
+        torch.autograd.detect_anomaly,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_modes_of_the_caller(digits_bundle: Path, digits_model: nn.Module, mode: Any) -> None:
+    loaded, eager = aotpack.load(digits_bundle, backend="cpu"), copy.deepcopy(digits_model)
+    images, labels = torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])
+    with mode():
+        if torch.is_inference_mode_enabled():
+            loaded.eval()
+            eager.eval()
+        found, expected = loaded(images, labels)["loss"], eager(images, labels)["loss"]
+        torch.testing.assert_close(found, expected)
+        if found.requires_grad:
+            found.backward()
+            expected.backward()
+    for mine, other in zip(loaded.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_gradients_that_are_no_plain_tensors(digits_bundle: Path) -> None:
+    loaded = aotpack.load(digits_bundle, backend="cpu")
+    loss = loaded(torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3]))["loss"]
+    parameters = list(loaded.parameters())
+    with pytest.raises(AutogradError, match="one gradient at a time"):
+        torch.autograd.grad(loss, parameters, torch.ones(2), is_grads_batched=True, retain_graph=True)
+    expected = torch.autograd.grad(loss, parameters, torch.tensor(-1.0), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters, torch._neg_view(torch.tensor(1.0))), expected)
+
+
+def test_threads_share_a_model(digits_bundle: Path) -> None:
+    loaded = aotpack.load(digits_bundle, backend="cpu").eval()
+    images = [torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    labels = torch.tensor([1, 2, 3, 4, 5])
+    with torch.no_grad():
+        expected = [loaded(given, labels)["loss"].clone() for given in images]
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        with torch.no_grad():
+            wrong.extend(number for _ in range(50) if not torch.equal(loaded(images[number], labels)["loss"], expected[number]))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_backward_outlives_its_model(digits_bundle: Path, digits_model: nn.Module) -> None:
+    loaded = aotpack.load(digits_bundle, backend="cpu")
+    parameter = next(iter(loaded.parameters()))
+    loss = loaded(torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3]))["loss"]
+    del loaded
+    loss.backward()
+    assert parameter.grad is not None
