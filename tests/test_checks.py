@@ -274,7 +274,7 @@ def test_values_that_hooks_bring_back_in_other_memory_may_differ(bundle: Path) -
 
 def test_off_by_default(bundle: Path) -> None:
     calls = aotpack.load(bundle)._aotpack_calls.values()
-    assert all(call.checks is None and call._epilogue.checks is None for call in calls)
+    assert all(call.checks is None and call._epilogue._checks is None for call in calls)
     with pytest.raises(AotpackError, match="check='all' is not known"):
         aotpack.load(bundle, check="all")  # type: ignore[arg-type]
 

@@ -1,19 +1,24 @@
 """Where the time of a bundle's step goes: contender.py's options, microseconds by part.
 
-First the step as it is, then with the loader's functions wrapped (:mod:`clock`), which makes it slower: compare the parts with
-each other and with the step so measured. Medians over blocks of a hundred steps.
+First the step as it is, its calls in native code. What is beside the compiled code and the engine there: the forward less the
+forward's code, and the gradients less the backward's code and less the gradient of a sum, which is all engine. Then the calls in
+Python, with the loader's functions wrapped (:mod:`clock`), which makes them slower: compare the parts with each other and with
+the step so measured. Medians over blocks of a hundred steps.
 """
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from clock import Clock
 
 from aotpack.measure import contender
 from aotpack_loader import load
+from aotpack_loader.program import LoadedProgram
 
 _RUNTIME = "aotpack_loader.runtime"
 PARTS = {
@@ -35,18 +40,16 @@ def main() -> None:
     options = contender.parse()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     args, kwargs = torch.load(options.inputs, weights_only=True)
-    model = load(options.bundle, backend=options.backend)
-    parameters = list(model.parameters())
-
-    def step() -> None:
-        for parameter in parameters:
-            parameter.grad = None
-        contender.loss_of(model(*args, **kwargs)).backward()
-
     blocks = max(1, options.iterations // BLOCK)
+    model = load(options.bundle, backend=options.backend)
+    step = _step(model, args, kwargs)
     for _ in range(options.warmup):
         step()
-    plain = statistics.median(_block(step) for _ in range(blocks))
+    plain = _median(step, blocks)
+    os.environ["AOTPACK_NATIVE_CALL"] = "0"
+    python = load(options.bundle, backend=options.backend)
+    beside = _beside(model, python, args, kwargs, blocks)
+    step = _step(python, args, kwargs)
     clock = Clock(PARTS)
     parts: dict[str, list[float]] = {name: [] for name in PARTS}
     wrapped = []
@@ -60,6 +63,8 @@ def main() -> None:
     outside = ("compiled code", "autograd engine, loss, dropping gradients")
     result = {
         "step_microseconds": plain,
+        "calls": dict(model.aotpack.calls),
+        "beside_microseconds": beside,
         "step_with_wrappers_microseconds": statistics.median(wrapped),
         "parts_microseconds": medians,
         "python_microseconds": sum(value for name, value in medians.items() if name not in outside),
@@ -67,7 +72,48 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def _block(step: Callable[[], None]) -> float:
+def _step(model: LoadedProgram, args: Any, kwargs: Any) -> Callable[[], None]:
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        contender.loss_of(model(*args, **kwargs)).backward()
+
+    return step
+
+
+def _beside(model: LoadedProgram, python: LoadedProgram, args: Any, kwargs: Any, blocks: int) -> dict[str, float]:
+    """Microseconds of ``model``'s forward and backward beside compiled code and engine; ``python`` shows the code's inputs."""
+    call: Any = python._aotpack_calls[True, True]
+    codes = {"forward": call.forward, "backward": call.differentiable.backward}
+    given: dict[str, list[Any]] = {}
+
+    def recorded(name: str) -> Callable[[list[Any]], list[Any]]:
+        def run(inputs: list[Any]) -> list[Any]:
+            given[name] = list(inputs)
+            return codes[name](inputs)  # type: ignore[no-any-return]
+
+        return run
+
+    call.differentiable.forward, call.differentiable.backward = recorded("forward"), recorded("backward")
+    _step(python, args, kwargs)()
+    call.differentiable.forward, call.differentiable.backward = codes.values()
+    with torch.no_grad():
+        code = {name: _median(lambda run=run, name=name: run(list(given[name])), blocks) for name, run in codes.items()}  # type: ignore[misc]
+    parameters, leaf = list(model.parameters()), torch.zeros(4, requires_grad=True)
+    loss, total = contender.loss_of(model(*args, **kwargs)), leaf.sum()
+    forward = _median(lambda: model.forward(*args, **kwargs), blocks)
+    engine = _median(lambda: torch.autograd.grad(total, leaf, retain_graph=True), blocks)
+    backward = _median(lambda: torch.autograd.grad(loss, parameters, retain_graph=True), blocks)
+    return {"forward": forward - code["forward"], "backward": backward - code["backward"] - engine}
+
+
+def _median(run: Callable[[], object], blocks: int) -> float:
+    return statistics.median(_block(run) for _ in range(blocks))
+
+
+def _block(step: Callable[[], object]) -> float:
     """Microseconds of a step, the mean of a block."""
     begin = time.perf_counter()
     for _ in range(BLOCK):
