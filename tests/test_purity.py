@@ -49,11 +49,11 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 START = frozenset({
     "", "_collector", "_torch_compat", "errors", "loading", "program", "trust",
     "archive", "archive.bundle", "archive.cache", "archive.digest", "archive.layout", "archive.tar", "archive.weights",
-    "devices", "devices.aoti", "devices.cpuinfo", "devices.literals", "devices.select",
+    "devices", "devices.aoti", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
     "format", "format.codec", "format.expressions", "format.media_types", "format.schema", "format.subclasses", "format.validate",
     "format.versions",
     "runtime", "runtime.autograd", "runtime.bases", "runtime.call", "runtime.epilogue", "runtime.identity", "runtime.inputs",
-    "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.state", "runtime.tree", "runtime.views",
+    "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native", "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip
 """Modules of the loader that a start of native code imports. Each costs 0.1 to 0.4 ms there: what only some bundles need is
 imported where one needs it."""

@@ -13,7 +13,6 @@ from msgspec import structs
 from . import _collector
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
-from .devices.base import Device
 from .devices.select import Selection, select
 from .errors import AotpackError
 from .format import schema
@@ -23,6 +22,7 @@ from .runtime.autograd import Executable
 from .runtime.call import MethodCall
 
 if TYPE_CHECKING:
+    from .devices.base import Device
     from .runtime.checks import Checks
     from .runtime.subclasses import Classes
 

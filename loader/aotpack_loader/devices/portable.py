@@ -6,7 +6,7 @@ No native code: the safe tier, and the reference every other device is measured 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +14,10 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
 from . import operators
-from .call_library import CallLibrary
 from .literals import literal
+
+if TYPE_CHECKING:
+    from .call_library import CallLibrary
 
 _Slots = list[Any]
 

@@ -18,10 +18,10 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, Problem, TargetError
 from ..format import schema
 from ..format.versions import torch_satisfies
-from .call_library import CallLibrary
 
 if TYPE_CHECKING:
     from .. import _torch_xla_compat as compat
+    from .call_library import CallLibrary
 
 
 def unfit(target: schema.Target) -> str:

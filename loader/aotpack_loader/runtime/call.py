@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..devices.call_library import NativeCall, Slots
 from ..errors import CorruptBundleError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
@@ -22,6 +21,7 @@ from .mutations import Layouts, WrittenLeaves
 from .state import State
 
 if TYPE_CHECKING:
+    from ..devices.call_library import NativeCall, Slots
     from .checks import Checks
 
 
