@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
 from torch._decomp import decompositions as lstm_decompositions
-from torch._export import config as export_config
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
@@ -151,7 +151,7 @@ def _export_joint(
         contextlib.ExitStack() as stack,
         functorch_config.patch(_SUBCLASS_TANGENTS),
         inductor_config.patch(enable_auto_functionalized_v2=False),
-        export_config.patch(_WRITES_OF_EXPORT),
+        _plain_writes_of_export(),
         _aliases_named(),
         _faithful_results(note, inside),
         scans_without_aliases(),
@@ -238,7 +238,13 @@ It returns what ``op`` returns (None where that is nothing), then the copies.
 
 _WRITES = "enable_auto_functionalized_v2_for_export"
 
-_WRITES_OF_EXPORT = {_WRITES: False} if hasattr(export_config, _WRITES) else {}
+
+def _plain_writes_of_export() -> contextlib.AbstractContextManager[Any]:
+    """The same while torch.export traces; torch 2.9 has no setting of its own for that, nor the module it would be in."""
+    if importlib.util.find_spec("torch._export.config") is None:
+        return contextlib.nullcontext()
+    config: Any = importlib.import_module("torch._export.config")
+    return config.patch({_WRITES: False}) if hasattr(config, _WRITES) else contextlib.nullcontext()
 
 
 _GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"

@@ -118,10 +118,6 @@ class OnTheCpu(torch.nn.Module):
         return torch.special.bessel_j0(x)
 
 
-def _branch(x: torch.Tensor) -> torch.Tensor:
-    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-
-
 def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
     x.t_()
     return x * 2
@@ -131,7 +127,6 @@ def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
     ("function", "options", "message"),
     [
         (OnTheCpu(), {}, r"cannot lower aten\.special_bessel_j0.*\n.*test_build\.py.*bessel_j0\(x\): it would read data"),
-        (_branch, {}, r"higher_order.cond has no form for XLA"),
         (_transposed_in_place, {"methods": ("infer",)}, r"changes an argument in place otherwise than its elements \(metadata\)"),
         (torch.sin, {"dynamic_shapes": ({0: torch.export.Dim("n", min=2, max=9)},)}, r"varies from call to call"),
         (torch.nonzero, {"methods": ("infer",)}, r"varies from call to call"),
