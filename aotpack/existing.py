@@ -15,7 +15,7 @@ from aotpack_loader.format import schema, subgraphs
 from aotpack_loader.format.versions import torch_satisfies
 
 from .bundle import BlobStore, Existing
-from .restore import symbols_of, to_fx
+from .graph.restore import symbols_of, to_fx
 from .targets import GraphToCompile, Target, graphs_to_compile
 
 

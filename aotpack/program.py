@@ -18,8 +18,8 @@ from aotpack_loader.format.versions import FORMAT_VERSION
 
 from . import graph
 from .bundle import BlobStore
-from .examples import parameters
-from .literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .capture.examples import parameters
+from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 from .options import METHODS
 from .targets import GraphToCompile, graphs_to_compile
 from .tracing import TracedMethod, Work

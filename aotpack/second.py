@@ -19,8 +19,8 @@ from aotpack_loader.format import schema
 from . import _torch_compat as compat
 from . import partition
 from ._torch_compat.randomness import is_random
-from .dynamic_shapes import DynamicShapes
-from .returned import result_leaves
+from .capture.dynamic_shapes import DynamicShapes
+from .capture.returned import result_leaves
 from .signature import Convention
 
 

@@ -14,7 +14,7 @@ from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import media_types, schema
 
 from .bundle import BlobStore
-from .literals import dtype_name
+from .graph.literals import dtype_name
 from .weights import write_weights
 
 

@@ -14,7 +14,7 @@ from aotpack_loader.format.validate import RESERVED
 
 from . import subclasses
 from ._torch_compat import is_plain_tensor, is_wrapper_subclass
-from .literals import dtype_name
+from .graph.literals import dtype_name
 
 Kind = Literal["parameter", "buffer"]
 

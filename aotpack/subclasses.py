@@ -11,8 +11,8 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from ._torch_compat import ShapeEnv, StorageWeakRef, is_nested_size, is_plain_tensor, is_wrapper_subclass
-from .expressions import size_expression
-from .literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .graph.expressions import size_expression
+from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 
 _PLAIN = "numbers, strings, dtypes, devices, and tuples, lists and dictionaries of them"
 

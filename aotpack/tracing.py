@@ -14,15 +14,15 @@ from aotpack_loader.format import expressions, schema
 
 from . import capture, partition, second, signature
 from ._torch_compat import Decompositions
-from .branches import Branch
-from .dynamic_shapes import DynamicShapes
-from .dynamic_shapes import resolve as resolve_shapes
-from .examples import named_leaves, refuse_layouts
+from .capture.branches import Branch
+from .capture.dynamic_shapes import DynamicShapes
+from .capture.dynamic_shapes import resolve as resolve_shapes
+from .capture.examples import named_leaves, refuse_layouts
+from .capture.rearrange import Arrangement, Writes, arrange
+from .capture.sharing import has_gaps, separated, sharing
 from .options import MethodPlan, Options, RandomMode
+from .partition.rng import drawn_anew
 from .progress import Run
-from .rearrange import Arrangement, Writes, arrange
-from .rng import drawn_anew
-from .sharing import has_gaps, separated, sharing
 from .state import StoredTensors, describe_state, named_state
 from .subclasses import check_apart
 

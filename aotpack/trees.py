@@ -13,7 +13,7 @@ from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import schema
 
 from ._torch_compat import tree_children
-from .returned import Opened
+from .capture.returned import Opened
 
 
 def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:

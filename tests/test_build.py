@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 import aotpack
 from aotpack import capture
+from aotpack.capture import front_ends
 from aotpack.cli import main
 from aotpack.graph import from_fx
-from aotpack.restore import to_fx
+from aotpack.graph.restore import to_fx
 from aotpack.targets.cpu import CpuTarget
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader import load
@@ -342,7 +343,7 @@ def test_what_dynamo_refuses_the_next_front_end_takes(tmp_path: Path, monkeypatc
         def refuse(*args: object) -> None:
             raise ValueError("export has its own reasons")
 
-        monkeypatch.setitem(capture._FRONT_ENDS, "export", refuse)
+        monkeypatch.setitem(front_ends._FRONT_ENDS, "export", refuse)
     torch.manual_seed(0)
     model = Undiscoverable()
     x = torch.randn(2, 3)

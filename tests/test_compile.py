@@ -20,9 +20,9 @@ from aotpack import targets
 from aotpack.bundle import BlobStore, TargetEntry
 from aotpack.cache import CompileCache
 from aotpack.cli import main
-from aotpack.expressions import parse, render
 from aotpack.graph import from_fx
-from aotpack.restore import to_fx
+from aotpack.graph.expressions import parse, render
+from aotpack.graph.restore import to_fx
 from aotpack.targets import GraphToCompile
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import (
@@ -484,7 +484,7 @@ def test_the_command_says_what_is_wrong(tiny_bundle: Path, tmp_path: Path) -> No
 
 def test_a_graph_that_survives_is_equal(tiny_bundle: Path) -> None:
     """The types of values are read from the fake values, not from what they were made of."""
-    from aotpack.restore import symbols_of
+    from aotpack.graph.restore import symbols_of
 
     with Bundle.open(tiny_bundle) as bundle:
         method = bundle.program.methods["train"]

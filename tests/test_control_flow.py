@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import flex_attention
 
 import aotpack
-from aotpack.restore import to_fx
+from aotpack.graph.restore import to_fx
 from aotpack.targets import parts
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader.archive.bundle import Bundle
@@ -462,7 +462,7 @@ def test_a_sequence_drops_what_nobody_reads() -> None:
     held: list[weakref.ref[Tensor]] = []
 
     class Part:
-        count = 2
+        count, returns_tensors = 2, True
 
         def __call__(self, inputs: list[Any]) -> list[Any]:
             alive.append(sum(reference() is not None for reference in held))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import aotpack
-from aotpack import sharing, watching
+from aotpack.capture import sharing, watching
 from aotpack_loader.errors import InputError, UnsupportedError
 from aotpack_loader.runtime.memory import overlap
 

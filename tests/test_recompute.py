@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import aotpack
 from aotpack import capture
 from aotpack._torch_compat import checkpoint as checkpoints
+from aotpack.capture import front_ends
 from aotpack_loader.errors import BuildError
 
 SAVED_PRODUCTS = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
@@ -91,7 +92,7 @@ def only(monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
 
     for name in capture.FRONT_ENDS:
         if name != front_end:
-            monkeypatch.setitem(capture._FRONT_ENDS, name, refuse)
+            monkeypatch.setitem(front_ends._FRONT_ENDS, name, refuse)
 
 
 def build(model: Any, *args: Tensor, out: Path) -> aotpack.BuildReport:

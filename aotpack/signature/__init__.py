@@ -20,10 +20,10 @@ from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import _torch_compat as compat
 from .. import partition, trees
-from ..expressions import bound, render, size_expression
+from ..capture.rearrange import Arrangement
+from ..capture.returned import Returned
 from ..graph import source_line
-from ..rearrange import Arrangement
-from ..returned import Returned
+from ..graph.expressions import bound, render, size_expression
 from ..state import StoredTensors
 from . import subclasses
 from .backward import Backward

@@ -12,9 +12,9 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import partition, views
-from ..expressions import size_expression
-from ..graph import source_line, tensor_value
+from .. import partition
+from ..graph import source_line, tensor_value, views
+from ..graph.expressions import size_expression
 from . import subclasses
 from .context import tensor_of
 from .outputs import FRESH, Outputs

@@ -12,9 +12,9 @@ from aotpack_loader.format import expressions, schema
 
 from .. import _torch_compat as compat
 from .. import partition
-from ..expressions import size_expression
-from ..rearrange import Arrangement
-from ..returned import Returned
+from ..capture.rearrange import Arrangement
+from ..capture.returned import Returned
+from ..graph.expressions import size_expression
 from ..state import StoredTensors
 from . import subclasses
 

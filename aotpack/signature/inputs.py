@@ -16,10 +16,10 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import subclasses, trees, views
-from ..expressions import size_expression
-from ..graph import source_line, tensor_value
-from ..literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .. import subclasses, trees
+from ..graph import source_line, tensor_value, views
+from ..graph.expressions import size_expression
+from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 from . import subclasses as folding
 from .context import Context
 

@@ -14,12 +14,11 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import views
 from .._torch_compat import checkpoint as checkpoints
-from ..expressions import size_expression
-from ..graph import source_line, tensor_value
-from ..literals import NOT_A_LITERAL, literal_argument
-from ..rearrange import count_twins, returned_argument
+from ..capture.rearrange import count_twins, returned_argument
+from ..graph import source_line, tensor_value, views
+from ..graph.expressions import size_expression
+from ..graph.literals import NOT_A_LITERAL, literal_argument
 from . import subclasses
 from .inputs import Inputs
 

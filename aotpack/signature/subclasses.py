@@ -21,7 +21,8 @@ from torch.fx import Graph, Node
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .. import partition, subclasses, views
+from .. import partition, subclasses
+from ..graph import views
 
 
 def together(*parts: object) -> None:

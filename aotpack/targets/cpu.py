@@ -24,8 +24,8 @@ from .. import _torch_compat as compat
 from .._torch_compat.randomness import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
-from ..expressions import render
 from ..graph import source_line
+from ..graph.expressions import render
 from .base import GraphToCompile
 from .call_library import add_call_library, library_bytes
 from .parts import in_parts

@@ -15,7 +15,7 @@ import aotpack
 from aotpack._torch_compat import free_sizes
 from aotpack.capture import FRONT_ENDS
 from aotpack.graph import from_fx
-from aotpack.restore import symbols_of, to_fx
+from aotpack.graph.restore import symbols_of, to_fx
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import CheckError
 from aotpack_loader.program import LoadedProgram

@@ -17,7 +17,7 @@ from aotpack_loader.format import schema
 from ..._torch_compat import xla
 from ..._torch_compat.randomness import is_random
 from ...graph import source_line
-from ...literals import dtype_name
+from ...graph.literals import dtype_name
 
 
 @dataclass(frozen=True)

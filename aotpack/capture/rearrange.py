@@ -17,7 +17,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.memory import extent, span
 
-from .literals import dtype_name
+from ..graph.literals import dtype_name
 from .sharing import Sharing, like, replaced
 
 PREFIX = "model."

@@ -14,9 +14,9 @@ from aotpack_loader.devices import operators
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
+from .._torch_compat import CALL_ON_COPIES, ShapeEnv
+from .._torch_compat.randomness import is_fixed
 from . import views
-from ._torch_compat import CALL_ON_COPIES, ShapeEnv
-from ._torch_compat.randomness import is_fixed
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument
 

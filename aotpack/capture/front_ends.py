@@ -2,7 +2,7 @@
 
 A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
 activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
-models that Dynamo rejects, and keep checkpoints with our help (:mod:`._torch_compat.checkpoint`).
+models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch_compat.checkpoint`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
-from . import _torch_compat as compat
-from . import places, rehearsals, views
-from ._torch_compat import checkpoint as checkpoints
-from ._torch_compat.randomness import no_python_random, traced_random
+from .. import _torch_compat as compat
+from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.randomness import no_python_random, traced_random
+from ..graph import source_line, views
+from . import places, rehearsals
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .examples import spelled_out
-from .graph import source_line
 from .returned import Returned
 
 FRONT_ENDS = ("dynamo", "export", "trace")
@@ -75,7 +75,7 @@ def capture(
 
     Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With
     ``follow_example`` the model is run once if Dynamo does not take it as it is, and the other front ends follow the way that
-    its Python branches go (:mod:`aotpack.branches`).
+    its Python branches go (:mod:`.branches`).
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.

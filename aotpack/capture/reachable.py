@@ -20,7 +20,7 @@ import torch
 
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _PLAIN = (bool, int, float, complex, str, bytes)
-_FOREIGN = ("<frozen", f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/", f"{sysconfig.get_path('stdlib')}/")
+_FOREIGN = ("<frozen", f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/", f"{sysconfig.get_path('stdlib')}/")
 _GONE = object()
 
 Items = dict[Any, Any]

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import places
 
-_LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/")
+_LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
 _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
 _IDENTITY = (id, operator.is_, operator.is_not)

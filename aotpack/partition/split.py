@@ -18,8 +18,9 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import BuildError, Problem
 
-from . import _torch_compat as compat
-from . import effects, rng, subgraphs, views
+from .. import _torch_compat as compat
+from ..graph import views
+from . import effects, rng, subgraphs
 
 
 @dataclass

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from ._torch_compat import with_effects
-from .graph import source_line
+from .._torch_compat import with_effects
+from ..graph import source_line
 
 
 def unwrap(module: GraphModule) -> None:

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .literals import NOT_A_LITERAL, literal_argument
+from ..graph.literals import NOT_A_LITERAL, literal_argument
 
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """What AOTAutograd takes as a result."""

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import BuildError, Problem
 
-from ._torch_compat import Bounds
+from .._torch_compat import Bounds
 from .examples import parameters, spelled_out
 
 

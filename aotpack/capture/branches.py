@@ -17,8 +17,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from .._torch_compat import SideEffectError
 from . import places
-from ._torch_compat import SideEffectError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from . import _torch_compat as compat
-from .graph import source_line
+from .. import _torch_compat as compat
+from ..graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order
 

@@ -14,7 +14,7 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 from . import watching
 from .reachable import Snapshot
 

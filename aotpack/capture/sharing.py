@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader._torch_compat import is_plain_tensor
 from aotpack_loader.runtime.memory import overlap
 
-from ._torch_compat import StorageWeakRef, blank_like
+from .._torch_compat import StorageWeakRef, blank_like
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -1,0 +1,7 @@
+"""Model to joint graph: front ends trace the model's Python; beside them, what is to be known of a run and of its example."""
+
+from .front_ends import FRONT_ENDS as FRONT_ENDS
+from .front_ends import Captured as Captured
+from .front_ends import FunctionModule as FunctionModule
+from .front_ends import capture as capture
+from .front_ends import depends_on_gradients as depends_on_gradients

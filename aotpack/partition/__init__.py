@@ -1,0 +1,8 @@
+"""Joint graph to forward and backward: the split, and what control flow, effects and random numbers ask of both."""
+
+from .split import Partitioned as Partitioned
+from .split import order_placeholders as order_placeholders
+from .split import output_args as output_args
+from .split import partition as partition
+from .split import set_outputs as set_outputs
+from .split import spread as spread
