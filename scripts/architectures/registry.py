@@ -109,6 +109,6 @@ def labelled_images(batch: int) -> Inputs:
 
 
 def batch_of(inputs: Inputs) -> dict[str, Any]:
-    """``dynamic_shapes`` of inputs whose first size is the batch."""
-    batch = Dim("batch", min=2, max=64)
+    """``dynamic_shapes`` of inputs whose first size is the batch; from 64 on diffusers' upsampling goes another way."""
+    batch = Dim("batch", min=2, max=63)
     return {name: {0: batch} for name, value in inputs.items() if isinstance(value, Tensor)}
