@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import FreshProcess
 from msgspec import structs
 from torch import nn
 
@@ -20,7 +20,6 @@ from aotpack.targets import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
 from aotpack_loader.errors import AutogradError, InputError
-from aotpack_loader.runtime.call import MethodCall
 
 
 def step(model: nn.Module, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -37,20 +36,26 @@ def step(model: nn.Module, batch: int = 4, seed: int = 0) -> dict[str, torch.Ten
     return seen | {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
 
 
-@pytest.fixture
-def never_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("a call was made in Python")
+NEVER_PYTHON = """
+import json, sys, torch, aotpack_loader
+from aotpack_loader.runtime.call import MethodCall
+def refuse(*arguments):
+    raise AssertionError("a call was made in Python")
+MethodCall.__call__ = refuse
+model = aotpack_loader.load(sys.argv[1], backend="cpu")
+for batch in (4, 7, 4):
+    model(torch.rand(batch, 1, 8, 8), torch.randint(10, (batch,)))["loss"].backward()
+print(json.dumps(dict(model.aotpack.calls)))
+"""
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MethodCall, "__call__", refuse)
-        yield
+
+def test_native_code_makes_every_call(digits_bundle: Path, fresh_process: FreshProcess) -> None:
+    """In a process of its own: modes that others leave behind would send calls to Python."""
+    assert fresh_process(NEVER_PYTHON, digits_bundle) == {"train": "native", "infer": "native"}
 
 
-@pytest.mark.usefixtures("never_python")
 def test_native_code_trains_like_eager(digits_bundle: Path, digits_model: nn.Module) -> None:
     loaded, eager = aotpack.load(digits_bundle, backend="cpu"), copy.deepcopy(digits_model)
-    assert loaded.aotpack.calls == {"train": "native", "infer": "native"}
     for seed, batch in enumerate((4, 7, 4)):
         torch.testing.assert_close(step(loaded, batch, seed), step(eager, batch, seed))
 
