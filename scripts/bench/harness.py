@@ -93,6 +93,7 @@ class Bench:
     work: Path
     quick: bool
     pin: bool
+    networks: Sequence[str] | None = None
 
     def times(self, full: int, quick: int = 1) -> int:
         return quick if self.quick else full

@@ -45,12 +45,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small networks, few repetitions; nothing is written to results/")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not pin one-thread processes to a core")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work here and leave bundles and caches for the next run")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start`, these alone: digits, gpt2, resnet50")
     options = parser.parse_args()
     pin = options.pin and shutil.which("taskset") is not None
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as temporary:
         work = options.keep.resolve() if options.keep else Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        bench = Bench(work, options.quick, pin)
+        bench = Bench(work, options.quick, pin, options.networks)
         try:
             for name in options.only:
                 _run(name, bench)

@@ -32,7 +32,8 @@ def cases(bench: Bench) -> list[tuple[Case, int]]:
     """Small to large, and how many processes of each contender; ``--quick`` takes the small one alone."""
     if bench.quick:
         return [(example("digits"), 2)]
-    return [(example("digits"), 5), (network("gpt2"), 2), (network("resnet50"), 2)]
+    found = [(example("digits"), 5), (network("gpt2"), 2), (network("resnet50"), 2)]
+    return [(case, times) for case, times in found if bench.networks is None or case.name in bench.networks]
 
 
 def measure(bench: Bench) -> dict[str, Any]:
