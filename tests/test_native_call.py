@@ -50,7 +50,7 @@ print(json.dumps(dict(model.aotpack.calls)))
 
 
 def test_native_code_makes_every_call(digits_bundle: Path, fresh_process: FreshProcess) -> None:
-    """In a process of its own: modes that others leave behind would send calls to Python."""
+    """In a process of its own: what other tests leave behind must not decide it."""
     assert fresh_process(NEVER_PYTHON, digits_bundle) == {"train": "native", "infer": "native"}
 
 

@@ -96,6 +96,8 @@ def capture(
                 compat.own_warnings(),
                 traced_random(exact=exact_random),
             ):
+                if shapes.integers and name != "trace":
+                    raise ValueError("an integer argument varies, which this front end does not take")
                 followed = follow(model, observed) if observed else []
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
@@ -180,9 +182,6 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
         yield
 
 
-_INTEGERS = "an integer argument varies, which this front end does not take"
-
-
 def _with_dynamo(
     model: torch.nn.Module,
     args: tuple[Any, ...],
@@ -191,8 +190,6 @@ def _with_dynamo(
     table: compat.Decompositions | None,
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
-    if shapes.integers:
-        raise ValueError(_INTEGERS)
     with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
         _refuse_storage_changes(captured.graph)
@@ -262,8 +259,6 @@ def _with_export(
     table: compat.Decompositions | None,
     returned: Returned,
 ) -> tuple[compat.Joint, tuple[str, ...]]:
-    if shapes.integers:
-        raise ValueError(_INTEGERS)
     if shapes.original is None and shapes.dims:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     if shapes.original is not None:

@@ -11,8 +11,8 @@ import click
 
 from aotpack_loader.errors import EntryError, Problem
 
-from .build import Progress, summary
-from .console import json_option, print_json, stderr, stdout, trust_option, verbose_option
+from .console import json_option, stderr, trust_option, verbose_option
+from .making import Progress, directory_option, layout_of, no_cache_option, print_report
 
 
 @click.command("compile", short_help="Add targets to a bundle.")
@@ -34,8 +34,8 @@ from .console import json_option, print_json, stderr, stdout, trust_option, verb
     help="Python module to import first, which registers operators that the bundle requires. May be repeated.",
 )
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
-@click.option("--no-cache", is_flag=True, help="Compile everything anew.")
-@click.option("--directory", is_flag=True, help="Write an unpacked directory, as a PATH that ends in / does.")
+@no_cache_option
+@directory_option
 @trust_option
 @json_option
 @verbose_option
@@ -61,15 +61,12 @@ def command(
     report = aotpack.compile_bundle(
         bundle,
         out=out,
-        layout="directory" if directory or out.endswith("/") else "file",
+        layout=layout_of(out, directory=directory),
         cache=not no_cache,
         observer=progress,
         **options,
     )
-    if as_json:
-        print_json(report.to_json())
-    else:
-        stdout().print(summary(report))
+    print_report(report, as_json=as_json)
 
 
 def _import(modules: tuple[str, ...]) -> None:

@@ -188,8 +188,7 @@ class IntegerCheck:
     def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
         if value is MISSING:
             return value
-        most = self.symbol.maximum
-        fits = type(value) is int and value >= self.symbol.minimum and (most is None or value <= most)
+        fits = type(value) is int and _in_range(value, self.symbol)
         if not fits or environment.get(self.symbol.name) != value:
             wanted = f"an int {_show_size(self.symbol.name, {self.symbol.name: self.symbol})}"
             problems.append(Problem(self.leaf.path, f"expected {wanted}, got {describe(value)}"))

@@ -1,0 +1,111 @@
+"""What the commands that make a bundle share: where and how it is written, progress, and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import click
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from .console import F, print_json, size_text, stdout, time_text
+
+if TYPE_CHECKING:
+    from aotpack.progress import BuildReport
+
+
+def no_cache_option(function: F) -> F:
+    """``--no-cache``."""
+    return click.option("--no-cache", is_flag=True, help="Compile everything anew.")(function)
+
+
+def directory_option(function: F) -> F:
+    """``--directory``; :func:`layout_of` reads it."""
+    text = "Write an unpacked directory, as a PATH that ends in / does."
+    return click.option("--directory", is_flag=True, help=text)(function)
+
+
+def layout_of(out: str, *, directory: bool) -> Literal["file", "directory"]:
+    """What is to be written at ``out``."""
+    return "directory" if directory or out.endswith("/") else "file"
+
+
+class Progress:
+    """An observer of a build: a spinner where there is a terminal, one line per finished stage everywhere."""
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._running: list[str] = []
+        self._status: Status | None = None
+
+    @contextmanager
+    def stage(self, name: str, detail: str = "") -> Iterator[None]:
+        self._running.append(f"{name} {detail}".strip())
+        self._spin()
+        start, mark = time.perf_counter(), "✗"
+        try:
+            yield
+            mark = "✓"
+        finally:
+            self._running.pop()
+            indent = "  " * len(self._running)
+            self._line(f"{indent}{mark} {name:<10} {time_text(time.perf_counter() - start):>8}  {detail}".rstrip())
+            self._spin()
+
+    def note(self, message: str) -> None:
+        if self._verbose:
+            self._line(f"  {message}")
+
+    def warn(self, message: str) -> None:
+        self._line(f"warning: {message}", style="yellow")
+
+    def _line(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style), soft_wrap=True)
+
+    def _spin(self) -> None:
+        """Bring the spinner in line with what runs. Without a terminal, ``-v`` says what has begun instead."""
+        label = " > ".join(self._running)
+        if not self._console.is_terminal:
+            return
+        if self._status is None and label:
+            self._status = self._console.status(Text(label))
+            self._status.start()
+        elif self._status is not None and label:
+            self._status.update(Text(label))
+        elif self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def print_report(report: BuildReport, *, as_json: bool) -> None:
+    """Print what was made."""
+    if as_json:
+        print_json(report.to_json())
+    else:
+        stdout().print(_summary(report))
+
+
+def _summary(report: BuildReport) -> Table:
+    """What was made, as a table."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("bundle", Text(str(report.out)))
+    table.add_row("size", size_text(report.size))
+    table.add_row("digest", report.digest)
+    table.add_row("targets", Text(", ".join(report.targets)))
+    table.add_row("methods", Text(", ".join(report.methods)))
+    stages = [f"{stage.name} {time_text(stage.seconds)}" for stage in report.stages]
+    total = sum(stage.seconds for stage in report.stages)
+    table.add_row("time", Text(f"{time_text(total)} ({', '.join(stages)})" if stages else time_text(total)))
+    for note in report.notes:
+        table.add_row("note", Text(note))
+    for warning in report.warnings:
+        table.add_row("warning", Text(warning, "yellow"))
+    return table
