@@ -45,8 +45,8 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         UnsupportedError: it reads Python values that it changes, or goes another way because of one.
     """
     with unchanged(model), watching.watched(model) as seen:
-        first = Snapshot(model)
-        steps, run = _run(model, args, kwargs)
+        first, steps = Snapshot(model), watching.Steps()
+        run = _run(steps, model, args, kwargs)
         changed = first.changed()
         second = Snapshot(model)
         error = _other_second_run(steps, model, args, kwargs)
@@ -64,28 +64,30 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         UnsupportedError: the second run does not do what the first did.
     """
+    steps = watching.Steps()
     with unchanged(model):
-        error = _other_second_run(_run(model, args, kwargs)[0], model, args, kwargs)
+        _run(steps, model, args, kwargs)
+        error = _other_second_run(steps, model, args, kwargs)
     if error is not None:
         raise error
 
 
 def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the model does something else where the caller has turned gradients off, or turns them on itself."""
+    steps, without = watching.Steps(), watching.Steps()
     with unchanged(model), compat.kept_state_changes(), torch.enable_grad():
-        steps, _ = _run(model, args, kwargs)
+        _run(steps, model, args, kwargs)
     with unchanged(model), compat.kept_state_changes(), torch.no_grad():
-        without, run = _run(model, args, kwargs)
+        run = _run(without, model, args, kwargs)
     return run.records or watching.first_difference(steps, without) is not None
 
 
-def _run(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], earlier: watching.Steps | None = None
-) -> tuple[watching.Steps, compat.Rehearsed]:
-    with watching.Steps(earlier) as steps:
+def _run(steps: watching.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed:
+    """Run the model on fake tensors, and note in ``steps`` what it does, as far as it goes."""
+    with steps:
         run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
     steps.returned(run.result)
-    return steps, run
+    return run
 
 
 def _other_second_run(
@@ -95,9 +97,7 @@ def _other_second_run(
     second = watching.Steps(first)
     cause: Exception | None = None
     try:
-        with second:
-            run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        second.returned(run.result)
+        _run(second, model, args, kwargs)
     except Exception as error:  # the first run went through: what it left behind is in the way
         cause = error
     difference = watching.first_difference(first, second)

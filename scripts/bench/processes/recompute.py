@@ -29,8 +29,6 @@ PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 BUDGETS = (0.5, 0.2, 0.0)
 """Shares of what would be saved; 1 is "everything saved"."""
 
-Contexts = Callable[[], Any]
-
 
 class Blocks(nn.Module):
     """Eight blocks; ``options`` are those of the checkpoint around each, null: none."""
