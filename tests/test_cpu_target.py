@@ -186,6 +186,17 @@ def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bu
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)
 
 
+def test_images_of_one_channel_are_channels_last_already(digits_bundle: Path) -> None:
+    """Their first convolution returns channels-last at once: nothing of its size is allocated besides but what follows it."""
+    model = aotpack.load(digits_bundle, backend="cpu")
+    images, labels = torch.rand(64, 1, 8, 8), torch.zeros(64, dtype=torch.int64)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        model(images, labels)
+    events: Any = profile.events()
+    allocated = [event.cpu_memory_usage for event in events if event.name in ("[memory]", "aten::mkldnn_convolution")]
+    assert allocated.count(64 * 32 * 8 * 8 * 4) == 2  # the convolution, and what ReLU makes of it
+
+
 @pytest.mark.parametrize("batch", [8, 3])
 def test_code_does_what_the_graphs_say(digits_bundle: Path, batch: int) -> None:
     model = aotpack.load(digits_bundle, backend="cpu", check="full")

@@ -20,7 +20,7 @@ import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._export.utils import _compiling_state_context
-from torch._inductor import codecache, compile_fx, cpp_builder, virtualized
+from torch._inductor import codecache, compile_fx, cpp_builder, ir, virtualized
 from torch._inductor.codegen import cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -157,6 +157,10 @@ def lower_with_aoti(
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
 
     class Watched(GraphLowering):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            result = super().run_node(n)
+            return _channels_last(result) if n.op == "placeholder" and n in self.nodes_prefer_channels_last else result
+
         def codegen_with_cpp_wrapper(self) -> Any:
             orders.extend(_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True))
             return super().codegen_with_cpp_wrapper()
@@ -179,6 +183,18 @@ def lower_with_aoti(
     if env is not None:
         library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
     return library, orders
+
+
+def _channels_last(value: Any) -> Any:
+    """What a convolution reads, with the strides of channels-last if its memory is that anyway: with one channel, or one pixel.
+
+    By its own strides it would be contiguous, the convolution would return the like, and a copy would follow. ``torch.compile``
+    is spared that where the input is saved for the backward, because its graph returns it.
+    """
+    if not isinstance(value, ir.TensorBox) or len(value.get_size()) != 4:
+        return value
+    strides = ir.FlexibleLayout.stride_ordered_for_memory_format(value.get_size(), torch.channels_last)
+    return ir.try_match_insignificant_strides(value, strides)
 
 
 def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
