@@ -395,6 +395,12 @@ CASES: list[Case] = [
     case("outputs: complex/real views of an intermediate", complex_of_intermediate, g(3, 2)),
     case("outputs: complex/real views, conj", lambda x: x.conj(), g(3, dtype=torch.complex64)),
     case("outputs: complex/real views, conj of an intermediate", lambda x: (x * 2).conj(), g(3, dtype=torch.complex64)),
+    case(
+        "outputs: lazy conjugate of an argument passed on",
+        lambda x, y: torch.vdot(x, y),
+        g(3, dtype=torch.complex64),
+        lambda generator: torch.randn(3, generator=generator, dtype=torch.complex64).conj(),
+    ),
     case("outputs: complex/real views, imag of conj", lambda x: x.conj().imag, g(3, dtype=torch.complex64)),
     case("outputs: complex, fresh", lambda x: x * x + 1j, g(3, dtype=torch.complex64)),
     case("outputs: complex, plain", lambda x: (x.real * 2, x.abs()), t(3, dtype=torch.complex64)),

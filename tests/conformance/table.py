@@ -117,6 +117,7 @@ REFUSED: dict[str, str] = {
 XFAIL: dict[str, str] = {
     # Said at build, by a warning.
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
-    # Silently wrong.
+    # Values are eager's, lazy flags are not (spec, A4).
+    "outputs: lazy conjugate of an argument passed on": "arguments are resolved before a graph runs: no result inherits the flag",
 }
 """Case to what is wrong and where."""
