@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -42,6 +43,24 @@ def program(tiny_bundle: Path) -> schema.Program:
 )
 def test_why_a_target_does_not_fit(program: schema.Program, fields: dict[str, object], reason: str) -> None:
     assert unfit(target(**fields), program).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"device": "tpu", "topology": "v5e:2x2"}, "is code for tpu v5e:2x2, which torch_xla cannot load"),
+        ({"device": "cpu", "torch": "==1.2.*"}, "compiled for torch ==1.2.*, this is"),
+        ({"device": "cpu", "packages": {"pytest": "==1.2.*"}}, "compiled for pytest ==1.2.*, this is"),
+        ({"device": "cpu", "architecture": "s390x"}, "built for s390x, this machine is"),
+        pytest.param(
+            {"device": "cpu", "packages": {"jaxlib": "==0.10.2"}},
+            "needs jaxlib ==0.10.2, which is not installed: pip install 'aotpack-loader[xla-cpu]'",
+            marks=pytest.mark.skipif(importlib.util.find_spec("jaxlib") is not None, reason="jaxlib is there"),
+        ),
+    ],
+)
+def test_why_compiled_code_does_not_fit(program: schema.Program, fields: dict[str, Any], reason: str) -> None:
+    assert unfit(schema.Target("xla:cpu", "xla", **fields), program).startswith(reason)
 
 
 def test_devices(tiny_bundle: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .console import json_option, stderr, verbose_option
-from .making import Progress, directory_option, layout_of, no_cache_option, print_report
+from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report
 
 
 @click.command("build", short_help="Build a bundle from model.py.")
@@ -20,7 +20,7 @@ from .making import Progress, directory_option, layout_of, no_cache_option, prin
     default=("cpu",),
     show_default=True,
     metavar="NAME",
-    help="What to compile for: cpu, cpu:<instruction set>, portable. May be repeated.",
+    help=TARGETS_HELP,
 )
 @click.option("--partitioner", type=click.Choice(["min-cut", "default"]), default="min-cut", show_default=True)
 @click.option(

@@ -12,7 +12,7 @@ import click
 from aotpack_loader.errors import EntryError, Problem
 
 from .console import json_option, stderr, trust_option, verbose_option
-from .making import Progress, directory_option, layout_of, no_cache_option, print_report
+from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report
 
 
 @click.command("compile", short_help="Add targets to a bundle.")
@@ -24,7 +24,7 @@ from .making import Progress, directory_option, layout_of, no_cache_option, prin
     multiple=True,
     required=True,
     metavar="NAME",
-    help="What to compile for: cpu, cpu:<instruction set>, portable. May be repeated.",
+    help=TARGETS_HELP,
 )
 @click.option(
     "--import",

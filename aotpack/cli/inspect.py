@@ -287,7 +287,7 @@ def _target_table(bundle: Bundle) -> Table:
     table = Table("target", "platform", "instruction set", "code", "needs", box=None, pad_edge=False, header_style="bold")
     for name, found in bundle.manifests.items():
         target = found.target
-        code = {executable.code.digest: executable.code.size for executable in target.executables.values()}
+        code = {blob.digest: blob.size for blob, _ in _code(target)}
         table.add_row(
             Text(name),
             _platform(found.platform),
@@ -298,9 +298,21 @@ def _target_table(bundle: Bundle) -> Table:
     return table
 
 
+def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
+    """The blobs that hold a target's code, and what each is of."""
+    for key, executable in target.executables.items():
+        yield executable.code, f"code {key}"
+    for key, computation in target.xla.items():
+        for kind, blob in (("HLO", computation.hlo), ("StableHLO", computation.stablehlo), ("code", computation.code)):
+            if blob is not None:
+                yield blob, f"{kind} {key}"
+
+
 def _needs(target: schema.Target) -> str:
     """What a machine must have; the name of an instruction set stands for its processor features."""
-    needs = [f"torch {target.torch}"] if target.torch else []
+    needs = [f"{target.device} {target.topology}"] if target.topology else []
+    needs += [f"torch {target.torch}"] if target.torch else []
+    needs += [f"{package} {releases}" for package, releases in target.packages.items()]
     if not target.instruction_set:
         needs += target.cpu_features
     return ", ".join(needs) or "-"
@@ -353,8 +365,8 @@ def _purposes(bundle: Bundle) -> dict[str, str]:
     for found in bundle.manifests.values():
         use(found.manifest.layers[0], f"target {found.target.name}")
         use(found.descriptor, f"manifest {found.target.name}")
-        for key, executable in found.target.executables.items():
-            use(executable.code, f"code {key}")
+        for blob, purpose in _code(found.target):
+            use(blob, purpose)
         if found.target.call is not None:
             use(found.target.call.code, "call library")
     return {digest: ", ".join(purposes) for digest, purposes in uses.items()}

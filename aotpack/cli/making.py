@@ -24,6 +24,12 @@ def no_cache_option(function: F) -> F:
     return click.option("--no-cache", is_flag=True, help="Compile everything anew.")(function)
 
 
+TARGETS_HELP = (
+    "What to compile for: cpu, cpu:<instruction set>, portable, xla (devices behind XLA), "
+    "xla:cpu or xla:tpu-<topology> (XLA's own code). May be repeated."
+)
+
+
 def directory_option(function: F) -> F:
     """``--directory``; :func:`layout_of` reads it."""
     text = "Write an unpacked directory, as a PATH that ends in / does."

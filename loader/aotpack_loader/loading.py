@@ -49,8 +49,8 @@ def load(
         bundle: a ``.aotpack`` file or an unpacked bundle directory.
         device: where to run: ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), on which parameters and buffers then are;
             null: the CPU, or where a target named by ``backend`` runs.
-        backend: a target by name (``"cpu:x86-64-v3"``) or kind (``"cpu"``, ``"portable"``); null: the best that fits this
-            machine and is trusted.
+        backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``, ``"portable"``); null: the best that
+            fits this machine and is trusted.
         weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
         trust: what lets native code run besides having been built here: ``"all"``, or the bundle's digest
             (``sha256:…``), or several digests.

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 import aotpack
-from aotpack.targets import resolve_targets
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError
@@ -138,11 +137,6 @@ def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], 
     with pytest.raises(BuildError, match=message):
         build(function, (torch.randn(4, 4),), tmp_path / "model.aotpack", **options)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_target_has_no_variants() -> None:
-    with pytest.raises(BuildError, match="The xla target has no variants; 'tpu' was asked for"):
-        resolve_targets(["xla:tpu"])
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])

@@ -1,4 +1,4 @@
-"""The XLA target: each graph as HLO and StableHLO, lowered by torch_xla on placeholders.
+"""The XLA target: each graph as HLO and StableHLO, lowered by torch_xla on placeholders; or as XLA's own code for one platform.
 
 Nothing runs and no weight is in memory. What torch_xla would compute otherwise than torch is decomposed (:mod:`.normalise`), or
 refused with the user's line (:mod:`.check`, :mod:`.lower`).
@@ -7,6 +7,7 @@ refused with the user's line (:mod:`.check`, :mod:`.lower`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,18 +19,25 @@ from ..._torch_compat import Decompositions
 from ...bundle import BlobStore, TargetEntry
 from ...cache import CompileCache
 from ..base import GraphToCompile
+from . import aot
+
+if TYPE_CHECKING:
+    from ..._torch_compat.xla import Module
 
 
 class XlaTarget:
-    """Devices behind XLA, through torch_xla; one computation serves the CPU, TPUs and others.
+    """Devices behind XLA, through torch_xla; one computation serves the CPU, TPUs and others, and is compiled at load.
+
+    Args:
+        variant: ``cpu``, or a TPU's topology (``tpu-v5e-2x2``): what to compile for here, through jaxlib; empty: nothing.
 
     Raises:
-        BuildError: this process cannot import torch_xla.
+        BuildError: this process cannot import torch_xla, or jaxlib where a variant needs it; or there is no such variant.
     """
 
     def __init__(self, variant: str = "") -> None:
-        if variant:
-            raise BuildError(f"The xla target has no variants; {variant!r} was asked for.")
+        self._variant = variant
+        self._platform = aot.Platform(variant) if variant else None
         try:
             from ..._torch_compat import xla
         except ImportError as error:
@@ -41,7 +49,7 @@ class XlaTarget:
 
     @property
     def name(self) -> str:
-        return "xla"
+        return f"xla:{self._variant}" if self._variant else "xla"
 
     def decompositions(self, *, exact_random: bool) -> Decompositions:
         """The ones that lowering applies anyway: the partitioner then sees what runs.
@@ -70,12 +78,22 @@ class XlaTarget:
             raise UnsupportedError("XLA cannot compute all of this model.", found)
         for item in graphs:
             lowered = lower(modules[item.key], item.key, item.private)
-            code = []
-            if lowered.program is not None:
-                code.append(store.add_compressed(lowered.program.hlo, media_types.CODE_HLO))
-                code.append(store.add_compressed(lowered.program.stablehlo, media_types.CODE_STABLEHLO))
-            layers += code
-            computations[item.key] = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, *code)
+            code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
+            layers += code.values()
+            computations[item.key] = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)
+        return self._entry(computations, layers)
+
+    def _code(self, key: str, program: Module, store: BlobStore, cache: CompileCache) -> dict[str, schema.Descriptor]:
+        """The blobs of a computation, by field of :class:`schema.XlaExecutable`."""
+        portable = store.add_compressed(program.stablehlo, media_types.CODE_STABLEHLO)
+        if self._platform is None:
+            return {"hlo": store.add_compressed(program.hlo, media_types.CODE_HLO), "stablehlo": portable}
+        compiled = self._platform.compile(key, program.stablehlo, cache)
+        return {"stablehlo": portable, "code": store.add_compressed(compiled, media_types.CODE_PJRT)}
+
+    def _entry(self, computations: dict[str, schema.XlaExecutable], layers: list[schema.Descriptor]) -> TargetEntry:
+        if self._platform is not None:
+            return self._platform.entry(self.name, computations, layers, self._toolchain)
         target = schema.Target(
             name=self.name,
             kind="xla",

@@ -44,6 +44,7 @@ _KINDS = {
     "aoti code": (media_types.CODE_AOTI,),
     "an HLO module": (media_types.CODE_HLO,),
     "a StableHLO module": (media_types.CODE_STABLEHLO,),
+    "an executable of XLA": (media_types.CODE_PJRT,),
     "a call library": (media_types.CODE_CALL,),
 }
 _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so", media_types.CODE_CALL: ".so"}
@@ -175,7 +176,7 @@ class Bundle:
         return cache.extract(descriptor.digest, raw_digest, size, lambda: self._decompress(descriptor), suffix)
 
     def module(self, descriptor: Descriptor) -> bytes:
-        """Return the bytes of a program for XLA that ``descriptor`` refers to.
+        """Return the bytes of a program for XLA, or of an executable of it, that ``descriptor`` refers to.
 
         Raises:
             CorruptBundleError: the blob is damaged.
@@ -383,5 +384,7 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
             yield f"target.xla.{name}.hlo", computation.hlo, "an HLO module"
         if computation.stablehlo is not None:
             yield f"target.xla.{name}.stablehlo", computation.stablehlo, "a StableHLO module"
+        if computation.code is not None:
+            yield f"target.xla.{name}.code", computation.code, "an executable of XLA"
     if target.call is not None:
         yield "target.call.code", target.call.code, "a call library"

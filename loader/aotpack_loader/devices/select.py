@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PORTABLE = "portable"
 XLA = "xla"
-"""A kind of target, and of device: targets for it run there alone, all others on the CPU alone."""
+"""A kind of target, and of device: targets for that device run there alone, all others on the CPU alone."""
 
 
 class Selection(Struct, frozen=True):
@@ -52,7 +52,7 @@ def select(
         TrustError: the one asked for is native, or calls operators of others, and nothing says it may.
     """
     place = _device(device)
-    candidates = [t for t in _by_preference(bundle) if backend is None or _matches(t, backend)]
+    candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
         have = ", ".join(bundle.targets)
         raise TargetError(f"This bundle has no target {backend!r}.", hint=f"It has: {have}.")
@@ -89,6 +89,10 @@ def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> 
         from .portable import PortableDevice
 
         return PortableDevice(bundle, _CPU)
+    if _is_compiled_by_xla(target):
+        from .pjrt import PjrtDevice
+
+        return PjrtDevice(bundle, target)
     if target.kind == XLA:
         from .xla import XlaDevice
 
@@ -100,6 +104,8 @@ def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> 
 
 def _elsewhere(target: schema.Target, place: torch.device | None, backend: str | None) -> str:
     """Why a target does not run on the device that was asked for, or nothing."""
+    if _is_compiled_by_xla(target) and backend is None:
+        return f"runs where it is asked for: load with backend={target.name!r}"
     if place is None:
         return "runs on an XLA device: load with device='xla'" if target.device == XLA and backend is None else ""
     if (target.device == XLA) == (place.type == XLA):
@@ -125,11 +131,20 @@ def unfit(target: schema.Target, program: schema.Program, platform: schema.Platf
     if target.kind == XLA:
         from . import xla
 
-        return xla.unfit(target)
+        return xla.unfit(target) or (_unlike_machine(target, platform) if target.device == "cpu" else "")
     if target.kind != "aoti":
         return f"this loader does not know code of kind {target.kind!r}"
     if target.device != "cpu":
         return f"this loader has no device {target.device!r}"
+    if reason := _unlike_machine(target, platform):
+        return reason
+    if not torch_satisfies(torch.__version__, target.torch):
+        return f"compiled for torch {target.torch}, this is {torch.__version__}"
+    return ""
+
+
+def _unlike_machine(target: schema.Target, platform: schema.Platform | None) -> str:
+    """What this machine lacks for the target's code, or nothing."""
     if platform is not None and platform.os != cpuinfo.system():
         return f"built for {platform.os}, this machine runs {cpuinfo.system()}"
     if target.architecture != cpuinfo.architecture():
@@ -137,8 +152,6 @@ def unfit(target: schema.Target, program: schema.Program, platform: schema.Platf
     missing = sorted(set(target.cpu_features) - cpuinfo.features())
     if missing:
         return f"needs {target.instruction_set}; this processor lacks {', '.join(missing)}"
-    if not torch_satisfies(torch.__version__, target.torch):
-        return f"compiled for torch {target.torch}, this is {torch.__version__}"
     return ""
 
 
@@ -146,8 +159,16 @@ def _by_preference(bundle: Bundle) -> list[schema.Target]:
     return sorted(bundle.targets.values(), key=lambda t: (t.kind == PORTABLE, -len(t.cpu_features), t.name))
 
 
-def _matches(target: schema.Target, backend: str) -> bool:
-    return target.name == backend or target.name.partition(":")[0] == backend
+def _called(bundle: Bundle, backend: str) -> list[schema.Target]:
+    """The target of that name, or else those of that kind."""
+    if backend in bundle.targets:
+        return [bundle.targets[backend]]
+    return [target for target in _by_preference(bundle) if target.name.partition(":")[0] == backend]
+
+
+def _is_compiled_by_xla(target: schema.Target) -> bool:
+    """Executables of XLA for one platform: for who asks, as jaxlib's calls cost more than those of a ``cpu`` target."""
+    return target.kind == XLA and target.device != XLA
 
 
 def _why(backend: str | None, reason: str) -> str:
@@ -155,7 +176,7 @@ def _why(backend: str | None, reason: str) -> str:
 
 
 def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> str:
-    native = {name: reason for name, reason in rejected.items() if bundle.targets[name].device != XLA}
+    native = {name: reason for name, reason in rejected.items() if bundle.targets[name].kind != XLA}
     if not native or backend is not None:
         return ""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in native.items())

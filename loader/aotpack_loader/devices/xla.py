@@ -24,18 +24,31 @@ if TYPE_CHECKING:
     from .call_library import CallLibrary
 
 
+_EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
+"""Which extra of the loader brings a package."""
+
+
 def unfit(target: schema.Target) -> str:
     """Why this process cannot run a target of this kind, or nothing. Imports nothing."""
+    if target.device not in ("xla", "cpu"):
+        return f"is code for {target.device} {target.topology}, which torch_xla cannot load: it runs the target 'xla' there"
+    made = "lowered" if target.device == "xla" else "compiled"
     if not torch_satisfies(torch.__version__, target.torch):
-        return f"lowered for torch {target.torch}, this is {torch.__version__}"
+        return f"{made} for torch {target.torch}, this is {torch.__version__}"
     for package, releases in target.packages.items():
         try:
             found = installed(package)
         except PackageNotFoundError:
-            return f"needs {package} {releases}, which is not installed: pip install 'aotpack-loader[xla]'"
+            return f"needs {package} {releases}, which is not installed" + _remedy(package)
         if not torch_satisfies(found, releases):
-            return f"lowered for {package} {releases}, this is {found}"
-    return "" if importlib.util.find_spec("torch_xla") else "needs torch_xla: pip install 'aotpack-loader[xla]'"
+            return f"{made} for {package} {releases}, this is {found}" + _remedy(package)
+    if target.device == "xla" and importlib.util.find_spec("torch_xla") is None:
+        return f"needs torch_xla{_remedy('torch_xla')}"
+    return ""
+
+
+def _remedy(package: str) -> str:
+    return f": pip install 'aotpack-loader[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
 
 
 class XlaExecutable:

@@ -749,6 +749,7 @@ class XlaExecutable(Document, frozen=True):
 
     ``outputs[i]`` is the position among the results of the graph's output i, or the input of the graph that it is. A position may
     serve several, an input that the computation does not need is no parameter of it. Without ``results`` there is no computation.
+    ``code`` is it compiled for the target's device, as XLA's PJRT client serialises executables; null: it is compiled at load.
     """
 
     parameters: list[XlaParameter]
@@ -756,6 +757,7 @@ class XlaExecutable(Document, frozen=True):
     outputs: list[Index | GivenInput]
     hlo: Descriptor | None = None
     stablehlo: Descriptor | None = None
+    code: Descriptor | None = None
 
 
 class CallLibrary(Document, frozen=True):
@@ -779,6 +781,7 @@ class Target(Document, frozen=True):
     names.
     ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
     ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
+    ``topology`` is the arrangement of devices that code of kind ``xla`` was compiled for (``v5e:2x2``).
     ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
     ``call`` makes calls faster where it fits.
     """
@@ -796,5 +799,6 @@ class Target(Document, frozen=True):
     constraints: dict[str, list[str]] = {}
     xla: dict[str, XlaExecutable] = {}
     packages: dict[str, str] = {}
+    topology: str = ""
     producer: Producer | None = None
     call: CallLibrary | None = None

@@ -31,6 +31,12 @@ def all_nodes(graph: schema.Graph) -> Iterator[schema.Node]:
         yield from all_nodes(sub)
 
 
+def output_values(graph: schema.Graph) -> list[schema.Value | None]:
+    """The recorded types of a graph's outputs; None for one that is no value."""
+    values = dict(zip(graph.inputs, graph.input_values, strict=True)) | {node.name: node.value for node in graph.nodes}
+    return [values[output.name] if isinstance(output, schema.ValueRef) else None for output in graph.outputs]
+
+
 def is_too_deep(graph: schema.Graph) -> bool:
     """Whether subgraphs nest more than ``MAX_DEPTH`` deep (G8)."""
     level = [graph]

@@ -89,7 +89,7 @@ def _computation_problems(computation: schema.XlaExecutable, inputs: int, output
         yield Problem(at, "C14: an input of the graph is two parameters")
     if len(computation.outputs) != outputs:
         yield Problem(at, f"C14: {len(computation.outputs)} outputs for a graph with {outputs}")
-    if computation.results and computation.hlo is None:
+    if computation.results and computation.hlo is None and computation.code is None:
         yield Problem(at, "C14: there are results and no computation")
 
 

@@ -13,7 +13,8 @@ import torch
 
 from ..errors import CheckError, Problem
 from ..format import expressions, schema
-from .expectations import Expected, digest, fingerprint, origins, output_values, storage_of
+from ..format.subgraphs import output_values
+from .expectations import Expected, digest, fingerprint, origins, storage_of
 from .tree import leaf_paths
 
 Environment = Mapping[str, int]

@@ -66,12 +66,6 @@ def _agree(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(found) == len(wanted) and all(b is None or a == b for a, b in zip(found, wanted, strict=True))
 
 
-def output_values(graph: schema.Graph) -> list[schema.Value | None]:
-    """The recorded types of a graph's outputs; None for one that is no value."""
-    values = dict(zip(graph.inputs, graph.input_values, strict=True)) | {node.name: node.value for node in graph.nodes}
-    return [values[output.name] if isinstance(output, schema.ValueRef) else None for output in graph.outputs]
-
-
 def origins(graph: schema.Graph) -> list[str]:
     """For each output the value whose memory it may be in, following views back: itself, an input, or another node."""
     made = {node.name: node for node in graph.nodes}

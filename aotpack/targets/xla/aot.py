@@ -1,0 +1,157 @@
+"""StableHLO to XLA's own code for one platform, by jaxlib: the CPU of this machine, or a TPU that need not be there.
+
+Every API of jax that the compiler touches is here. Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from aotpack_loader.devices import cpuinfo
+from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import schema
+
+from ...bundle import TargetEntry
+from ...cache import CompileCache
+
+_EXTENSIONS = (
+    *(
+        "abm",
+        "adx",
+        "aes",
+        "bmi1",
+        "bmi2",
+        "cx16",
+        "f16c",
+        "fma",
+        "fma4",
+        "gfni",
+        "lahf_lm",
+        "movbe",
+        "pclmulqdq",
+        "pni",
+        "popcnt",
+    ),
+    *("rdrand", "rdseed", "sha_ni", "sse4_1", "sse4_2", "sse4a", "ssse3", "tbm", "vaes", "vpclmulqdq", "xop"),
+    *("avx", "avx2", "avx_vnni", "avx512_bf16", "avx512_bitalg", "avx512_fp16", "avx512_vbmi2", "avx512_vnni"),
+    *("avx512_vp2intersect", "avx512_vpopcntdq", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512ifma", "avx512vbmi"),
+    *("avx512vl", "amx_bf16", "amx_fp16", "amx_int8", "amx_tile"),
+)
+"""What XLA makes use of where the processor has it, as Linux spells it: it compiles for the machine that it runs on."""
+
+
+class Platform:
+    """What XLA's code is compiled for.
+
+    Args:
+        variant: ``cpu``, or ``tpu-<generation>-<arrangement>`` (``tpu-v5e-2x2``), whatever arrangement libtpu knows.
+
+    Raises:
+        BuildError: there is no such platform, or jaxlib or libtpu is not installed, or does not know the arrangement.
+    """
+
+    def __init__(self, variant: str) -> None:
+        self.device, _, arrangement = variant.partition("-")
+        generation, _, chips = arrangement.partition("-")
+        self.topology = f"{generation}:{chips}" if chips else ""
+        if (self.device == "tpu") != bool(chips) or (self.device != "tpu" and variant != "cpu"):
+            raise BuildError(f"There is no target 'xla:{variant}'.", hint="Known: xla, xla:cpu, and TPUs as in xla:tpu-v5e-2x2.")
+        self._needed = sorted(
+            cpuinfo.features().intersection(_EXTENSIONS) if cpuinfo.architecture() == "amd64" else cpuinfo.features()
+        )
+        self._packages = _installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
+
+    def compile(self, key: str, stablehlo: bytes, cache: CompileCache) -> bytes:
+        """The graph called ``key`` as what ``Executable.serialize`` returns: a protocol buffer of this jaxlib's, no pickle.
+
+        XLA writes other bytes each time, so what was compiled is remembered.
+
+        Raises:
+            BuildError: XLA cannot compile it.
+        """
+        options = {**self._toolchain, "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
+        found = cache.find(stablehlo, options)
+        if found is None:
+            from jaxlib import _jax
+            from jaxlib.mlir import ir
+            from jaxlib.mlir.dialects import stablehlo as dialect
+
+            compile = self._client.compile_and_load if self.device == "cpu" else self._client.compile
+            try:
+                with ir.Context() as context:
+                    dialect.register_dialect(context)
+                    module = dialect.deserialize_portable_artifact(context, stablehlo)
+                    found = {"code": compile(module, _jax.DeviceList((self._devices[0],))).serialize()}
+            except RuntimeError as error:
+                problem = Problem(key, str(error).strip().splitlines()[0])
+                raise BuildError(f"XLA cannot compile this model for {self.device} {self.topology}.", [problem]) from error
+            cache.keep(stablehlo, options, found)
+        return found["code"]
+
+    def entry(
+        self,
+        name: str,
+        computations: dict[str, schema.XlaExecutable],
+        layers: list[schema.Descriptor],
+        lowered_by: Mapping[str, str],
+    ) -> TargetEntry:
+        """The target: it needs the very releases that compiled it, and any release of torch."""
+        here = self.device == "cpu"
+        target = schema.Target(
+            name=name,
+            kind="xla",
+            device=self.device,
+            architecture=cpuinfo.architecture() if here else "",
+            instruction_set="native" if here else "",
+            cpu_features=self._needed if here else [],
+            toolchain={**lowered_by, **self._toolchain},
+            xla=computations,
+            packages={package: f"=={release}" for package, release in self._packages.items()},
+            topology=self.topology,
+        )
+        return TargetEntry(target, schema.Platform(cpuinfo.architecture(), cpuinfo.system()) if here else None, layers)
+
+    @property
+    def _toolchain(self) -> dict[str, str]:
+        return {**self._packages, "platform": str(self._client.platform_version)}
+
+    @property
+    def _client(self) -> Any:
+        return self._devices[0].client
+
+    @cached_property
+    def _devices(self) -> list[Any]:
+        if self.device == "cpu":
+            from aotpack_loader._jax_compat import cpu_client
+
+            return list(cpu_client().local_devices())
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask Google's cloud for the TPU of this machine
+        from jax.experimental import topologies
+
+        try:
+            return list(topologies.get_topology_desc(self.topology, "tpu").devices)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise BuildError(f"libtpu knows no arrangement of TPUs called {self.topology!r}: {reason}") from error
+
+
+def _installed(*packages: str) -> dict[str, str]:
+    """Their releases.
+
+    Raises:
+        BuildError: one is not there.
+    """
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError as error:
+            extra = "xla-tpu" if package == "libtpu" else "xla-aot"
+            raise BuildError(
+                f"Compiling for XLA ahead of time needs {package}.", hint=f"pip install 'aotpack[{extra}]'"
+            ) from error
+    return found

@@ -1,0 +1,134 @@
+"""XLA's own code for this machine's CPU, compiled when the bundle was built: jaxlib runs it on torch's CPU tensors.
+
+Only :mod:`aotpack_loader.trust` decides whether it may run; nothing here is reached before it has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..archive.bundle import Bundle
+from ..errors import CorruptBundleError, TargetError
+from ..format import schema
+from ..format.subgraphs import output_values
+
+if TYPE_CHECKING:
+    from .. import _jax_compat as compat
+    from .call_library import CallLibrary
+
+
+class PjrtExecutable:
+    """One graph's code. Its results are there when a call returns.
+
+    ``strides`` are those that the graph gives results of the code, by their position, where they are not row-major as XLA's are.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        code: compat.Executable | None,
+        executable: schema.XlaExecutable,
+        strides: dict[int, tuple[int, ...]],
+    ) -> None:
+        self._key, self._run = key, code
+        self._inputs = [parameter.input for parameter in executable.parameters]
+        self._outputs, self._strides = executable.outputs, strides
+        self._promised: list[tuple[Any, tuple[int, ...]]] | None = [
+            (getattr(torch, result.dtype), tuple(result.shape)) for result in executable.results
+        ]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Run the code on ``inputs`` (emptied) and return the graph's outputs.
+
+        Raises:
+            CorruptBundleError: it returns something else than its target says.
+            TargetError: XLA cannot run it, for lack of memory for example.
+        """
+        arguments = [_seed() if i is None else inputs[i] for i in self._inputs]
+        passed = {item.index: inputs[item.index] for item in self._outputs if not isinstance(item, int)}
+        inputs.clear()
+        try:
+            results = [] if self._run is None else self._run(arguments)
+        except RuntimeError as error:
+            raise TargetError(f"XLA cannot run {self._key}: {str(error).strip().splitlines()[0]}") from error
+        if self._promised is not None:
+            self._check(results)
+        for i, stride in self._strides.items():
+            results[i] = torch.empty_strided(results[i].shape, stride, dtype=results[i].dtype).copy_(results[i])
+        return [results[item] if isinstance(item, int) else passed[item.index] for item in self._outputs]
+
+    def _check(self, results: list[torch.Tensor]) -> None:
+        """Once: code for fixed sizes returns the same types at every call."""
+        found = [(result.dtype, tuple(result.shape)) for result in results]
+        if found != self._promised:
+            raise CorruptBundleError(f"X3: the code of {self._key} returns {found}, its target says {self._promised}.")
+        self._promised = None
+
+
+def _seed() -> torch.Tensor:
+    """From torch's generator: another one at every call, the same after ``torch.manual_seed``."""
+    return torch.empty((), dtype=torch.int64).random_()
+
+
+class PjrtDevice:
+    """Runs a bundle's executables of XLA on the CPU.
+
+    Raises:
+        TargetError: jax cannot be imported.
+    """
+
+    device = torch.device("cpu")
+    call_library: tuple[CallLibrary | None, str] = (None, "XLA's code is run by jaxlib")
+
+    def __init__(self, bundle: Bundle, target: schema.Target) -> None:
+        try:
+            from .. import _jax_compat as compat
+        except (ImportError, RuntimeError) as error:
+            raise TargetError(f"{target.name} needs jax, which cannot be imported: {error}") from error
+        self._compat, self._bundle, self._target = compat, bundle, target
+
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PjrtExecutable:
+        """Load the code called ``key``; nothing is compiled.
+
+        Raises:
+            CorruptBundleError: the target lacks it.
+            TargetError: jaxlib cannot load it.
+        """
+        executable = self._target.xla.get(key)
+        if executable is None or (executable.results and executable.code is None):
+            raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
+        return PjrtExecutable(key, self._load(key, executable), executable, self._strides(key, graph, executable))
+
+    def _load(self, key: str, executable: schema.XlaExecutable) -> compat.Executable | None:
+        if executable.code is None:
+            return None
+        try:
+            return self._compat.Executable(self._bundle.module(executable.code))
+        except RuntimeError as error:
+            raise TargetError(
+                f"jaxlib cannot load the code of {key} for {self._target.name}: {str(error).strip().splitlines()[0]}",
+                hint="Build the bundle anew, or load it with backend='portable' where it has that.",
+            ) from error
+
+    def _strides(self, key: str, graph: schema.Descriptor, executable: schema.XlaExecutable) -> dict[int, tuple[int, ...]]:
+        """Of what leaves the method: what only its backward reads may lie as it likes (X1)."""
+        name, _, direction = key.rpartition(".")
+        if direction != "forward":
+            return {}
+        method = self._bundle.program.methods[name]
+        seen = {item.output for item in method.results if isinstance(item, (schema.FreshResult, schema.AliasResult))}
+        values = output_values(self._bundle.graph(graph))
+        strides = {
+            item: _unlike_row_major(values[i]) for i, item in enumerate(executable.outputs) if i in seen and isinstance(item, int)
+        }
+        return {position: stride for position, stride in strides.items() if stride}
+
+
+def _unlike_row_major(value: schema.Value | None) -> tuple[int, ...]:
+    """The strides of a value of fixed sizes, or nothing where they are what a contiguous tensor has."""
+    if not isinstance(value, schema.TensorValue):
+        return ()
+    shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride))
+    return () if torch.empty_strided(shape, stride, device="meta").is_contiguous() else stride
