@@ -61,6 +61,11 @@ class Sample:
         """The same on tensors that require none."""
         return replace(self, tensors=tuple(tensor.detach() for tensor in self.tensors))
 
+    def in_double(self) -> Sample:
+        """The same in float64, where it is of a type less exact."""
+        tensors = [t.detach().double() if t.dtype.is_floating_point else t.detach() for t in self.tensors]
+        return replace(self, tensors=tuple(t.requires_grad_(u.requires_grad) for t, u in zip(tensors, self.tensors, strict=True)))
+
     @property
     def requires_grad(self) -> bool:
         return any(tensor.requires_grad for tensor in self.tensors)
