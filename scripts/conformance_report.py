@@ -91,14 +91,15 @@ def _note(results: Mapping[str, Any]) -> str:
     taken = sum(sum(failure["samples"].values()) for failure in refused if failure.get("aot_function") == "works")
     run = total["total"] + total["skipped"]
     differed = {name for name in fresh["wrong"] if name != "process"}
-    process = fresh["wrong"].get("process", "")
+    process = f" (it {fresh['wrong']['process']})" if "process" in fresh["wrong"] else ""
     share = f"{run:,} of the {run + total['left']:,}" if total["left"] else f"All {run:,}"
     return (
         f"{share} samples of torch's own operator databases ({results['operators']} operators, in-place variants too) through "
         "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
-        "state. Of `bfloat16`, values differ where eager's are nearer to float64's than the bundle's. Samples that differ in values only share a build, with dynamic sizes also those that differ in sizes, where its "
-        f"bundle takes them. A fresh process called {fresh['bundles']:,} of the bundles, and {len(differed)} differed"
-        f"{f' (it {process})' if process else ''}. Of the refused samples torch's own `aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
+        "state. Of `bfloat16`, values differ where eager's are nearer to float64's than the bundle's. Samples that differ in "
+        "values only share a build, with dynamic sizes also those that differ in sizes, where its bundle takes them. A fresh "
+        f"process called {fresh['bundles']:,} of the bundles, and {len(differed)} differed{process}. Of the refused samples "
+        f"torch's own `aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
         f"count. torch {results['versions']['torch']}; by `scripts/conformance`, reasons in "
         "scripts/bench/results/conformance.json."
     )
