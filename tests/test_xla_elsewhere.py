@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
+import aotpack_loader
 from aotpack.targets.xla import XlaTarget
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.pjrt import PjrtDevice
 from aotpack_loader.devices.select import unfit
-from aotpack_loader.devices.xla import unsupported, without_strides
+from aotpack_loader.devices.xla import XlaDevice, unsupported, without_strides
 from aotpack_loader.errors import BuildError, CorruptBundleError, TargetError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.validate import validate_target
@@ -77,6 +81,24 @@ def test_devices(tiny_bundle: Path) -> None:
 def test_a_build_says_what_it_needs() -> None:
     with pytest.raises(BuildError, match=r"needs torch_xla 2\.9 with torch 2\.9.*\n.*scripts/setup-xla"):
         XlaTarget()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jaxlib") is not None, reason="jaxlib is there")
+def test_a_build_of_compiled_code_says_what_it_needs() -> None:
+    with pytest.raises(BuildError, match=r"ahead of time needs jax\.\npip install 'aotpack\[xla-aot\]'"):
+        XlaTarget("cpu")
+
+
+def test_packages_that_cannot_be_imported(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch_xla's library with another torch: both are installed, and the linker finds a symbol missing."""
+    opened = Bundle.open(tiny_bundle)
+    for package in ("_torch_xla_compat", "_jax_compat"):
+        monkeypatch.delattr(aotpack_loader, package, raising=False)
+        monkeypatch.setitem(sys.modules, f"aotpack_loader.{package}", None)
+    with pytest.raises(TargetError, match=r"torch_xla cannot be imported with torch 2\..*\n.*torch of its own release"):
+        XlaDevice(opened, target(), torch.device("xla"))
+    with pytest.raises(TargetError, match=r"xla:cpu needs jax, which cannot be imported: "):
+        PjrtDevice(opened, schema.Target("xla:cpu", "xla", "cpu"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,22 @@ def test_a_computation_needs_trust(bundle: Path, monkeypatch: pytest.MonkeyPatch
 def test_checks_of_memory_are_refused(bundle: Path) -> None:
     with pytest.raises(AotpackError, match="tensors on XLA devices do not have"):
         load(bundle, device="xla", check="full")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"packages": {"torch_xla": "==2.8.*"}}, r"lowered for torch_xla ==2\.8\.\*, this is 2\.9\.0.*aotpack-loader\[xla\]"),
+        ({"torch": "==2.8.*"}, r"lowered for torch ==2\.8\.\*, this is 2\.9\.0"),
+    ],
+)
+def test_what_was_lowered_for_another_release(
+    bundle: Path, change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = structs.replace(Bundle.open(bundle).targets["xla"], **change)
+    monkeypatch.setattr(Bundle, "targets", property(lambda self: {"xla": other}))
+    with pytest.raises(TargetError, match=rf"No target of this bundle can run here\.\n  xla: {reason}"):
+        load(bundle, device="xla")
 
 
 def test_results_of_other_types_are_refused(bundle: Path, device: torch.device) -> None:  # X3

@@ -98,9 +98,14 @@ class XlaDevice:
     def __init__(self, bundle: Bundle, target: schema.Target, device: torch.device) -> None:
         try:
             from .. import _torch_xla_compat as compat
-
+        except (ImportError, OSError) as error:
+            raise TargetError(
+                f"torch_xla cannot be imported with torch {torch.__version__}: {error}",
+                hint="torch_xla needs the torch of its own release: pip install 'aotpack-loader[xla]' into a fresh environment.",
+            ) from error
+        try:
             found = compat.devices()
-        except (ImportError, OSError, RuntimeError) as error:
+        except RuntimeError as error:
             raise TargetError(
                 f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
                 hint="Set PJRT_DEVICE to the kind of device this machine has: TPU, or CPU.",
