@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from .capture import FRONT_ENDS
 from .options import Options, RandomMode, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
 from .selftest import record
+from .specializations import refuse_unused, specialize
 from .targets import Target, resolve_targets
 from .weights import write_weights
 
@@ -51,6 +52,7 @@ def build(
     cache: bool = True,
     layout: Literal["file", "directory"] = "file",
     second_derivatives: bool = False,
+    specializations: Sequence[Mapping[str, int]] = (),
     observer: Observer | None = None,
 ) -> BuildReport:
     """Build a bundle from a model and example inputs.
@@ -75,6 +77,8 @@ def build(
         layout: ``"file"`` or ``"directory"``.
         second_derivatives: also hold the gradients of gradients (``create_graph=True``): a trace, and code, more for each method
             with gradients.
+        specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for, each a value for every size that
+            varies, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
         observer: watches progress.
 
     Raises:
@@ -84,12 +88,14 @@ def build(
     options = Options(methods, partitioner, memory_budget, front_ends, rng, branches, second_derivatives)
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
+    refuse_unused(chosen, specializations)
     run = Run(observer)
     example = tracing.Example(model, args, kwargs, dynamic_shapes)
     work = tracing.start(run, example, options, _decompositions(chosen, options))
     with free_sizes(), BlobStore(out) as store:
         traced = tracing.trace(work)
         documents, graphs = program.describe(traced, work, store)
+        graphs = specialize(graphs, specializations)
         extra = program.extra_operators(graphs)
         if extra:
             run.note(
@@ -121,6 +127,7 @@ def compile_bundle(
     self_test: bool = False,
     cache: bool = True,
     layout: Literal["file", "directory"] = "file",
+    specializations: Sequence[Mapping[str, int]] = (),
     observer: Observer | None = None,
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
@@ -137,6 +144,7 @@ def compile_bundle(
         self_test: run the bundle's recorded inputs on each new target that runs here, before anything is written.
         cache: reuse compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
+        specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build` takes them.
         observer: watches progress.
 
     Raises:
@@ -148,12 +156,13 @@ def compile_bundle(
     if problems := layout_problems(layout):
         raise BuildError("The options are not valid.", problems)
     chosen = resolve_targets(targets)
+    refuse_unused(chosen, specializations)
     run = Run(observer)
     with Bundle.open(bundle) as opened, free_sizes(), BlobStore(out) as store:
         existing.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust)
         with run.stage("restore"):
-            graphs = existing.graphs_of(opened)
+            graphs = specialize(existing.graphs_of(opened), specializations)
         making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
         with existing.deterministic_algorithms(existing.uses_deterministic_algorithms(opened.program)):
             entries = finish.compile_targets(making, chosen, graphs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
@@ -218,6 +219,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
     _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
+    labelled = _labelled(convention.method["symbols"], shapes, convention.method["leaves"])
+    convention = replace(convention, method={**convention.method, "symbols": labelled})
     if constraints:
         run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
     identical = [list(group) for group in arrangement.identical]
@@ -244,7 +247,7 @@ def _check_dynamic(
     problems: list[Problem] = []
     for number, dims in shapes.dims.items():
         leaf = leaves[number]
-        for dim, (low, high, automatic) in dims.items():
+        for dim, (low, high, automatic, _) in dims.items():
             if automatic:
                 continue
             size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
@@ -262,7 +265,7 @@ def _check_dynamic(
             if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum
                 problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
-    for number, (low, high, _) in shapes.integers.items():
+    for number, (low, high, _, _) in shapes.integers.items():
         found = ranges.get(getattr(leaves[number], "size", ""))
         if found is None:
             problems.append(Problem(leaves[number].path, "asked to vary, but the model fixes it"))
@@ -271,6 +274,19 @@ def _check_dynamic(
             problems.append(Problem(leaves[number].path, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
     if problems:
         raise BuildError("The model does not allow these sizes to vary as asked.", problems)
+
+
+def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
+    """The symbols with what the user calls them: the first name that a size of that symbol alone has."""
+    names: dict[schema.Dim, str] = {}
+    for number, bounds in shapes.integers.items():
+        if isinstance(leaf := leaves[number], schema.IntegerLeaf):
+            names.setdefault(leaf.size, bounds.name)
+    for number, dims in shapes.dims.items():
+        for dim, bounds in dims.items():
+            if bounds.name and isinstance(leaf := leaves[number], schema.TensorLeaf):
+                names.setdefault(leaf.shape[dim], bounds.name)
+    return [structs.replace(symbol, label=names.get(symbol.name, "")) for symbol in symbols]
 
 
 def _allows(constraint: str, symbol: str, size: int) -> bool:

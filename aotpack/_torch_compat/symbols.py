@@ -53,7 +53,7 @@ class Symbols:
     def __init__(self) -> None:
         self.env = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
-        self.by_name: dict[str, sympy.Symbol] = {}
+        self.by_name: dict[str, sympy.Symbol | sympy.Integer] = {}
         found = getattr(self.env, "backed_var_to_val", None)
         self.hints: dict[Any, Any] = self.env.var_to_val if found is None else found  # torch 2.9
 
@@ -72,6 +72,10 @@ class Symbols:
         symbol = self.by_name[name] = sympy.Symbol(name, positive=True, integer=True)
         self.hints[symbol] = sympy.Integer(hint)
         self._bound(symbol, minimum, maximum)
+
+    def fix(self, name: str, value: int) -> None:
+        """A size of an argument that is the same at every call: expressions with it become numbers."""
+        self.by_name[name] = sympy.Integer(value)
 
     def add_unbacked(self, name: str, minimum: int, maximum: int | None) -> None:
         """A size that depends on data. Symbols that torch makes later have other names."""

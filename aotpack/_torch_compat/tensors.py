@@ -28,11 +28,15 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 
 class Bounds(NamedTuple):
-    """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``)."""
+    """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``).
+
+    ``name`` is what the user calls it, or empty.
+    """
 
     minimum: int | None = None
     maximum: int | None = None
     automatic: bool = False
+    name: str = ""
 
 
 DynamicDims = Mapping[int, Bounds]
@@ -111,7 +115,7 @@ def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
 
 
 def _constraint(bounds: Bounds) -> Any:
-    minimum, maximum, automatic = bounds
+    minimum, maximum, automatic, _ = bounds
     if automatic:
         return None
     if minimum is None and maximum is None:

@@ -143,4 +143,5 @@ def _bounds(size: Any) -> Bounds:
     minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
     low = minimum if isinstance(minimum, int) and minimum > 0 else None
     high = maximum if isinstance(maximum, int) and maximum < 2**62 else None
-    return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type)
+    name = getattr(size, "__name__", "")  # of one derived from another it is an expression
+    return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type, name if name.isidentifier() else "")

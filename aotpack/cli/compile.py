@@ -12,7 +12,7 @@ import click
 from aotpack_loader.errors import EntryError, Problem
 
 from .console import json_option, stderr, trust_option, verbose_option
-from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report
+from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report, specialize_option
 
 
 @click.command("compile", short_help="Add targets to a bundle.")
@@ -34,6 +34,7 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
     help="Python module to import first, which registers operators that the bundle requires. May be repeated.",
 )
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
+@specialize_option
 @no_cache_option
 @directory_option
 @trust_option

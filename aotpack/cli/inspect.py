@@ -149,7 +149,8 @@ def _mode(mode: schema.Mode) -> str:
 def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
     for symbol in method.symbols:
         top = "" if symbol.maximum is None else f" <= {symbol.maximum}"
-        yield f"{symbol.minimum} <= {symbol.name}{top}" if top else f"{symbol.name} >= {symbol.minimum}"
+        name = f"{symbol.name} ({symbol.label})" if symbol.label else symbol.name
+        yield f"{symbol.minimum} <= {name}{top}" if top else f"{name} >= {symbol.minimum}"
     yield from method.constraints
     forward = len(bundle.graph(method.forward).nodes)
     if method.backward is None:
@@ -293,7 +294,7 @@ def _target_table(bundle: Bundle) -> Table:
             _platform(found.platform),
             target.instruction_set or "-",
             size_text(sum(code.values())) if code else "none: interpreted",
-            Text(_needs(target)),
+            Text(_needs(target, bundle.program)),
         )
     return table
 
@@ -302,19 +303,30 @@ def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
     """The blobs that hold a target's code, and what each is of."""
     for key, executable in target.executables.items():
         yield executable.code, f"code {key}"
-    for key, computation in target.xla.items():
+    computations = list(target.xla.items())
+    for name, codes in target.specializations.items():
+        computations += [(f"{name}.forward", code.forward) for code in codes]
+        computations += [(f"{name}.backward", code.backward) for code in codes if code.backward is not None]
+    for key, computation in computations:
         for kind, blob in (("HLO", computation.hlo), ("StableHLO", computation.stablehlo), ("code", computation.code)):
             if blob is not None:
                 yield blob, f"{kind} {key}"
 
 
-def _needs(target: schema.Target) -> str:
-    """What a machine must have; the name of an instruction set stands for its processor features."""
+def _needs(target: schema.Target, program: schema.Program) -> str:
+    """What a machine must have, and the sizes of calls; the name of an instruction set stands for its processor features."""
     needs = [f"{target.device} {target.topology}"] if target.topology else []
     needs += [f"torch {target.torch}"] if target.torch else []
     needs += [f"{package} {releases}" for package, releases in target.packages.items()]
     if not target.instruction_set:
         needs += target.cpu_features
+    labels = {symbol.name: symbol.label for method in program.methods.values() for symbol in method.symbols}
+    sizes = [
+        ",".join(dict.fromkeys(f"{labels.get(name) or name}={size}" for name, size in code.sizes.items()))
+        for codes in target.specializations.values()
+        for code in codes
+    ]
+    needs += [" or ".join(dict.fromkeys(sizes))] if sizes else []
     return ", ".join(needs) or "-"
 
 

@@ -36,6 +36,28 @@ def directory_option(function: F) -> F:
     return click.option("--directory", is_flag=True, help=text)(function)
 
 
+def specialize_option(function: F) -> F:
+    """``--specialize``, as ``aotpack.build`` takes its ``specializations``."""
+    return click.option(
+        "--specialize",
+        "specializations",
+        multiple=True,
+        metavar="NAME=SIZE[,…]",
+        callback=_sizes,
+        help="Sizes to compile for where code is for fixed sizes (xla), by the names of dynamic_shapes. May be repeated.",
+    )(function)
+
+
+def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> list[dict[str, int]]:
+    found = []
+    for text in given:
+        pairs = [part.partition("=") for part in text.split(",")]
+        if not all(name.strip() and size.strip().isdecimal() for name, _, size in pairs):
+            raise click.BadParameter(f"{text!r} is not of the form batch=8 or batch=8,length=128.", context, option)
+        found.append({name.strip(): int(size) for name, _, size in pairs})
+    return found
+
+
 def layout_of(out: str, *, directory: bool) -> Literal["file", "directory"]:
     """What is to be written at ``out``."""
     return "directory" if directory or out.endswith("/") else "file"

@@ -121,7 +121,7 @@ def bound(value: Any) -> int | None:
 # ------------------------------------------------------------------ back to sympy
 
 
-def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> Any:
+def parse(text: str, symbols: Mapping[str, sympy.Symbol | sympy.Integer]) -> Any:
     """An expression of the grammar over ``symbols``, which has all that it names.
 
     The grammar is a part of Python's, but for zeros before a number, so Python's parser reads it; nothing is evaluated.
@@ -145,7 +145,7 @@ _COMPARISONS = {
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, symbols: Mapping[str, sympy.Symbol]) -> None:
+    def __init__(self, symbols: Mapping[str, sympy.Symbol | sympy.Integer]) -> None:
         self.symbols = symbols
 
     def visit_Constant(self, node: ast.Constant) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -176,8 +176,8 @@ def _refuse_names(graph: schema.Graph) -> None:
 # ------------------------------------------------------------------ symbols
 
 
-def symbols_of(method: schema.Method, graphs: list[schema.Graph]) -> Symbols:
-    """The symbols of a method and what is known of them, for its graphs.
+def symbols_of(method: schema.Method, graphs: Sequence[schema.Graph], sizes: Mapping[str, int] | None = None) -> Symbols:
+    """The symbols of a method and what is known of them, for its graphs; with ``sizes``, that they have these values.
 
     Raises:
         UnsupportedError: symbols that are not named as torch names its own, or sizes at the example that break a constraint.
@@ -192,10 +192,14 @@ def symbols_of(method: schema.Method, graphs: list[schema.Graph]) -> Symbols:
         raise UnsupportedError("The bundle's symbols are not torch's.", [Problem(name, message) for name in bad])
     for symbol in method.symbols:
         hint = symbol.minimum if symbol.hint is None else symbol.hint
-        symbols.add_size(symbol.name, symbol.minimum, symbol.maximum, hint)
+        if sizes is None:
+            symbols.add_size(symbol.name, symbol.minimum, symbol.maximum, hint)
+        else:
+            symbols.fix(symbol.name, sizes[symbol.name])
     for name in unknown:
         symbols.add_unbacked(name, 0, None)
-    broken = [text for text in method.constraints if not symbols.assume(parse(text, symbols.by_name))]
+    constraints = method.constraints if sizes is None else ()  # numbers by now
+    broken = [text for text in constraints if not symbols.assume(parse(text, symbols.by_name))]
     if broken:
         raise UnsupportedError(
             "The sizes of the bundle's example do not meet its own constraints.", [Problem(text, "") for text in broken]

@@ -22,7 +22,8 @@ class GraphToCompile:
 
     ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
     reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
-    ``method`` is the one it is part of, null for a part of a graph.
+    ``method`` is the one it is part of, null for a part of a graph. ``specializations`` are the sizes that targets for fixed
+    sizes compile it for, each a value for every symbol of the method.
     """
 
     key: str
@@ -33,6 +34,7 @@ class GraphToCompile:
     private: frozenset[int] = frozenset()
     saved: Mapping[int, int] = field(default_factory=dict)
     method: schema.Method | None = None
+    specializations: Sequence[Mapping[str, int]] = ()
 
 
 def graphs_to_compile(
@@ -59,7 +61,10 @@ def graphs_to_compile(
 
 
 class Target(Protocol):
-    """Compiles the graphs of a program for one kind of machine."""
+    """Compiles the graphs of a program for one kind of machine.
+
+    One whose code is for fixed sizes has ``specializes = True``, and compiles each graph for its ``specializations``.
+    """
 
     @property
     def name(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from msgspec import structs
@@ -18,11 +19,10 @@ from .errors import AotpackError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from .program import LoadedProgram, LoadInfo, Mode
-from .runtime.autograd import Executable
 from .runtime.call import MethodCall
 
 if TYPE_CHECKING:
-    from .devices.base import Device
+    from .devices.base import Device, SizedDevice
     from .runtime.checks import Checks
     from .runtime.subclasses import Classes
 
@@ -161,14 +161,19 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: 
     constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
     made: dict[str, MethodCall] = {}
     for name, method in program.methods.items():
-        forward = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
-        backward = None
-        if method.backward is not None:
-            arity = backward_arity(method.backward)
-            backward = chosen.device.executable(f"{name}.backward", method.backward.graph, arity)
         if name in chosen.target.constraints:
             method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
-        made[name] = _call(name, method, forward, backward, constants, entries, bundle, chosen, classes, check)
+        call = partial(_call, name, method, constants, entries, bundle, chosen, classes, check)
+        codes = chosen.target.specializations.get(name)
+        if not codes:
+            made[name] = call(chosen.device)
+            continue
+        from .runtime.specialized import SpecializedCall  # rarely there: not part of what every start imports
+
+        sized = cast("SizedDevice", chosen.device)  # C14
+        calls = [call(sized.specialized(name, code)) for code in codes]
+        sizes = [code.sizes for code in codes]
+        made[name] = SpecializedCall(name, method, calls, sizes, constants, entries, chosen.device.device)
     for name, method in program.methods.items():
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
@@ -188,16 +193,20 @@ def _natively(call: MethodCall, device: Device) -> str:
 def _call(
     name: str,
     method: schema.Method,
-    forward: Executable,
-    backward: Executable | None,
     constants: Mapping[str, torch.Tensor],
     entries: Mapping[str, schema.StateEntry],
     bundle: Bundle,
     chosen: Selection,
     classes: Classes,
     check: str,
+    code: Device,
 ) -> MethodCall:
-    device = chosen.device.device
+    """A method with the executables that ``code`` has for it."""
+    forward = code.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
+    backward = None
+    if method.backward is not None:
+        backward = code.executable(f"{name}.backward", method.backward.graph, backward_arity(method.backward))
+    device = code.device
     held = uses_subclasses(method, entries)
     checks = _checks(name, method, bundle, chosen) if check == "full" and not held else None
     if not held and not method.sizes:

@@ -6,7 +6,7 @@ refused with the user's line (:mod:`.check`, :mod:`.lower`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +34,8 @@ class XlaTarget:
     Raises:
         BuildError: this process cannot import torch_xla, or jaxlib where a variant needs it; or there is no such variant.
     """
+
+    specializes = True
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
@@ -65,23 +67,42 @@ class XlaTarget:
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         from .check import problems
-        from .lower import lower
         from .normalise import normalise
+        from .specialize import at_sizes
 
-        computations: dict[str, schema.XlaExecutable] = {}
-        layers: list[schema.Descriptor] = []
         methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
         found = [problem for name, method in methods.items() for problem in unsupported(name, method)]
-        modules = {item.key: normalise(item.module) for item in graphs} if not found else {}
-        found += [problem for key, module in modules.items() for problem in problems(module, key)]
         if found:
-            raise UnsupportedError("XLA cannot compute all of this model.", found)
-        for item in graphs:
-            lowered = lower(modules[item.key], item.key, item.private)
-            code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
-            layers += code.values()
-            computations[item.key] = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)
-        return self._entry(computations, layers)
+            raise UnsupportedError(_REFUSED, found)
+        _refuse_varying(graphs)
+        modules = {
+            item.key: [normalise(at_sizes(item, sizes)) for sizes in item.specializations] or [normalise(item.module)]
+            for item in graphs
+        }
+        found = [problem for key, several in modules.items() for module in several for problem in problems(module, key)]
+        if found:
+            raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
+        computations = {
+            item.key: [self._computation(item, module, store, cache) for module in modules[item.key]] for item in graphs
+        }
+        varying = {item.key: item.specializations for item in graphs if item.specializations}
+        fixed = {key: only for key, (only, *_) in computations.items() if key not in varying}
+        by_sizes = {
+            name: _by_sizes(varying[f"{name}.forward"], computations, name) for name in methods if f"{name}.forward" in varying
+        }
+        every = [computation for several in computations.values() for computation in several]
+        layers = [blob for item in every for blob in (item.hlo, item.stablehlo, item.code) if blob is not None]
+        return self._entry(fixed, by_sizes, layers)
+
+    def _computation(
+        self, item: GraphToCompile, module: torch.fx.GraphModule, store: BlobStore, cache: CompileCache
+    ) -> schema.XlaExecutable:
+        """A normalised graph, lowered, with its code in ``store``."""
+        from .lower import lower
+
+        lowered = lower(module, item.key, item.private)
+        code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
+        return schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)
 
     def _code(self, key: str, program: Module, store: BlobStore, cache: CompileCache) -> dict[str, schema.Descriptor]:
         """The blobs of a computation, by field of :class:`schema.XlaExecutable`."""
@@ -91,9 +112,14 @@ class XlaTarget:
         compiled = self._platform.compile(key, program.stablehlo, cache)
         return {"stablehlo": portable, "code": store.add_compressed(compiled, media_types.CODE_PJRT)}
 
-    def _entry(self, computations: dict[str, schema.XlaExecutable], layers: list[schema.Descriptor]) -> TargetEntry:
+    def _entry(
+        self,
+        computations: dict[str, schema.XlaExecutable],
+        specializations: dict[str, list[schema.Specialization]],
+        layers: list[schema.Descriptor],
+    ) -> TargetEntry:
         if self._platform is not None:
-            return self._platform.entry(self.name, computations, layers, self._toolchain)
+            return self._platform.entry(self.name, computations, specializations, layers, self._toolchain)
         target = schema.Target(
             name=self.name,
             kind="xla",
@@ -102,8 +128,36 @@ class XlaTarget:
             toolchain=self._toolchain,
             xla=computations,
             packages={"torch_xla": _same_minor(self._toolchain["torch_xla"])},
+            specializations=specializations,
         )
         return TargetEntry(target, None, layers)
+
+
+_REFUSED = "XLA cannot compute all of this model."
+
+
+def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
+    """Refuse sizes that vary where nobody says which values they have."""
+    symbols = [symbol for item in graphs if item.method and not item.specializations for symbol in item.method.symbols]
+    if not symbols:
+        return
+    labels = dict.fromkeys(symbol.label or symbol.name for symbol in symbols)
+    example = ",".join(f"{label}=8" for label in labels)
+    raise UnsupportedError(
+        f"XLA compiles for fixed sizes, and {', '.join(labels)} varies from call to call.",
+        hint=f"Say which sizes there will be: --specialize {example} (specializations=[...] in Python), as often as there are "
+        "sizes; or build without dynamic_shapes.",
+    )
+
+
+def _by_sizes(
+    specializations: Sequence[Mapping[str, int]], computations: Mapping[str, Sequence[schema.XlaExecutable]], method: str
+) -> list[schema.Specialization]:
+    """The computations of a method, those of each set of sizes together."""
+    forwards = computations[f"{method}.forward"]
+    backwards = computations.get(f"{method}.backward", [None] * len(forwards))
+    together = zip(specializations, forwards, backwards, strict=True)
+    return [schema.Specialization(dict(sizes), forward, backward) for sizes, forward, backward in together]
 
 
 def _same_minor(release: str) -> str:

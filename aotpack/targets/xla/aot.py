@@ -96,6 +96,7 @@ class Platform:
         self,
         name: str,
         computations: dict[str, schema.XlaExecutable],
+        specializations: dict[str, list[schema.Specialization]],
         layers: list[schema.Descriptor],
         lowered_by: Mapping[str, str],
     ) -> TargetEntry:
@@ -112,6 +113,7 @@ class Platform:
             xla=computations,
             packages={package: f"=={release}" for package, release in self._packages.items()},
             topology=self.topology,
+            specializations=specializations,
         )
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), cpuinfo.system()) if here else None, layers)
 

@@ -13,7 +13,7 @@ from aotpack_loader.errors import Problem
 from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
 
-_VARIES = "varies from call to call; XLA compiles for fixed sizes: build without dynamic_shapes"
+_VARIES = "varies from call to call; XLA compiles for fixed sizes"
 _OWN = (random_state, exchange_random_state)
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
@@ -31,7 +31,7 @@ def _refusal(node: Node) -> str:
         return "holds a graph or an object of its own, which a computation for XLA cannot"
     if node.op == "output":
         return "" if all(isinstance(item, Node) for item in node.args[0]) else "returns something else than a tensor"  # type: ignore[union-attr]
-    if node.target in _OWN:
+    if node.target in _OWN or (node.op == "placeholder" and not node.users):
         return ""
     if node.target in _CHECKS:
         return f"checks a size or a number that {_VARIES}"

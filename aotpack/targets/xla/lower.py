@@ -45,9 +45,9 @@ def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
         return Lowered(None, [], [], outputs)
     with xla.staging(), torch.no_grad():
         run = _Staged(module, key)
-        inputs = [xla.placeholder(node.meta["val"]) for node in placeholders]
+        inputs = [_placeholder(node.meta["val"]) for node in placeholders]
         values = dict(zip(returned, run.run(*inputs, enable_io_processing=False), strict=True))
-        tensors = [(tensor, i) for i, tensor in enumerate(inputs)] + run.seeds
+        tensors = [(tensor, i) for i, tensor in enumerate(inputs) if tensor is not None] + run.seeds
         program = xla.lower([tensor for tensor, _ in tensors], [_result(values[node]) for node in distinct])
         used = [tensors[i] for i in program.order]
         if not used:
@@ -59,6 +59,11 @@ def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
         raise UnsupportedError("torch_xla lowers a graph to other types than were traced.", [problem])
     parameters = [schema.XlaParameter(_type(tensor), i) for tensor, i in used]
     return Lowered(program, parameters, results, outputs)
+
+
+def _placeholder(value: Any) -> torch.Tensor | None:
+    """Nothing for a number: those that a graph takes are not read at fixed sizes."""
+    return xla.placeholder(value) if isinstance(value, torch.Tensor) else None
 
 
 def _type(value: torch.Tensor) -> schema.ArrayType:

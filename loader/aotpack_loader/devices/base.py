@@ -27,3 +27,10 @@ class Device(Protocol):
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
         """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""
+
+
+class SizedDevice(Device, Protocol):
+    """A device whose code is for fixed sizes."""
+
+    def specialized(self, name: str, code: schema.Specialization) -> Device:
+        """This device with the code that the method called ``name`` has for one set of sizes."""

@@ -5,6 +5,8 @@ Only :mod:`aotpack_loader.trust` decides whether it may run; nothing here is rea
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,9 @@ import torch
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, TargetError
 from ..format import schema
+from ..format.expressions import evaluate
 from ..format.subgraphs import output_values
+from .xla import computations_of
 
 if TYPE_CHECKING:
     from .. import _jax_compat as compat
@@ -88,6 +92,14 @@ class PjrtDevice:
         except (ImportError, RuntimeError) as error:
             raise TargetError(f"{target.name} needs jax, which cannot be imported: {error}") from error
         self._compat, self._bundle, self._target = compat, bundle, target
+        self._computations: Mapping[str, schema.XlaExecutable] = target.xla
+        self._sizes: Mapping[str, int] = {}
+
+    def specialized(self, name: str, code: schema.Specialization) -> PjrtDevice:
+        """This device with the code that the method called ``name`` has for one set of sizes."""
+        device = copy.copy(self)
+        device._computations, device._sizes = computations_of(name, code), code.sizes
+        return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PjrtExecutable:
         """Load the code called ``key``; nothing is compiled.
@@ -96,7 +108,7 @@ class PjrtDevice:
             CorruptBundleError: the target lacks it.
             TargetError: jaxlib cannot load it.
         """
-        executable = self._target.xla.get(key)
+        executable = self._computations.get(key)
         if executable is None or (executable.results and executable.code is None):
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
         return PjrtExecutable(key, self._load(key, executable), executable, self._strides(key, graph, executable))
@@ -121,14 +133,16 @@ class PjrtDevice:
         seen = {item.output for item in method.results if isinstance(item, (schema.FreshResult, schema.AliasResult))}
         values = output_values(self._bundle.graph(graph))
         strides = {
-            item: _unlike_row_major(values[i]) for i, item in enumerate(executable.outputs) if i in seen and isinstance(item, int)
+            item: _unlike_row_major(values[i], self._sizes)
+            for i, item in enumerate(executable.outputs)
+            if i in seen and isinstance(item, int)
         }
         return {position: stride for position, stride in strides.items() if stride}
 
 
-def _unlike_row_major(value: schema.Value | None) -> tuple[int, ...]:
-    """The strides of a value of fixed sizes, or nothing where they are what a contiguous tensor has."""
+def _unlike_row_major(value: schema.Value | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The strides of a value at these sizes, or nothing where they are what a contiguous tensor has."""
     if not isinstance(value, schema.TensorValue):
         return ()
-    shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride))
+    shape, stride = (tuple([evaluate(size, sizes) for size in dims]) for dims in (value.shape, value.stride))
     return () if torch.empty_strided(shape, stride, device="meta").is_contiguous() else stride

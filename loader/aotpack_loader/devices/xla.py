@@ -5,6 +5,7 @@ Only :mod:`aotpack_loader.trust` decides whether they may run: a computation may
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
@@ -49,6 +50,12 @@ def unfit(target: schema.Target) -> str:
 
 def _remedy(package: str) -> str:
     return f": pip install 'aotpack-loader[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
+
+
+def computations_of(name: str, code: schema.Specialization) -> dict[str, schema.XlaExecutable]:
+    """What the method called ``name`` has for one set of sizes, keyed as a target's ``xla`` is."""
+    found = {f"{name}.forward": code.forward}
+    return found if code.backward is None else {**found, f"{name}.backward": code.backward}
 
 
 class XlaExecutable:
@@ -115,7 +122,14 @@ class XlaDevice:
             raise TargetError(f"There is no {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
         self.device = wanted[0]
         self._compat, self._bundle, self._target = compat, bundle, target
+        self._computations = target.xla
         _check_backward(self.device)
+
+    def specialized(self, name: str, code: schema.Specialization) -> XlaDevice:
+        """This device with the computations of the method called ``name`` for one set of sizes."""
+        device = copy.copy(self)
+        device._computations = computations_of(name, code)
+        return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> XlaExecutable:
         """Compile the computation called ``key``, on placeholders: no memory is taken for its arguments.
@@ -124,7 +138,7 @@ class XlaDevice:
             CorruptBundleError: the target lacks it, or it returns something else than its target says.
             TargetError: XLA cannot compile it.
         """
-        executable = self._target.xla.get(key)
+        executable = self._computations.get(key)
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no computation for {key}.")
         return XlaExecutable(key, self._compile(key, executable), executable, self.device)

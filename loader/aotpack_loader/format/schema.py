@@ -344,12 +344,16 @@ class StateEntry(Document, frozen=True):
 
 
 class Symbol(Document, frozen=True):
-    """A size that varies from call to call: ``minimum <= value``, and ``value <= maximum`` unless that is null."""
+    """A size that varies from call to call: ``minimum <= value``, and ``value <= maximum`` unless that is null.
+
+    ``hint`` is its value at the example, ``label`` what the model's author calls it (``batch``), or empty.
+    """
 
     name: Name
     minimum: int
     maximum: int | None = None
     hint: int | None = None
+    label: str = ""
 
 
 class OutputSymbol(Document, frozen=True):
@@ -760,6 +764,14 @@ class XlaExecutable(Document, frozen=True):
     code: Descriptor | None = None
 
 
+class Specialization(Document, frozen=True):
+    """The computations of one method for one set of sizes: a value for each of its symbols."""
+
+    sizes: dict[str, Size]
+    forward: XlaExecutable
+    backward: XlaExecutable | None = None
+
+
 class CallLibrary(Document, frozen=True):
     """Native code that makes calls, for one release of torch and of Python.
 
@@ -782,6 +794,7 @@ class Target(Document, frozen=True):
     ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
     ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
     ``topology`` is the arrangement of devices that code of kind ``xla`` was compiled for (``v5e:2x2``).
+    ``specializations`` has, by method, what ``xla`` has, for methods with symbols: computations are for fixed sizes.
     ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
     ``call`` makes calls faster where it fits.
     """
@@ -802,3 +815,4 @@ class Target(Document, frozen=True):
     topology: str = ""
     producer: Producer | None = None
     call: CallLibrary | None = None
+    specializations: dict[str, list[Specialization]] = {}

@@ -30,7 +30,7 @@ def validate_program(program: schema.Program, where: str) -> None:
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check rule C14: a target's executables take and return what the program's graphs do; and C13 of its constraints.
+    """Check C14: a target's executables take and return what the program's graphs do; C13 of its constraints; and C25.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -39,8 +39,12 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
     for name, constraints in target.constraints.items():
         known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
         problems += _unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
+    if target.specializations and target.kind != "xla":
+        problems.append(Problem("$.specializations", "C14: only code for XLA has sizes of its own"))
     entries = {entry.name: entry for entry in program.state}
     for name, method in program.methods.items():
+        codes = target.specializations.get(name, [])
+        problems += _specialization_problems(codes, method, entries, f"$.specializations[{name!r}]")
         arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
         if method.backward is not None:
             arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
@@ -91,6 +95,30 @@ def _computation_problems(computation: schema.XlaExecutable, inputs: int, output
         yield Problem(at, f"C14: {len(computation.outputs)} outputs for a graph with {outputs}")
     if computation.results and computation.hlo is None and computation.code is None:
         yield Problem(at, "C14: there are results and no computation")
+
+
+def _specialization_problems(
+    codes: Sequence[schema.Specialization], method: schema.Method, entries: Mapping[str, schema.StateEntry], at: str
+) -> Iterator[Problem]:
+    """C25: sizes are values that the symbols may have, each set once. C14: their computations fit the graphs."""
+    symbols = {symbol.name: symbol for symbol in method.symbols}
+    for i, code in enumerate(codes):
+        where = f"{at}[{i}]"
+        yield from _computation_problems(code.forward, *subclasses.forward_arity(method, entries), f"{where}.forward")
+        if (code.backward is None) != (method.backward is None):
+            yield Problem(where, "C14: there is a computation for each graph of the method")
+        elif code.backward is not None and method.backward is not None:
+            yield from _computation_problems(code.backward, *subclasses.backward_arity(method.backward), f"{where}.backward")
+        if code.sizes.keys() != symbols.keys() or not symbols:
+            yield Problem(where, "C25: there is a size for each symbol of the method")
+        elif not all(_takes(symbols[name], size) for name, size in code.sizes.items()):
+            yield Problem(where, "C25: a size is not in the range of its symbol")
+        if any(other.sizes == code.sizes for other in codes[:i]):
+            yield Problem(where, "C25: these sizes are there twice")
+
+
+def _takes(symbol: schema.Symbol, size: int) -> bool:
+    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:

@@ -79,12 +79,16 @@ class MethodCall:
         """Let ``second`` compute the gradients where they are to be differentiated again."""
         from .second import SecondDerivative  # rarely there: not part of what every start imports
 
-        assert self.differentiable is not None
-        assert second.differentiable is not None
-        second.differentiable.order = "first and second"
+        for bridge in second.bridges():
+            bridge.order = "first and second"
         convention = self.method.backward.second  # type: ignore[union-attr]
         assert convention is not None
-        self.differentiable.second = SecondDerivative(self.method, convention, second, self._device)
+        for bridge in self.bridges():
+            bridge.second = SecondDerivative(self.method, convention, second, self._device)
+
+    def bridges(self) -> list[Differentiable]:
+        """What ties this method to autograd: one for each code that it has, none without gradients."""
+        return [] if self.differentiable is None else [self.differentiable]
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
         return Inputs(method, device)

@@ -1,0 +1,172 @@
+"""Several sets of sizes in one bundle, each with computations of its own, picked by the sizes of a call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.export import Dim
+
+import aotpack
+from aotpack.cli import main
+from aotpack_loader import load
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import BuildError, InputError
+
+from . import models
+from .test_train import build
+
+BATCHES = [{"batch": 4}, {"batch": 6}]
+
+
+def shapes() -> dict[str, object]:
+    batch = Dim("batch", min=2, max=64)
+    return {"x": {0: batch}, "labels": {0: batch}}
+
+
+def example(batch: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(batch, 3, 12, 12), torch.randint(0, 10, (batch,))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A convolutional network for two sizes of its batch, and its portable graphs for all."""
+    out = tmp_path_factory.mktemp("specialized") / "model.aotpack"
+    model, args = models.cnn()
+    options = {"front_ends": ("export",), "dynamic_shapes": shapes(), "specializations": BATCHES}
+    aotpack.build(model, args, out=out, targets=("xla", "portable"), **options)  # type: ignore[arg-type]
+    return out
+
+
+def test_the_sizes_of_a_call_pick_the_code(path: Path, device: torch.device, compiles: Callable[[], int]) -> None:
+    """Losses, gradients and running statistics are eager's at both sizes, and nothing is compiled after load."""
+    import torch_xla
+
+    model, _ = models.cnn()
+    before = compiles()
+    loaded = load(path, device="xla")
+    at_load = compiles() - before
+    assert at_load <= 6  # two sizes of train.forward, train.backward and infer.forward; some may be known from another test
+    counts = []
+    for batch in (4, 6, 4, 6):
+        args = example(batch)
+        given = [arg.to(device) for arg in args]
+        one = torch.ones((), device=device)
+        torch_xla.sync()
+        counts.append(compiles())
+        model.zero_grad()
+        loaded.zero_grad()
+        expected, found = model(*args), loaded(*given)
+        expected.backward()
+        found.backward(one)
+        counts.append(compiles())
+        torch.testing.assert_close(found.cpu(), expected)
+        for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):
+            torch.testing.assert_close(other.grad.cpu(), parameter.grad, rtol=1e-4, atol=1e-5)
+    assert counts[::2] == counts[1::2]
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(loaded.get_buffer(name).cpu(), buffer)
+
+
+def test_other_sizes_are_refused_with_those_there_are(path: Path, device: torch.device) -> None:  # X4
+    loaded = load(path, device="xla")
+    before = {name: value.cpu().clone() for name, value in loaded.state_dict().items()}
+    with pytest.raises(InputError, match=r"no code for batch=5 on this device; 'train' has it for:(?s:.*)batch=4(?s:.*)batch=6"):
+        loaded(*(arg.to(device) for arg in example(5)))
+    for name, value in loaded.state_dict().items():
+        torch.testing.assert_close(value.cpu(), before[name])
+    with pytest.raises(InputError, match=r"2\.\.64"):
+        loaded(*(arg.to(device) for arg in example(65)))
+    args = example(5)
+    torch.testing.assert_close(load(path, device="cpu")(*args), models.cnn()[0](*args))
+
+
+def test_forward_and_backward_of_one_size_belong_together(path: Path, device: torch.device) -> None:
+    """Calls of two sizes may be in flight at once."""
+    model, _ = models.cnn()
+    loaded = load(path, device="xla").eval().train()
+    first, second = example(4), example(6)
+    for module, place in ((model, "cpu"), (loaded, device)):
+        losses = [module(*(arg.to(place) for arg in args)) for args in (first, second)]
+        losses[0].backward()
+        losses[1].backward()
+    for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(other.grad.cpu(), parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+class Shapes(torch.nn.Module):
+    """Computes with sizes themselves, and returns some."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        rows, columns = x.shape
+        scaled = x.reshape(columns, rows).repeat(2, 1)[: columns + 1] * (rows * columns) / rows**0.5
+        return scaled.sum() + y.new_ones(y.shape[0] * 2).sum(), x.flatten(), rows + columns
+
+
+def test_computing_with_sizes(tmp_path: Path, device: torch.device) -> None:
+    model, rows, columns = Shapes(), Dim("rows", min=2, max=9), Dim("columns", min=2, max=9)
+    path = build(
+        model,
+        (torch.randn(3, 4, requires_grad=True), torch.randn(4)),
+        tmp_path / "model.aotpack",
+        dynamic_shapes=({0: rows, 1: columns}, {0: columns}),
+        specializations=[{"rows": 3, "columns": 4}, {"rows": 4, "columns": 3}, {"columns": 3, "rows": 4}],
+    )
+    sizes = [sorted(code.sizes.values()) for code in Bundle.open(path).targets["xla"].specializations["train"]]
+    assert sizes == [[3, 4], [3, 4]]  # the third is the second
+    loaded = load(path, device="xla")
+    for sizes in ((3, 4), (4, 3)):
+        x, y = torch.randn(*sizes).requires_grad_(), torch.randn(sizes[1])
+        there = x.detach().to(device).requires_grad_()
+        expected, found = model(x, y), loaded(there, y.to(device))
+        assert found[2] == expected[2] == 7
+        for results in (expected, found):
+            (results[0] * 2 + results[1].sum()).backward()
+        torch.testing.assert_close([value.cpu() for value in found[:2]], list(expected[:2]))
+        torch.testing.assert_close(there.grad.cpu(), x.grad)
+
+
+def test_added_to_a_bundle_of_other_targets(tmp_path: Path, device: torch.device) -> None:
+    model, (x, labels) = models.mlp()
+    first, second = tmp_path / "portable.aotpack", tmp_path / "both.aotpack"
+    batch = Dim("batch", min=2, max=64)
+    shapes = {"x": {0: batch}, "labels": {0: batch}}
+    options = {"front_ends": ("export",), "dynamic_shapes": shapes}
+    aotpack.build(copy.deepcopy(model), (x, labels), out=first, targets=("portable",), **options)  # type: ignore[arg-type]
+    with pytest.raises(BuildError, match=r"batch varies from call to call\.\n.*--specialize batch=8"):
+        aotpack.compile_bundle(first, targets=("xla",), out=second)
+    aotpack.compile_bundle(first, targets=("xla",), out=second, specializations=[{"batch": 5}])
+    loaded = load(second, device="xla")
+    expected, found = model(x[:5], labels[:5]), loaded(x[:5].to(device), labels[:5].to(device))
+    expected.backward()
+    found.backward()
+    torch.testing.assert_close(found.cpu(), expected)
+    for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(other.grad.cpu(), parameter.grad)
+
+
+def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path: Path, device: torch.device) -> None:
+    class OnTheCpu(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.bessel_j0(x)
+
+    batch = Dim("batch", min=2, max=64)
+    with pytest.raises(BuildError, match=r"test_specializations\.py.*bessel_j0\(x\): it would read data"):
+        build(
+            OnTheCpu(),
+            (torch.randn(4),),
+            tmp_path / "model.aotpack",
+            dynamic_shapes=({0: batch},),
+            specializations=[{"batch": 4}],
+        )
+
+
+def test_inspect_tells_the_sizes(path: Path) -> None:
+    shown = " ".join(CliRunner().invoke(main, ["inspect", str(path)], env={"COLUMNS": "250"}).output.split())
+    assert "2 <= s" in shown
+    assert "(batch) <= 64" in shown
+    assert "torch ==2.9.*, torch_xla ==2.9.*, batch=4 or batch=6" in shown
