@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from .dynamo import COMPARES, SIDE_EFFECTS
+from .overlaps import OverlapsOfAnySize
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
 from .tensors import fake_mode_of
@@ -156,6 +157,7 @@ def _export_joint(
         _faithful_results(note, inside),
         scans_without_aliases(),
         _trained_lstms(),
+        OverlapsOfAnySize(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture

@@ -7,6 +7,7 @@ from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
+from . import conformance_cases_overlaps as overlaps
 from . import conformance_cases_python as python
 from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
@@ -17,7 +18,7 @@ from . import conformance_cases_subclasses as subclasses
 from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
-CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES]
+CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -36,6 +37,9 @@ _PYTHON_STATE = {
 
 
 REFUSED: dict[str, str] = {
+    "overlaps: uneven steps": r"args\[0\]\.shape\[0\]: asked to vary, but the model fixes it at 4",
+    "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
+    "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",

@@ -1,0 +1,122 @@
+"""``as_strided`` whose elements overlap, where sizes vary.
+
+torch's own backward of such a view reads the size of its storage as a plain integer (``as_strided_backward`` in
+``FunctionsManual.cpp``), which fixes every size in it. So the same view is made of two: rows that do not overlap, by
+``as_strided``, and windows along them, by ``unfold``, whose backward takes any size. Both differentiate by torch's own rules.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cmp_to_key
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.overrides import TorchFunctionMode
+
+_AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
+_PARAMETERS = ("tensor", "size", "stride", "offset")
+_NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
+
+
+class OverlapsOfAnySize(TorchFunctionMode):
+    """While it is on, the gradient of an ``as_strided`` leaves sizes free that vary.
+
+    This goes for views whose elements overlap whatever those sizes are. What is left to torch (windows whose own size varies, or
+    at uneven steps; views within control flow, where the mode is off) is fixed by it, and refused as any fixed size is.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _AS_STRIDED and torch.is_grad_enabled():
+            given = dict(zip(_PARAMETERS, args, strict=False)) | {_NAMES.get(name, name): value for name, value in kwargs.items()}
+            view = in_windows(**given) if _would_fix(**given) else None
+            if view is not None:
+                return view
+        return function(*args, **kwargs)
+
+
+class _Dim(NamedTuple):
+    """A dimension of a view, and which one it is."""
+
+    size: int
+    stride: int
+    position: int
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it takes no step: torch's backward squeezes or adds up such a dimension before it looks at overlaps."""
+        return statically_known_true(self.size == 1) or statically_known_true(self.stride == 0)
+
+
+def _would_fix(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> bool:
+    return tensor.requires_grad and not _fixed(*tensor.shape, *size, *stride)
+
+
+def in_windows(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor | None:
+    """The view that ``as_strided`` makes, if its elements overlap and it can be made of windows; else None."""
+    dims = [_Dim(*dim, i) for i, dim in enumerate(zip(size, stride, strict=True))]
+    single = [dim for dim in dims if dim.in_place]
+    dims = _descending([dim for dim in dims if not dim.in_place])
+    group = _overlapping(dims)
+    if group is None:
+        return None
+    outer, windows, inner = [*single, *dims[: group.start]], dims[group], dims[group.stop :]
+
+    unit = windows[-1].stride
+    steps = [dim.stride // unit for dim in windows]
+    reaches = [(dim.size - 1) * step for dim, step in zip(windows, steps, strict=True)]
+    lengths = [1 + sum(reaches[i:]) for i in range(len(windows))]
+    if not _fixed(*lengths[1:], *steps):
+        return None  # unfold takes plain integers
+    rows = [*outer, _Dim(lengths[0], unit, windows[0].position), *inner]
+    view = tensor.as_strided([dim.size for dim in rows], [dim.stride for dim in rows], offset)
+    axis = len(outer)
+    for length, step in zip(lengths[1:], steps[:-1], strict=True):
+        view = view.unfold(axis, int(length), int(step))
+        axis = -1  # each leaves its windows' number in place, and puts what is in them last
+    positions = [dim.position for dim in (*rows, *windows[1:])]
+    return view.permute([positions.index(i) for i in range(len(positions))])
+
+
+def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
+    """By stride, the largest first, of equal ones those whose size varies; none where the order depends on what varies."""
+
+    def known(one: _Dim, other: _Dim) -> bool:
+        return statically_known_true(one.stride >= other.stride)
+
+    def order(one: _Dim, other: _Dim) -> int:
+        return known(other, one) - known(one, other) or _fixed(one.size) - _fixed(other.size)
+
+    found = sorted(dims, key=cmp_to_key(order))
+    return found if all(known(*pair) for pair in pairwise(found)) else []
+
+
+def _overlapping(dims: Sequence[_Dim]) -> slice | None:
+    """From the first dimension whose steps are shorter than what is within them to the one after the last of those.
+
+    None where there is none, or where it is not known that strides are multiples of the smallest and sizes positive.
+    """
+    reach, found = 1, []
+    for i, dim in reversed(list(enumerate(dims))):
+        if statically_known_true(dim.stride < reach):
+            found.append(i)
+        reach += (dim.size - 1) * dim.stride
+    if not found:
+        return None
+    group = slice(found[-1], found[0] + 2)
+    unit = dims[group][-1].stride
+    fits = all(statically_known_true(dim.stride % unit == 0) and statically_known_true(dim.size > 0) for dim in dims[group])
+    return group if fits else None
+
+
+def _fixed(*values: int) -> bool:
+    return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)

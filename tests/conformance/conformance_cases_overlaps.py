@@ -1,0 +1,141 @@
+"""Views by ``as_strided`` whose elements overlap, where sizes vary: torch's own backward of them fixes the sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+from torch.utils.checkpoint import checkpoint
+
+from .conformance_cases_shapes import BATCH, at
+from .harness import TRAIN, Case, case, g
+
+LENGTH = Dim("length", min=6, max=64)
+
+
+def windows(x: Tensor) -> Tensor:
+    """Six windows of three elements in each row of eight."""
+    return x.as_strided((x.shape[0], 6, 3), (8, 1, 1))
+
+
+def of_an_intermediate(x: Tensor) -> Tensor:
+    return windows(x.cos()).sin()
+
+
+def attention_chunks(x: Tensor) -> Tensor:
+    """As Longformer makes them: each the second half of the one before, of heads whose strides vary with the batch."""
+    batch, length, _ = x.shape
+    heads = x.tanh().transpose(0, 1).contiguous().view(length, batch, 2, 3).permute(1, 2, 0, 3)
+    chunks = heads.reshape(batch * 2, length // 4, 4, 3)
+    size, stride = list(chunks.shape), list(chunks.stride())
+    return chunks.as_strided([size[0], 2 * size[1] - 1, *size[2:]], [stride[0], stride[1] // 2, *stride[2:]])
+
+
+def strides_that_vary(x: Tensor) -> Tensor:
+    """The batch is the second dimension of the memory, so that it is in the strides of the dimensions that overlap."""
+    y = x.sin().transpose(0, 1).contiguous().transpose(0, 1)
+    return torch.as_strided(input=y, size=(y.shape[0], 3, 4), stride=(1, 2 * y.stride(1), y.stride(1)))
+
+
+def several(x: Tensor) -> Any:
+    """An offset, other orders of dimensions, windows of windows, repeated elements, sizes of 1."""
+    y = x.sin()
+    rows = y.shape[0]
+    return (
+        torch.ops.aten.as_strided.default(y, (rows, 2, 2, 3), (8, 2, 1, 1), 2).cos(),
+        y.as_strided((2, 2, rows, 2), (2, 1, 8, 2)),
+        y.as_strided((3, rows, 4), (1, 8, 1)).exp(),
+        y.as_strided((rows, 1, 4, 2, 3), (8, 5, 1, 0, 2)) * 2,
+    )
+
+
+def uneven_steps(x: Tensor) -> Tensor:
+    """Steps of three and two: no windows of one another, so torch's backward fixes the sizes."""
+    return x.sin().as_strided((x.shape[0], 2, 3), (8, 3, 2)).cos()
+
+
+def view_and_base(x: Tensor) -> Any:
+    y = x * 2
+    return windows(y), y
+
+
+def written_base(x: Tensor) -> Any:
+    """What is written to the base shows in every window."""
+    y = x * 2
+    found = windows(y)
+    y[:, 1].mul_(3)
+    return found.sin(), y
+
+
+def written_windows(x: Tensor) -> Tensor:
+    y = x * 2
+    windows(y)[:, 0].mul_(3)
+    return y
+
+
+def checkpointed(x: Tensor) -> Any:
+    return checkpoint(lambda a: windows(a * 2).sin(), x, use_reentrant=False)
+
+
+def sliding(x: Tensor) -> Tensor:
+    """As many windows as there are elements."""
+    y = x.sin()
+    return y.as_strided((y.shape[0], y.shape[1] - 2, 3), (y.stride(0), 1, 1)).cos()
+
+
+def windows_that_grow(x: Tensor) -> Tensor:
+    """How much a window has varies, which no plain integer says: torch's backward fixes it."""
+    y = x.sin()
+    return y.as_strided((y.shape[0], 3, y.shape[1] - 4), (y.stride(0), 2, 1)).cos()
+
+
+ROWS = {"x": {0: BATCH}}
+CALLS = (TRAIN, at(g(7, 8)), at(g(2, 8)), at(g(64, 8)), at(g(5, 8), grad=False))
+
+CASES: list[Case] = [
+    *[
+        case(
+            f"overlaps: windows, {name}",
+            of_an_intermediate,
+            g(4, 8),
+            dynamic_shapes=ROWS,
+            calls=CALLS,
+            front_ends=(name,),
+        )
+        for name in ("dynamo", "export", "trace")
+    ],
+    *[
+        case(f"overlaps: {name}", function, g(4, 8), dynamic_shapes=ROWS, calls=CALLS)
+        for name, function in {
+            "of an argument": windows,
+            "strides that vary": strides_that_vary,
+            "several": several,
+            "view and base are results": view_and_base,
+            "the base is written to": written_base,
+            "in a checkpoint": checkpointed,
+            "written to": written_windows,
+            "uneven steps": uneven_steps,
+        }.items()
+    ],
+    *[
+        case(
+            f"overlaps: chunks of attention, {target}",
+            attention_chunks,
+            g(4, 8, 6),
+            dynamic_shapes=ROWS,
+            calls=(TRAIN, at(g(7, 8, 6)), at(g(2, 8, 6)), at(g(5, 8, 6), grad=False)),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ],
+    case(
+        "overlaps: both sizes vary",
+        sliding,
+        g(4, 8),
+        dynamic_shapes={"x": {0: BATCH, 1: LENGTH}},
+        calls=(TRAIN, at(g(7, 6)), at(g(2, 64)), at(g(3, 9), grad=False)),
+    ),
+    case("overlaps: windows that grow", windows_that_grow, g(4, 8), dynamic_shapes={"x": {1: LENGTH}}),
+]
