@@ -115,7 +115,7 @@ ARCHITECTURES = (
             position_buckets=8, pos_att_type=["p2c", "c2p"]),
     # Without tokens that take part in all attention: how many there are decides sizes.
     encoder("longformer", "Longformer, masked language model", "LongformerForMaskedLM", branches="example", **ENCODER,
-            attention_window=8, note="Dynamic batch: torch's backward of `as_strided` fixes the sizes of chunks that overlap."),
+            attention_window=8),
     encoder("electra", "ELECTRA, discriminator", "ElectraForPreTraining", inputs=replaced, **ENCODER, embedding_size=32),
     translator("t5", "T5, encoder and decoder", "T5ForConditionalGeneration", vocab_size=VOCABULARY, d_model=64,
                d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0, use_cache=False),
