@@ -118,5 +118,5 @@ def _overlapping(dims: Sequence[_Dim]) -> slice | None:
     return group if fits else None
 
 
-def _fixed(*values: int) -> bool:
+def _fixed(*values: int | torch.SymInt) -> bool:
     return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)
