@@ -35,9 +35,9 @@ VARIANTS = {
 """Title of a column to target and whether the batch is dynamic."""
 
 BUILDERS = multiprocessing.get_context("forkserver")
-"""Building processes are forks of one that has imported what is slow to import, and nothing more."""
+"""Building processes are forks of one that has imported what is slow to import, and nothing more; ``vision`` before torchvision."""
 BUILDERS.set_forkserver_preload([
-    "aotpack.pipeline", "transformers.modeling_utils", "diffusers.models.modeling_utils", "timm.models",
+    "vision", "aotpack.pipeline", "transformers.modeling_utils", "diffusers.models.modeling_utils", "timm.models",
 ])  # fmt: skip
 
 Line = dict[str, Any]
