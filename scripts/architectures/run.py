@@ -35,7 +35,8 @@ VARIANTS = {
 """Title of a column to target and whether the batch is dynamic."""
 
 BUILDERS = multiprocessing.get_context("forkserver")
-"""Building processes are forks of one that has imported what is slow to import, and nothing more; ``vision`` before torchvision."""
+"""Building processes are forks of one that has imported what is slow to import, and nothing more."""
+# vision comes before all that imports torchvision.
 BUILDERS.set_forkserver_preload([
     "vision", "aotpack.pipeline", "transformers.modeling_utils", "diffusers.models.modeling_utils", "timm.models",
 ])  # fmt: skip
