@@ -14,6 +14,8 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 
+#include <cstring>
+
 namespace {
 
 using at::Tensor;
@@ -23,6 +25,7 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 constexpr int64_t kInterface = 1;
+constexpr size_t kFewBytes = 1 << 14;
 
 // Raises: a Python function that is told what cannot be done, and for which gradient. Set once, never freed.
 PyObject* refusal = nullptr;
@@ -80,29 +83,43 @@ class Function {
   PyObject* function_;
 };
 
+// Takes the values at positions of a list, which is emptied.
+struct Selection {
+  Selection() = default;
+  explicit Selection(std::vector<size_t> from) : positions(std::move(from)) {
+    for (size_t i = 0; i < positions.size(); ++i) {
+      in_order = in_order && positions[i] == i;
+    }
+  }
+
+  variable_list operator()(variable_list&& from) const {
+    if (in_order && from.size() == positions.size()) {
+      return std::move(from);
+    }
+    variable_list found;
+    found.reserve(positions.size());
+    for (size_t position : positions) {
+      found.push_back(from.at(position));
+    }
+    from.clear(); // an activation is freed as soon as the code has used it
+    return found;
+  }
+
+  std::vector<size_t> positions;
+  bool in_order = true; // 0, 1, 2, …
+};
+
 struct Executable {
   std::shared_ptr<Runner> runner; // null: the function computes the graph
   std::shared_ptr<Function> function;
-  std::vector<size_t> inputs; // positions among the graph's inputs
-  std::vector<size_t> outputs; // positions among what the code returns
+  Selection inputs; // among the graph's inputs
+  Selection outputs; // among what the code returns
 
   variable_list operator()(variable_list&& given) const {
     if (!runner) {
       return (*function)(std::move(given));
     }
-    variable_list arguments;
-    arguments.reserve(inputs.size());
-    for (size_t position : inputs) {
-      arguments.push_back(given.at(position));
-    }
-    given.clear(); // an activation is freed as soon as the code has used it
-    variable_list returned = runner->boxed_run(std::move(arguments));
-    variable_list results;
-    results.reserve(outputs.size());
-    for (size_t position : outputs) {
-      results.push_back(returned.at(position));
-    }
-    return results;
+    return outputs(runner->boxed_run(inputs(std::move(given))));
   }
 };
 
@@ -376,9 +393,45 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return low < stop && start < high;
 }
 
+// Attaches the visible outputs to the node of the call; those in ``plain`` get no gradient.
+void attach(
+    const Differentiable& graded,
+    const c10::intrusive_ptr<Step>& step,
+    const variable_list& arguments,
+    const std::unordered_set<c10::TensorImpl*>& plain,
+    variable_list& outputs) {
+  const auto is_fresh = [&](size_t position) {
+    const Tensor& value = outputs.at(position);
+    return !value.requires_grad() && !value.is_view() &&
+        std::none_of(arguments.begin(), arguments.end(), [&](const Tensor& given) { return given.is_same(value); });
+  };
+  if (std::all_of(graded.visible.begin(), graded.visible.end(), is_fresh)) { // what _wrap_outputs does for them, and no more
+    for (size_t position : graded.visible) {
+      const Tensor& value = outputs[position];
+      const auto number = step->add_input_metadata(value);
+      if (torch::autograd::isDifferentiableType(value.scalar_type()) && plain.count(value.unsafeGetTensorImpl()) == 0) {
+        torch::autograd::impl::set_gradient_edge(value, {step, number});
+      }
+    }
+    return;
+  }
+  std::vector<std::optional<Tensor>> visible;
+  for (size_t position : graded.visible) {
+    visible.emplace_back(outputs.at(position));
+  }
+  const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
+    TORCH_CHECK(false, "a native call has no forward-mode gradients");
+  };
+  const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
+  auto wrapped = torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
+  for (size_t i = 0; i < wrapped.size(); ++i) {
+    outputs[graded.visible[i]] = *wrapped[i];
+  }
+}
+
 // Runs the forward; the outputs that carry a gradient are attached to autograd.
-variable_list run(const Method& method, const variable_list& primals, bool attach) {
-  if (!attach) {
+variable_list run(const Method& method, const variable_list& primals, bool with_gradients) {
+  if (!with_gradients) {
     at::AutoGradMode off(false);
     return method.forward(variable_list(primals));
   }
@@ -392,7 +445,6 @@ variable_list run(const Method& method, const variable_list& primals, bool attac
   auto step = c10::make_intrusive<Step>(method.differentiable, torch::autograd::collect_next_edges(arguments));
   variable_list outputs, raw;
   std::unordered_set<c10::TensorImpl*> plain;
-  std::vector<std::optional<Tensor>> visible;
   {
     at::AutoGradMode off(false);
     outputs = method.forward(variable_list(arguments));
@@ -402,38 +454,42 @@ variable_list run(const Method& method, const variable_list& primals, bool attac
         outputs[position] = at::_unsafe_view(outputs[position], outputs[position].sizes());
       }
     }
-    for (size_t position : graded.visible) {
-      visible.emplace_back(outputs.at(position));
-    }
-    for (size_t position : graded.plain) {
-      plain.insert(visible.at(position)->unsafeGetTensorImpl());
+    const auto visible = [&](size_t i) { return outputs.at(graded.visible.at(i)).unsafeGetTensorImpl(); };
+    for (size_t i : graded.plain) {
+      plain.insert(visible(i));
     }
     for (const Tangent& tangent : graded.tangents) {
       const auto& from = tangent.sources;
       if (std::none_of(from.begin(), from.end(), [&](size_t i) { return arguments.at(i).requires_grad(); })) {
-        plain.insert(visible.at(tangent.position)->unsafeGetTensorImpl());
+        plain.insert(visible(tangent.position));
       }
     }
   }
-  const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
-    TORCH_CHECK(false, "a native call has no forward-mode gradients");
-  };
-  const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
-  auto wrapped = torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
-  for (size_t i = 0; i < wrapped.size(); ++i) {
-    outputs[graded.visible[i]] = *wrapped[i];
-  }
+  attach(graded, step, arguments, plain, outputs);
   step->save(arguments, raw);
   return outputs;
+}
+
+// Whether a write is one of a few bytes: what Tensor::copy_ takes to find that out is several times the copying.
+bool is_plain_copy(const Tensor& to, const Tensor& from) {
+  return to.key_set() == ordinary_keys() && from.key_set() == ordinary_keys() && !to.requires_grad() && !from.requires_grad() &&
+      to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() && to.is_contiguous() && from.is_contiguous() &&
+      to.nbytes() <= kFewBytes;
 }
 
 void write_back(const Method& method, const variable_list& primals, const variable_list& outputs) {
   for (const Mutation& mutation : method.mutations) {
     const Tensor& owner = primals.at(mutation.primal);
+    const Tensor& value = outputs.at(mutation.output);
     const auto before = owner._version();
-    // A leaf that requires a gradient can only have been written behind autograd's back.
-    const bool hidden = mutation.hidden || (owner.requires_grad() && owner.is_leaf());
-    (hidden ? owner.detach() : owner).copy_(outputs.at(mutation.output));
+    if (is_plain_copy(owner, value)) {
+      std::memmove(owner.mutable_data_ptr(), value.const_data_ptr(), owner.nbytes());
+      torch::autograd::impl::bump_version(owner);
+    } else {
+      // A leaf that requires a gradient can only have been written behind autograd's back.
+      const bool hidden = mutation.hidden || (owner.requires_grad() && owner.is_leaf());
+      (hidden ? owner.detach() : owner).copy_(value);
+    }
     if (mutation.unversioned) {
       c10::VariableVersion counter = torch::autograd::impl::version_counter(owner);
       counter.set_version(before);
@@ -509,16 +565,16 @@ PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   }
   variable_list primals;
   primals.reserve(method.primals.size());
-  bool attach = false;
+  bool with_gradients = false;
   for (size_t i : method.primals) {
     primals.push_back(tensor(i));
-    attach = attach || primals.back().requires_grad();
+    with_gradients = with_gradients || primals.back().requires_grad();
   }
-  attach = attach && grad && method.differentiable;
+  with_gradients = with_gradients && grad && method.differentiable;
   variable_list outputs;
   {
     py::gil_scoped_release no_gil;
-    outputs = run(method, primals, attach);
+    outputs = run(method, primals, with_gradients);
     write_back(method, primals, outputs);
   }
   THPObjectPtr results(PyList_New(static_cast<Py_ssize_t>(method.results.size())));
@@ -590,8 +646,8 @@ Executable executable(const py::dict& from) {
   return {
       runner_of(run).shared_from_this(),
       nullptr,
-      take<std::vector<size_t>>(from, "inputs"),
-      take<std::vector<size_t>>(from, "outputs")};
+      Selection(take<std::vector<size_t>>(from, "inputs")),
+      Selection(take<std::vector<size_t>>(from, "outputs"))};
 }
 
 Expected expected(const py::dict& from) {

@@ -112,6 +112,9 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
     """Compile ``tree`` into a function that builds the nested value from its leaves."""
     if isinstance(tree, schema.LeafNode):
         return next
+    if isinstance(tree, schema.DictNode) and not tree.ordered and all(isinstance(item, schema.LeafNode) for item in tree.items):
+        names = tree.keys  # what most models return: at every call, so without a call for each item
+        return lambda leaves: dict(zip(names, leaves, strict=False))
     parts = [unflattener(item) for item in tree.items]
     if isinstance(tree, schema.TupleNode):
         sequence = torch.Size if tree.size else tuple

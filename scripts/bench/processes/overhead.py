@@ -1,9 +1,9 @@
 """Where the time of a bundle's step goes: contender.py's options, microseconds by part.
 
-First the step as it is, its calls in native code. What is beside the compiled code and the engine there: the forward less the
-forward's code, and the gradients less the backward's code and less the gradient of a sum, which is all engine. Then the calls in
-Python, with the loader's functions wrapped (:mod:`clock`), which makes them slower: compare the parts with each other and with
-the step so measured. Medians over blocks of a hundred steps.
+First the step as it is, its calls in native code. What is beside the compiled code and the engine there: the forward less its
+code, and the time in the call's autograd node less the backward's code; the gradients of the leaves are the engine's, as they are
+eager's. Then the calls in Python, with the loader's functions wrapped (:mod:`clock`), which makes them slower: compare the parts
+with each other and with the step so measured. Medians, over blocks of a hundred steps where nothing else is said.
 """
 
 import json
@@ -19,6 +19,7 @@ from clock import Clock
 from aotpack.measure import contender
 from aotpack_loader import load
 from aotpack_loader.program import LoadedProgram
+from aotpack_loader.runtime.autograd import Executable
 
 _RUNTIME = "aotpack_loader.runtime"
 PARTS = {
@@ -48,7 +49,7 @@ def main() -> None:
     plain = _median(step, blocks)
     os.environ["AOTPACK_NATIVE_CALL"] = "0"
     python = load(options.bundle, backend=options.backend)
-    beside = _beside(model, python, args, kwargs, blocks)
+    beside = _beside(model, python, args, kwargs, options.iterations)
     step = _step(python, args, kwargs)
     clock = Clock(PARTS)
     parts: dict[str, list[float]] = {name: [] for name in PARTS}
@@ -83,30 +84,61 @@ def _step(model: LoadedProgram, args: Any, kwargs: Any) -> Callable[[], None]:
     return step
 
 
-def _beside(model: LoadedProgram, python: LoadedProgram, args: Any, kwargs: Any, blocks: int) -> dict[str, float]:
-    """Microseconds of ``model``'s forward and backward beside compiled code and engine; ``python`` shows the code's inputs."""
+def _beside(model: LoadedProgram, python: LoadedProgram, args: Any, kwargs: Any, steps: int) -> dict[str, float]:
+    """Microseconds of ``model``'s forward and backward beside compiled code and engine; ``python`` shows the code's inputs.
+
+    Single runs, each after a whole step, so that caches are as warm for the code alone as for what it is part of.
+    """
+    codes, given = _recorded(python, args, kwargs)
+    leaf, between = torch.zeros((), requires_grad=True), _step(model, args, kwargs)
+    found: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(steps):
+        between()
+        begin = time.perf_counter()
+        result = model.forward(*args, **kwargs)
+        whole = {"forward": time.perf_counter() - begin}
+        whole["backward"] = _inside(contender.loss_of(result)) - _inside(leaf.clone())
+        for name, code in codes.items():
+            inputs = list(given[name])
+            between()
+            with torch.no_grad():
+                begin = time.perf_counter()
+                returned = code(inputs)
+                found[name].append((whole[name] - (time.perf_counter() - begin)) * 1e6)
+            del returned  # a step does not free it there either
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def _recorded(python: LoadedProgram, args: Any, kwargs: Any) -> tuple[dict[str, Executable], dict[str, list[Any]]]:
+    """The compiled forward and backward, and what a step gives them."""
     call: Any = python._aotpack_calls[True, True]
     codes = {"forward": call.forward, "backward": call.differentiable.backward}
     given: dict[str, list[Any]] = {}
 
-    def recorded(name: str) -> Callable[[list[Any]], list[Any]]:
+    def recorded(name: str) -> Executable:
         def run(inputs: list[Any]) -> list[Any]:
             given[name] = list(inputs)
-            return codes[name](inputs)  # type: ignore[no-any-return]
+            return codes[name](inputs)
 
         return run
 
     call.differentiable.forward, call.differentiable.backward = recorded("forward"), recorded("backward")
     _step(python, args, kwargs)()
     call.differentiable.forward, call.differentiable.backward = codes.values()
-    with torch.no_grad():
-        code = {name: _median(lambda run=run, name=name: run(list(given[name])), blocks) for name, run in codes.items()}  # type: ignore[misc]
-    parameters, leaf = list(model.parameters()), torch.zeros(4, requires_grad=True)
-    loss, total = contender.loss_of(model(*args, **kwargs)), leaf.sum()
-    forward = _median(lambda: model.forward(*args, **kwargs), blocks)
-    engine = _median(lambda: torch.autograd.grad(total, leaf, retain_graph=True), blocks)
-    backward = _median(lambda: torch.autograd.grad(loss, parameters, retain_graph=True), blocks)
-    return {"forward": forward - code["forward"], "backward": backward - code["backward"] - engine}
+    return codes, given
+
+
+def _inside(total: torch.Tensor) -> float:
+    """Seconds in the node that made ``total``: from its first hook to its last.
+
+    The node of a copy hands the gradient on, so that the same for one is what the hooks take.
+    """
+    times: list[float] = []
+    node: Any = total.grad_fn
+    node.register_prehook(lambda gradients: times.append(time.perf_counter()))
+    node.register_hook(lambda found, given: times.append(time.perf_counter()))
+    total.backward()
+    return times[1] - times[0]
 
 
 def _median(run: Callable[[], object], blocks: int) -> float:
