@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import FreshProcess
 from msgspec import structs
+from support.native import load_native
 from torch import nn
 
 import aotpack
@@ -150,6 +151,39 @@ def test_gradients_that_are_no_plain_tensors(digits_bundle: Path) -> None:
         torch.autograd.grad(loss, parameters, torch.ones(2), is_grads_batched=True, retain_graph=True)
     expected = torch.autograd.grad(loss, parameters, torch.tensor(-1.0), retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(loss, parameters, torch._neg_view(torch.tensor(1.0))), expected)
+
+
+class Written(nn.Module):
+    """Writes to buffers of a few bytes, of many, and whose elements are not in order in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("few", torch.zeros(4))
+        self.register_buffer("many", torch.zeros(100, 100))
+        self.register_buffer("crossed", torch.zeros(3, 5).t())
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.detach().sum()
+        for buffer in (self.few, self.many, self.crossed[1:3]):
+            buffer.add_(total)
+        self.count.add_(1)
+        return x * self.few * self.count
+
+
+def test_writes_of_few_and_of_many_bytes(tmp_path: Path) -> None:
+    eager, out = Written(), tmp_path / "m.aotpack"
+    aotpack.build(eager, (torch.ones(4, requires_grad=True),), out=out, targets=("portable",), methods=("train",))
+    loaded = load_native(out)
+    assert loaded.aotpack.calls == {"train": "native"}
+    for given in (torch.arange(4.0).requires_grad_(), torch.ones(4, requires_grad=True)):
+        versions = [{n: b._version for n, b in model.named_buffers()} for model in (loaded, eager)]
+        torch.testing.assert_close(loaded(given), eager(given), rtol=0, atol=0)
+        for name, buffer in loaded.named_buffers():
+            expected = eager.get_buffer(name)
+            torch.testing.assert_close(buffer, expected, rtol=0, atol=0)
+            assert buffer.stride() == expected.stride()
+            assert (buffer._version > versions[0][name]) == (expected._version > versions[1][name])
 
 
 def test_threads_share_a_model(digits_bundle: Path) -> None:
