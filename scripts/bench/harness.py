@@ -88,12 +88,13 @@ def network(name: str, **keywords: Any) -> Case:
 
 @dataclass
 class Bench:
-    """Where the measured processes work, and how often each is started."""
+    """Where the measured processes work, what they run on, and how often each is started."""
 
     work: Path
     quick: bool
     pin: bool
     networks: Sequence[str] | None = None
+    python_path: Path = Path(sys.executable)
 
     def times(self, full: int, quick: int = 1) -> int:
         return quick if self.quick else full
@@ -109,7 +110,7 @@ class Bench:
 
     def command(self, *words: object, one_core: bool = True) -> list[str]:
         prefix = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if self.pin and one_core else []
-        return [*prefix, sys.executable, *map(str, words)]
+        return [*prefix, str(self.python_path), *map(str, words)]
 
     def python(self, *words: object, one_core: bool = True, **environment: str) -> str:
         """What a Python process prints."""

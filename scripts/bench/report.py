@@ -1,7 +1,7 @@
-"""Writes results into the README's table and docs/performance.md, between the marks there; ``--pictures`` draws them anew.
+"""Writes results into the README's table and pages of docs/, between the marks there; ``--pictures`` draws them anew.
 
     report.py               prints what it would write
-    report.py --write       writes both
+    report.py --write       writes them
 
 A part whose benchmark has no results stays as it is.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ RESULTS = BENCH / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="update README.md and docs/performance.md in place")
+    parser.add_argument("--write", action="store_true", help="update README.md and the pages of docs/ in place")
     parser.add_argument("--pictures", action="store_true", help="draw results/*.png (needs matplotlib)")
     options = parser.parse_args()
     found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
@@ -32,8 +33,11 @@ def main() -> None:
         import pictures
 
         pictures.draw(results, RESULTS)
-    parts = {name: _section(name, results[name]) for name in tables.SECTIONS if name in results}
-    replaced = {ROOT / "README.md": {"bench": tables.short(results)}, ROOT / "docs" / "performance.md": parts}
+    replaced = {ROOT / "README.md": {"bench": tables.short(results)}}
+    for page, sections in tables.PAGES.items():
+        replaced[ROOT / "docs" / page] = {
+            name: _section(name, results[name], make) for name, make in sections.items() if name in results
+        }
     for path, texts in replaced.items():
         for mark, text in texts.items():
             if options.write:
@@ -42,12 +46,12 @@ def main() -> None:
                 print(f"{path.name}, {mark}\n\n{text}\n")
 
 
-def _section(name: str, result: dict[str, Any]) -> str:
+def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]], str]) -> str:
     machine, versions = result["machine"], result["versions"]
     measured = (
         f"{result['date']}, torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, load {result['load_average']}"
     )
-    text = f"{tables.SECTIONS[name](result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
+    text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
     picture = RESULTS / f"{name}.png"
     return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text
 

@@ -33,6 +33,7 @@ SECTIONS = {
     "variants": "variants",
     "recompute": "recompute",
     "scale": "scale",
+    "xla": "xla",
 }
 """Benchmark to its module, the most valuable first."""
 

@@ -28,6 +28,10 @@ KINDS = {
     "bundle_cpu": "bundle, cpu",
     "portable": "bundle, portable",
     "cpu": "bundle, cpu",
+    "bundle": "bundle, `xla`",
+    "bundle_compiled": "bundle, `xla:cpu`",
+    "lazy": "torch_xla",
+    "openxla": '`backend="openxla"`',
 }
 WHOLE = "t_from_import_to_first_step"
 
@@ -264,7 +268,26 @@ def variants(result: Mapping[str, Any]) -> str:
     )
 
 
-SECTIONS = {
+def xla(result: Mapping[str, Any]) -> str:
+    found, ratios = result["contenders"], result["ratios"]
+    peers = [kind for kind in ("lazy", "openxla") if kind in found]
+    head = ["", "imports", "make or load", "first step", "of both XLA's compiler", *(f"start against {KINDS[p]}" for p in peers)]
+    head += ["a step", *(f"step against {KINDS[p]}" for p in peers)]
+    rows = [
+        [
+            KINDS[kind],
+            *(time(one["seconds"][part]) for part in ("import", "make", "first step")),
+            time(one["xla_compile_seconds"]) if one["xla_compile_seconds"] else "none",
+            *(f"{times(ratios[name])} faster" if (name := f"{kind}, start against {p}") in ratios else "" for p in peers),
+            time(one["step_seconds"]),
+            *(times(ratios[name]) if (name := f"{kind}, step against {p}") in ratios else "" for p in peers),
+        ]
+        for kind, one in found.items()
+    ]
+    return table(head, rows)
+
+
+_PERFORMANCE = {
     "start": start,
     "step": step,
     "overhead": overhead,
@@ -276,7 +299,8 @@ SECTIONS = {
     "share": share_of,
     "variants": variants,
 }
-"""Benchmark to its part of the page."""
+PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla}}
+"""Page of docs/ to its benchmarks, each with what makes its part."""
 
 
 # ---------------------------------------------------------------- cells
