@@ -271,13 +271,15 @@ def variants(result: Mapping[str, Any]) -> str:
 def xla(result: Mapping[str, Any]) -> str:
     found, ratios = result["contenders"], result["ratios"]
     peers = [kind for kind in ("lazy", "openxla") if kind in found]
-    head = ["", "imports", "make or load", "first step", "of both XLA's compiler", *(f"start against {KINDS[p]}" for p in peers)]
+    head = ["", "imports", "make or load", "first step", "of both XLA's compiler", "and the rest"]
+    head += [*(f"start against {KINDS[p]}" for p in peers)]
     head += ["a step", *(f"step against {KINDS[p]}" for p in peers)]
     rows = [
         [
             KINDS[kind],
             *(time(one["seconds"][part]) for part in ("import", "make", "first step")),
             time(one["xla_compile_seconds"]) if one["xla_compile_seconds"] else "none",
+            time(one["start_seconds"] - one["xla_compile_seconds"]),
             *(f"{times(ratios[name])} faster" if (name := f"{kind}, start against {p}") in ratios else "" for p in peers),
             time(one["step_seconds"]),
             *(times(ratios[name]) if (name := f"{kind}, step against {p}") in ratios else "" for p in peers),

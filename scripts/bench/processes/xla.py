@@ -100,14 +100,14 @@ def _model(options: argparse.Namespace, device: torch.device) -> Any:
     return torch.compile(model, backend="openxla") if options.kind == "openxla" else model
 
 
-def _step(model: Any, args: Any, kwargs: Any, finish: Callable[[], None]) -> float:
+def _step(model: Any, args: Any, kwargs: Any, finish: Callable[[], None]) -> Any:
     loss = loss_of(model(*args, **kwargs))
     loss.backward()
     finish()
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad = None
-    return float(loss)
+    return loss.item()
 
 
 def _compiled() -> float:
