@@ -272,7 +272,7 @@ def xla(result: Mapping[str, Any]) -> str:
     found, ratios = result["contenders"], result["ratios"]
     peers = [kind for kind in ("lazy", "openxla") if kind in found]
     head = ["", "imports", "make or load", "first step", "of both XLA's compiler", "and the rest"]
-    head += [*(f"start against {KINDS[p]}" for p in peers)]
+    head += [f"start against {KINDS[p]}" for p in peers]
     head += ["a step", *(f"step against {KINDS[p]}" for p in peers)]
     rows = [
         [
