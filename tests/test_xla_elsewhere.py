@@ -111,6 +111,7 @@ def test_packages_that_cannot_be_imported(tiny_bundle: Path, monkeypatch: pytest
         ),
         (schema.XlaExecutable([], [FLOATS], [1] * 5, HLO), "index 1 is out of range, there are 1"),
         (schema.XlaExecutable([], [FLOATS], [schema.GivenInput(7)] * 5, HLO), "index 7 is out of range"),
+        (schema.XlaExecutable([], [FLOATS], [schema.ResultView(3, [])] * 5, HLO), "index 3 is out of range, there are 1"),
         (schema.XlaExecutable([], [FLOATS], [0] * 9, HLO), "9 outputs for a graph with"),
         (schema.XlaExecutable([], [FLOATS], [0] * 5), "there are results and no computation"),
     ],

@@ -110,6 +110,13 @@ def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Mo
     return Module(context.hlo(), stablehlo, [places[place] for place in sorted(places)])
 
 
+def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of ``values``, a tensor or several, is computed from a tensor on the device that is none of ``tensors``."""
+    found = [value for value in (values if isinstance(values, (tuple, list)) else [values]) if isinstance(value, torch.Tensor)]
+    numbers, _ = _xla._get_tensors_xla_device_data_node(found)
+    return not {_xla._xla_get_tensor_id(tensor) for tensor in tensors}.issuperset(numbers)
+
+
 def results(hlo: bytes, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What a program returns, on placeholders: its types are those that a loader sees."""
     computation = xla_builder.computation_from_module_proto("aotpack", hlo)

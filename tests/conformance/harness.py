@@ -257,7 +257,7 @@ def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Seque
 def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers of the tensor's size and type; a subclass of random parts."""
     if not hasattr(tensor, "__tensor_flatten__"):
-        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        return torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
     names, metadata = tensor.__tensor_flatten__()
     inner = {name: _random_like(getattr(tensor, name), generator) for name in names}
     return type(tensor).__tensor_unflatten__(inner, metadata, tensor.shape, tensor.stride())  # type: ignore[attr-defined,no-any-return]

@@ -64,12 +64,14 @@ def with_parts(tensors: Tensors) -> Tensors:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements; an emptied storage has none to read, and torch does not check. A subclass has none of its own."""
+    """The elements, on the CPU; an emptied storage has none, and torch does not check. A subclass has none of its own."""
     if hasattr(tensor, "__tensor_flatten__"):
         return torch.empty(0)
-    if tensor.layout == torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
-        return torch.empty(0)
     with torch.no_grad():
+        if tensor.device.type != "cpu":
+            return tensor.detach().cpu()
+        if tensor.layout == torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
+            return torch.empty(0)
         return tensor.detach().resolve_conj().resolve_neg().clone()
 
 
@@ -120,7 +122,8 @@ def relations(tensors: Tensors) -> set[str]:
             found.add(f"{a} is {b}")
             continue
         if _address(left) == _address(right) != 0:
-            apart = right.data_ptr() - left.data_ptr() if left.numel() and right.numel() else "some"
+            has_address = left.device.type == "cpu" and left.numel() and right.numel()
+            apart = right.data_ptr() - left.data_ptr() if has_address else "some"
             found.add(f"{a} shares storage with {b} at {apart} bytes")
         if left._base is not None and left._base is right:
             found.add(f"{a}._base is {b}")
@@ -132,10 +135,11 @@ def relations(tensors: Tensors) -> set[str]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of the storage; sparse tensors and subclasses have none of their own."""
+    """Of the storage; sparse tensors and subclasses have none of their own. Elsewhere than on the CPU that of its object."""
     if hasattr(tensor, "__tensor_flatten__") or tensor.layout != torch.strided:
         return 0
-    return tensor.untyped_storage().data_ptr()
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if tensor.device.type == "cpu" else storage._cdata
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import resource
 import subprocess
 import sys
@@ -81,6 +82,17 @@ def _masked(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(x, x, x, attn_mask=torch.arange(4).view(1, 4) < 3, scale=0.3)
 
 
+def _resampled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    modes = ("nearest", "nearest-exact", "bilinear", "bicubic")
+    return tuple(F.interpolate(x, size=(8, 3), mode=mode) for mode in modes)
+
+
+def _signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    zeros = x.detach() * 0
+    holes = torch.where(x > 0.5, math.nan, x.detach())
+    return torch.copysign(x, zeros), torch.copysign(x, -x), torch.fmax(x, holes), torch.fmin(holes, x)
+
+
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
@@ -97,6 +109,13 @@ def _masked(x: torch.Tensor) -> torch.Tensor:
         pytest.param(lambda x: x.t().t() + x.t().contiguous().view(4, 3).t().reshape(3, 4), (3, 4), id="transposes"),
         pytest.param(lambda x: x.masked_fill(x > 0, True) * torch.full((3, 4), True), (3, 4), id="truths as numbers"),
         pytest.param(lambda x: (x > 0, x.argmax(1), *x.topk(2, 1)), (3, 4), id="bools and integers"),
+        pytest.param(lambda x: ((x > 0).cumsum(1), (x > 0).prod(), x.cumsum(0)), (3, 4), id="accumulated truths"),
+        pytest.param(lambda x: F.adaptive_avg_pool2d(x, (3, 2)), (2, 3, 7, 5), id="adaptive average pool"),
+        pytest.param(_resampled, (1, 2, 5, 4), id="resampled"),
+        pytest.param(lambda x: F.interpolate(x[0], size=7, mode="linear", align_corners=True), (1, 1, 2, 5), id="linear"),
+        pytest.param(lambda x: (torch.exp2(x), torch.addmv(x[0], x, x[1], beta=0.5, alpha=2)), (3, 3), id="exp2, addmv"),
+        pytest.param(_signs, (3, 4), id="signs of zeros, what is not a number"),
+        pytest.param(lambda x: x.unfold(1, 3, 2) * 2, (3, 8), id="unfold"),
     ],
 )
 def test_what_is_put_right(function: Callable[..., Any], shape: tuple[int, ...], tmp_path: Path, device: torch.device) -> None:

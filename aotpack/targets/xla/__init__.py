@@ -23,6 +23,7 @@ from . import aot
 
 if TYPE_CHECKING:
     from ..._torch_compat.xla import Module
+    from .sharing import Views
 
 
 class XlaTarget:
@@ -68,6 +69,7 @@ class XlaTarget:
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
         from .check import problems
         from .normalise import normalise
+        from .sharing import shared_outputs
         from .specialize import at_sizes
 
         methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
@@ -75,15 +77,16 @@ class XlaTarget:
         if found:
             raise UnsupportedError(_REFUSED, found)
         _refuse_varying(graphs)
-        modules = {
-            item.key: [normalise(at_sizes(item, sizes)) for sizes in item.specializations] or [normalise(item.module)]
-            for item in graphs
-        }
-        found = [problem for key, several in modules.items() for module in several for problem in problems(module, key)]
+        modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
+        for item in graphs:
+            fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
+            shared = [shared_outputs(module, item.private) for module in fixed_sizes]
+            modules[item.key] = [(normalise(module), views) for module, views in shared]
+        found = [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]
         if found:
             raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
         computations = {
-            item.key: [self._computation(item, module, store, cache) for module in modules[item.key]] for item in graphs
+            item.key: [self._computation(item, *module, store, cache) for module in modules[item.key]] for item in graphs
         }
         varying = {item.key: item.specializations for item in graphs if item.specializations}
         fixed = {key: only for key, (only, *_) in computations.items() if key not in varying}
@@ -95,12 +98,12 @@ class XlaTarget:
         return self._entry(fixed, by_sizes, layers)
 
     def _computation(
-        self, item: GraphToCompile, module: torch.fx.GraphModule, store: BlobStore, cache: CompileCache
+        self, item: GraphToCompile, module: torch.fx.GraphModule, views: Views, store: BlobStore, cache: CompileCache
     ) -> schema.XlaExecutable:
         """A normalised graph, lowered, with its code in ``store``."""
         from .lower import lower
 
-        lowered = lower(module, item.key, item.private)
+        lowered = lower(module, item.key, item.private, views)
         code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
         return schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)
 

@@ -5,7 +5,9 @@ The latter is known from running it (torch_xla 2.9.0); tests/xla holds a case fo
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,7 +22,9 @@ aten = torch.ops.aten
 @cache
 def table() -> Decompositions:
     """Operator to the function that computes it from others."""
-    return {**core_decompositions(_ALSO), **_OWN}
+    found = core_decompositions([*_ALSO, *_RESAMPLING])
+    linear = {backward: _transposed(found[forward]) for forward, backward in _RESAMPLING.items()}
+    return {**found, **linear, **_OWN}
 
 
 # Not in torch's core table although it has rules for them. torch_xla's own kernels keep the biased variance.
@@ -32,6 +36,97 @@ _ALSO = (
     aten.native_batch_norm,
     aten.native_batch_norm_backward,
 )
+
+_RESAMPLING = {
+    getattr(aten, name).default: getattr(aten, f"{name}_backward").default
+    for name in (
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "upsample_linear1d",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "upsample_trilinear3d",
+    )
+}
+"""Operators that torch has rules for, to their gradients, which it has none for."""
+
+
+def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The gradient of resampling, which is linear: what its parts have for gradients, wherever they are taken."""
+
+    def backward(gradient: torch.Tensor, output_size: list[int], input_size: list[int], *options: Any) -> torch.Tensor:
+        pull = torch.func.vjp(lambda x: forward(x, output_size, *options), gradient.new_zeros(input_size))[1]
+        found: torch.Tensor = pull(gradient)[0]
+        return found
+
+    return backward
+
+
+def _pool(x: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    """Adaptive average pooling, a side after the other: the sizes are known."""
+    for dim, size in zip((-2, -1), output_size, strict=True):
+        ends = [(i * x.shape[dim] // size, -(-(i + 1) * x.shape[dim] // size)) for i in range(size)]
+        x = torch.stack([x.narrow(dim, start, end - start).mean(dim) for start, end in ends], dim)
+    return x
+
+
+def _pool_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    for dim in (-2, -1):
+        gradient = _spread(gradient, dim, x.shape[dim])
+    return gradient
+
+
+def _spread(gradient: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """The gradient of averages along ``dim``: an input has a share of each window that it is in, those from first to last."""
+    count, tail = gradient.shape[dim], [1] * (-dim - 1)
+    window, place = (torch.arange(n, device=gradient.device) for n in (count, size))
+    lengths = ((window + 1) * size + count - 1) // count - window * size // count
+    first, last = place * count // size, ((place + 1) * count + size - 1) // size - 1
+    shares = gradient / lengths.view(-1, *tail)
+    most = max(-(-(i + 1) * count // size) - i * count // size for i in range(size))
+    parts = [shares.index_select(dim, torch.minimum(first + i, last)) for i in range(most)]
+    inside = [torch.where((first + i <= last).view(-1, *tail), part, 0) for i, part in enumerate(parts)]
+    return functools.reduce(torch.add, inside)
+
+
+def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
+    dim = dim % x.dim()
+    starts = torch.arange(0, x.shape[dim] - size + 1, step, device=x.device)
+    places = starts.unsqueeze(1) + torch.arange(size, device=x.device)
+    sizes = (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :])
+    return x.index_select(dim, places.flatten()).view(sizes).movedim(dim + 1, -1)
+
+
+def _exp2(x: torch.Tensor) -> torch.Tensor:
+    return torch.pow(2.0, x)
+
+
+def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    size = torch.abs(x).to(torch.promote_types(torch.result_type(x, sign), torch.get_default_dtype()))
+    return torch.where(torch.atan2(sign, -torch.ones_like(sign)) < 0, -size, size)  # zeros have signs too
+
+
+def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
+
+
+def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
+
+
+def _addmv(x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    """What is multiplied by zero does not count, not even where it is not a number."""
+    product = torch.mv(matrix, vector) * alpha
+    return product if beta == 0 else product + x * beta
+
+
+def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """torch's own writes to ``x``, which as an input of a program cannot be written to."""
+    return source.to(x.dtype).expand(x.shape).clone()
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +205,15 @@ def _weights(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
 
 
 _OWN: dict[Any, Any] = {
+    aten._adaptive_avg_pool2d.default: _pool,
+    aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten.addmv.default: _addmv,
+    aten.copy.default: _copy,
+    aten.copysign.Tensor: _copysign,
+    aten.exp2.default: _exp2,
+    aten.fmax.default: _fmax,
+    aten.fmin.default: _fmin,
+    aten.unfold.default: _unfold,
     aten.native_dropout.default: _dropout,
     aten.native_dropout_backward.default: _dropout_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,

@@ -18,6 +18,7 @@ from ..._torch_compat import xla
 from ..._torch_compat.randomness import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name
+from .sharing import Views
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class Lowered:
     program: xla.Module | None
     parameters: list[schema.XlaParameter]
     results: list[schema.ArrayType]
-    outputs: list[int | schema.GivenInput]
+    outputs: list[int | schema.GivenInput | schema.ResultView]
 
 
-def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
+def lower(module: GraphModule, key: str, private: frozenset[int], views: Views | None = None) -> Lowered:
     """Lower a graph; ``private`` are the outputs that may be an input itself rather than a copy.
+
+    ``views`` are the outputs that are seen through views of what the graph returns in their place (:mod:`.sharing`).
 
     Raises:
         UnsupportedError: torch_xla computes a node otherwise than it was traced, or on the CPU.
@@ -40,7 +43,11 @@ def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
     returned: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
     passed = {i: placeholders.index(node) for i, node in enumerate(returned) if i in private and node in placeholders}
     distinct = list(dict.fromkeys(node for i, node in enumerate(returned) if i not in passed))
-    outputs = [schema.GivenInput(passed[i]) if i in passed else distinct.index(node) for i, node in enumerate(returned)]
+    outputs: list[int | schema.GivenInput | schema.ResultView] = [
+        schema.GivenInput(passed[i]) if i in passed else distinct.index(node) for i, node in enumerate(returned)
+    ]
+    for i, steps in (views or {}).items():
+        outputs[i] = schema.ResultView(distinct.index(returned[i]), steps)
     if not distinct:
         return Lowered(None, [], [], outputs)
     with xla.staging(), torch.no_grad():
@@ -48,7 +55,12 @@ def lower(module: GraphModule, key: str, private: frozenset[int]) -> Lowered:
         inputs = [_placeholder(node.meta["val"]) for node in placeholders]
         values = dict(zip(returned, run.run(*inputs, enable_io_processing=False), strict=True))
         tensors = [(tensor, i) for i, tensor in enumerate(inputs) if tensor is not None] + run.seeds
-        program = xla.lower([tensor for tensor, _ in tensors], [_result(values[node]) for node in distinct])
+        try:
+            program = xla.lower([tensor for tensor, _ in tensors], [_result(values[node]) for node in distinct])
+        except xla.FallbackError as error:
+            again = [_placeholder(node.meta["val"]) for node in placeholders]
+            _Staged(module, key, watched=True).run(*again, enable_io_processing=False)
+            raise UnsupportedError("torch_xla cannot lower a graph.", [Problem(key, str(error))]) from error
         used = [tensors[i] for i in program.order]
         if not used:
             raise UnsupportedError(f"{key} computes constants alone, which torch_xla runs no computation for.")
@@ -84,19 +96,25 @@ class _Staged(Interpreter):
 
     ``seeds`` are what its random numbers come from, in the order of their making: seeds of this graph's own, or another's that
     came in as the input with that number. The random state as a value, which another graph draws from again, is here the seed.
+
+    A ``watched`` run refuses the node that depends on a tensor which torch_xla made of a number.
     """
 
-    def __init__(self, module: GraphModule, key: str) -> None:
+    def __init__(self, module: GraphModule, key: str, *, watched: bool = False) -> None:
         super().__init__(module)
         self.extra_traceback = False  # our errors say where
         self._key = key
         self._inputs = module.graph.find_nodes(op="placeholder")
         self._is_seeded = False
+        self._watched: list[torch.Tensor] | None = [] if watched else None
         self.seeds: list[tuple[torch.Tensor, int | None]] = []
 
     def run_node(self, node: Node) -> Any:
         if node.op in ("placeholder", "output"):
-            return super().run_node(node)
+            value = super().run_node(node)
+            if self._watched is not None and isinstance(value, torch.Tensor):
+                self._watched.append(value)
+            return value
         if node.target is random_state:
             return self._seed(None)
         if node.target is exchange_random_state:
@@ -111,6 +129,9 @@ class _Staged(Interpreter):
             raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem]) from error
         if message := _difference(value, node.meta["val"]):
             raise UnsupportedError(f"torch_xla lowers {node.target} to something else.", [Problem(where, message)])
+        if self._watched is not None and xla.depends_on_others(value, [*self._watched, *(seed for seed, _ in self.seeds)]):
+            problem = Problem(where, "torch_xla keeps a number as a tensor on the device, which a program cannot hold")
+            raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem])
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -31,6 +31,9 @@ _REDUCTIONS = (
 )
 """What torch reduces over all dimensions when given none, and torch_xla over none."""
 
+_ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
+"""What torch adds up, or multiplies, in the type of the result, and torch_xla in that of the argument."""
+
 
 def normalise(module: GraphModule) -> GraphModule:
     """A copy of ``module`` with the same inputs and outputs.
@@ -48,6 +51,8 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in _REDUCTIONS:
             _name_dimensions(node)
+        elif node.target in _ACCUMULATIONS:
+            _convert_argument(node)
         elif isinstance(node.target, torch._ops.OpOverload):
             _number_truths(node, node.target)
             _cancel_transposes(node)
@@ -108,6 +113,15 @@ def _name_dimensions(node: Node) -> None:
         kwargs = {key: item for key, item in node.kwargs.items() if key != "dim"}
         node.args = (value, list(range(value.meta["val"].dim())), *node.args[2:])  # type: ignore[union-attr]
         node.kwargs = kwargs
+
+
+def _convert_argument(node: Node) -> None:
+    value, dtype = node.args[0].meta["val"], node.meta["val"].dtype  # type: ignore[union-attr]
+    if value.dtype is not dtype:
+        with node.graph.inserting_before(node), fake_mode_of(node.graph):
+            converted = node.graph.call_function(aten._to_copy.default, (node.args[0],), {"dtype": dtype})
+            converted.meta = {**node.meta, "val": value.to(dtype)}
+        node.args = (converted, *node.args[1:])
 
 
 def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:

@@ -20,3 +20,10 @@ def literal(arg: Any, device: torch.device | None = None) -> Any:
     if isinstance(arg, schema.DeviceArg):
         return torch.device(arg.value) if device is None else device
     return arg
+
+
+def literals(arg: Any) -> Any:
+    """The Python value of literal arguments in lists and dictionaries."""
+    if isinstance(arg, list):
+        return [literals(item) for item in arg]
+    return {key: literals(item) for key, item in arg.items()} if isinstance(arg, dict) else literal(arg)

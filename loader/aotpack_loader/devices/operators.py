@@ -229,6 +229,21 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     return found
 
 
+def resolve_view(name: str) -> torch._ops.OpOverload:
+    """The operator called ``name``, whose result is a view of its first argument.
+
+    Raises:
+        CorruptBundleError: it is another kind of operator, or a name a graph may not use.
+        UnsupportedVersionError: an operator this process does not have.
+    """
+    function = resolve(name)
+    if not isinstance(function, torch._ops.OpOverload) or not function._schema.arguments or function._schema.is_mutable:
+        raise CorruptBundleError(f"{name} is no view operation.")
+    if function._schema.arguments[0].alias_info is None:
+        raise CorruptBundleError(f"{name} is no view operation.")
+    return function
+
+
 def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     """What computes the operator called ``name`` here: the operator itself, its stand-in, a built-in or control flow.
 

@@ -16,6 +16,7 @@ from ..errors import CorruptBundleError, TargetError
 from ..format import schema
 from ..format.expressions import evaluate
 from ..format.subgraphs import output_values
+from .computed import Outputs
 from .xla import computations_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class PjrtExecutable:
     ) -> None:
         self._key, self._run = key, code
         self._inputs = [parameter.input for parameter in executable.parameters]
-        self._outputs, self._strides = executable.outputs, strides
+        self._outputs, self._strides = Outputs(executable), strides
         self._promised: list[tuple[Any, tuple[int, ...]]] | None = [
             (getattr(torch, result.dtype), tuple(result.shape)) for result in executable.results
         ]
@@ -51,7 +52,7 @@ class PjrtExecutable:
             TargetError: XLA cannot run it, for lack of memory for example.
         """
         arguments = [_seed() if i is None else inputs[i] for i in self._inputs]
-        passed = {item.index: inputs[item.index] for item in self._outputs if not isinstance(item, int)}
+        passed = self._outputs.passed(inputs)
         inputs.clear()
         try:
             results = [] if self._run is None else self._run(arguments)
@@ -61,7 +62,7 @@ class PjrtExecutable:
             self._check(results)
         for i, stride in self._strides.items():
             results[i] = torch.empty_strided(results[i].shape, stride, dtype=results[i].dtype).copy_(results[i])
-        return [results[item] if isinstance(item, int) else passed[item.index] for item in self._outputs]
+        return self._outputs(results, passed)
 
     def _check(self, results: list[torch.Tensor]) -> None:
         """Once: code for fixed sizes returns the same types at every call."""

@@ -19,6 +19,7 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, Problem, TargetError
 from ..format import schema
 from ..format.versions import torch_satisfies
+from .computed import Outputs
 
 if TYPE_CHECKING:
     from .. import _torch_xla_compat as compat
@@ -72,7 +73,7 @@ class XlaExecutable:
         self._compat, self._key = compat, key
         self._run, self._device = computation, device
         self._inputs = [parameter.input for parameter in executable.parameters]
-        self._outputs = executable.outputs
+        self._outputs = Outputs(executable)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the computation on ``inputs`` (emptied) and return the graph's outputs.
@@ -82,7 +83,7 @@ class XlaExecutable:
         """
         compat = self._compat
         arguments = [compat.next_seed(self._device) if i is None else inputs[i] for i in self._inputs]
-        passed = {item.index: inputs[item.index] for item in self._outputs if not isinstance(item, int)}
+        passed = self._outputs.passed(inputs)
         inputs.clear()
         try:
             if compat.pending(arguments):
@@ -90,7 +91,7 @@ class XlaExecutable:
             results = [] if self._run is None else self._run(arguments)
         except RuntimeError as error:  # memory, for example
             raise TargetError(f"XLA cannot run {self._key}: {str(error).strip().splitlines()[0]}") from error
-        return [results[item] if isinstance(item, int) else passed[item.index] for item in self._outputs]
+        return self._outputs(results, passed)
 
 
 class XlaDevice:
@@ -200,6 +201,10 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
     problems = [Problem(name, f"changes an argument in place otherwise than its elements ({kind})") for kind in kinds]
     if any(isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) for primal in method.primals):
         problems.append(Problem(name, "writes to arguments that share memory"))
+    for i, result in enumerate(method.results):
+        is_view = isinstance(result, schema.AliasResult) and result.primal is not None
+        if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
+            problems.append(Problem(name, f"returns as result {i} strides of an argument, counted from the start of its memory"))
     if any(isinstance(leaf, schema.TensorLeaf) and leaf.subclass for leaf in method.leaves) or any(method.subclasses):
         problems.append(Problem(name, "takes or returns tensor subclasses"))
     if method.rng == "eager":

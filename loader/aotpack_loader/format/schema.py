@@ -748,17 +748,25 @@ class XlaParameter(Document, frozen=True):
     input: Index | None = None
 
 
+class ResultView(Document, frozen=True, tag="view", tag_field="type"):
+    """An output that is seen through ``view`` in the memory of the computation's result ``result``."""
+
+    result: Index
+    view: list[ViewStep]
+
+
 class XlaExecutable(Document, frozen=True):
     """An XLA computation of one graph, as an ``HloModuleProto`` and as StableHLO: the same parameters and results in order.
 
-    ``outputs[i]`` is the position among the results of the graph's output i, or the input of the graph that it is. A position may
-    serve several, an input that the computation does not need is no parameter of it. Without ``results`` there is no computation.
-    ``code`` is it compiled for the target's device, as XLA's PJRT client serialises executables; null: it is compiled at load.
+    ``outputs[i]`` is the position among the results of the graph's output i, a view of a result where outputs share memory, or
+    the input of the graph that it is. A position may serve several, an input that the computation does not need is no parameter
+    of it. Without ``results`` there is no computation. ``code`` is it compiled for the target's device, as XLA's PJRT client
+    serialises executables; null: it is compiled at load.
     """
 
     parameters: list[XlaParameter]
     results: list[ArrayType]
-    outputs: list[Index | GivenInput]
+    outputs: list[Index | GivenInput | ResultView]
     hlo: Descriptor | None = None
     stablehlo: Descriptor | None = None
     code: Descriptor | None = None

@@ -88,6 +88,7 @@ def _computation_problems(computation: schema.XlaExecutable, inputs: int, output
     passed = [item.index for item in computation.outputs if isinstance(item, schema.GivenInput)]
     yield from _in_range(at, "C14", [(index, inputs) for index in taken + passed])
     made = [item for item in computation.outputs if isinstance(item, int)]
+    made += [item.result for item in computation.outputs if isinstance(item, schema.ResultView)]
     yield from _in_range(at, "C14", [(position, len(computation.results)) for position in made])
     if len(set(taken)) != len(taken):
         yield Problem(at, "C14: an input of the graph is two parameters")

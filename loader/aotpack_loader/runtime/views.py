@@ -9,7 +9,6 @@ import torch
 from msgspec import structs
 
 from ..devices.literals import literal
-from ..errors import CorruptBundleError
 from ..format import expressions, schema
 
 Environment = Mapping[str, int]
@@ -102,11 +101,7 @@ def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:
 def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment, Kept], Any]:
     from ..devices import operators  # most results are no views
 
-    function = operators.resolve(step.op)
-    declared = function._schema if isinstance(function, torch._ops.OpOverload) else None
-    if declared is None or not declared.arguments or declared.arguments[0].alias_info is None or declared.is_mutable:
-        raise CorruptBundleError(f"{step.op} is no view operation.")
-    args, kwargs = step.args, step.kwargs
+    function, args, kwargs = operators.resolve_view(step.op), step.args, step.kwargs
 
     def run(value: torch.Tensor, environment: Environment, kept: Kept) -> Any:
         filled = [_argument(arg, environment) for arg in args]

@@ -1,0 +1,51 @@
+"""Outputs of a graph that share memory: XLA returns each in memory of its own, so they are made into views of one result.
+
+AOTAutograd describes views of what takes part in a backward, and leaves all others to the memory that a graph's operators return.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Graph, GraphModule, Node
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from ...graph import source_line
+from ...graph.views import root, steps_between
+
+Views = dict[int, list[schema.ViewStep]]
+"""Output to the views through which it is seen in what is returned in its place."""
+
+
+def shared_outputs(module: GraphModule, private: frozenset[int]) -> tuple[GraphModule, Views]:
+    """A copy of ``module`` that returns one value for visible outputs that are in its memory, and how they are views of it.
+
+    ``private`` are the outputs that nobody sees but the backward.
+
+    Raises:
+        UnsupportedError: such a view depends on a value.
+    """
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    output = graph.output_node()
+    returned = list(output.args[0])  # type: ignore[arg-type]
+    together: dict[Node, list[int]] = {}
+    for i, node in enumerate(returned):
+        if isinstance(node, Node) and i not in private:
+            together.setdefault(root(node), []).append(i)
+    views: Views = {}
+    for base, places in together.items():
+        if base.op != "placeholder" and len({returned[i] for i in places}) > 1:
+            views |= {i: _steps(base, returned[i]) for i in places if returned[i] is not base}
+            for i in places:
+                returned[i] = base
+    output.args = (returned,)
+    return GraphModule(module, graph), views
+
+
+def _steps(base: Node, view: Node) -> list[schema.ViewStep]:
+    steps = steps_between(base, view, None)
+    if steps is None:
+        problem = Problem(source_line(view) or view.name, "is a view of another result that depends on a value")
+        raise UnsupportedError("XLA devices cannot return results that share memory in this way.", [problem])
+    return steps

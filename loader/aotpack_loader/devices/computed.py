@@ -1,0 +1,45 @@
+"""The outputs of a graph, from what a computation of XLA's returns for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..format import schema
+from . import operators
+from .literals import literals
+
+Passed = dict[int, Any]
+
+
+class Outputs:
+    """Puts a graph's outputs together: results, views of results, and inputs as they are."""
+
+    def __init__(self, executable: schema.XlaExecutable) -> None:
+        self._parts = [_part(item) for item in executable.outputs]
+        self._passed = [item.index for item in executable.outputs if isinstance(item, schema.GivenInput)]
+
+    def passed(self, inputs: list[Any]) -> Passed:
+        """The inputs that are outputs, by their number."""
+        return {index: inputs[index] for index in self._passed}
+
+    def __call__(self, results: list[Any], passed: Passed) -> list[Any]:
+        """The outputs, in the graph's order."""
+        return [part(results, passed) for part in self._parts]
+
+
+def _part(item: int | schema.GivenInput | schema.ResultView) -> Callable[[list[Any], Passed], Any]:
+    if isinstance(item, int):
+        return lambda results, passed: results[item]
+    if isinstance(item, schema.GivenInput):
+        return lambda results, passed: passed[item.index]
+    steps = [(operators.resolve_view(step.op), literals(step.args), literals(step.kwargs), step.select) for step in item.view]
+
+    def view(results: list[Any], passed: Passed) -> Any:
+        value = results[item.result]
+        for operator, args, kwargs, select in steps:
+            found = operator(value, *args, **kwargs)
+            value = found if select is None else found[select]
+        return value
+
+    return view

@@ -1,0 +1,166 @@
+"""Rows of the conformance table on an XLA device: the bundle there against eager on the CPU.
+
+All that a caller can see is compared but what tensors on XLA devices do not have: strides, offsets, addresses. That two of them
+share memory is seen by torch_xla's views having one storage object.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from conformance.harness import Call, Case, Inputs, MakeInputs, build, observe, seeded
+from conformance.observe import Observation, differences
+
+import aotpack
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError
+from aotpack_loader.program import LoadedProgram
+
+Status = Literal["pass", "refused", "wrong"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row; ``reason`` has the refusal's text, or a line for each difference."""
+
+    status: Status
+    reason: str = ""
+
+
+def run(case: Case, folder: Path, device: torch.device) -> Outcome:
+    """Build the case for XLA in ``folder``, load it on ``device``, compare every call. A build that fails otherwise raises."""
+    out = folder / "case.aotpack"
+    try:
+        build(replace(case, targets=("xla",)), out)
+    except BuildError as error:
+        return Outcome("refused", str(error))
+    try:
+        lines = _compare(case, out, device)
+    except _RefusedError as error:
+        return Outcome("refused", f"at the call: {error}")
+    finally:
+        out.unlink()
+    return Outcome("wrong", "\n".join(lines)) if lines else Outcome("pass")
+
+
+class _RefusedError(Exception):
+    """The bundle does not take such a call on an XLA device, and says why."""
+
+
+def draws(path: Path) -> bool:
+    """Whether a bundle's computations for XLA take seeds: their numbers are not eager's."""
+    with Bundle.open(path) as bundle:
+        return any(parameter.input is None for item in bundle.targets["xla"].xla.values() for parameter in item.parameters)
+
+
+def _compare(case: Case, out: Path, device: torch.device) -> list[str]:
+    loaded = aotpack.load(out, device=str(device), subclasses=case.subclasses)
+    other_numbers = draws(out)
+    model, make_inputs = seeded(case.make)
+    found: list[str] = []
+    for number, call in enumerate(case.calls):
+        make = call.inputs or make_inputs
+        there = _observe_there(case, call, loaded, make, device)
+        if call.refused:
+            found += [f"call {number}: {line}" for line in _refusal(call, there)]
+            continue
+        here = observe(case, call, model, make)
+        if isinstance(there.error, (AutogradError, InputError, ModeError)) and here.error is None:
+            raise _RefusedError(there.error)
+        for seen in (here, there):
+            _forget_places(seen)
+            if other_numbers:
+                _forget_values(seen)
+        lines = differences(here, there)
+        found += [f"call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
+    return found
+
+
+def _observe_there(case: Case, call: Call, loaded: LoadedProgram, make: MakeInputs, device: torch.device) -> Observation:
+    """As :func:`observe`, with what a case makes on its own (``act``, ``prepare``) on the device too."""
+
+    def make_there(seed: int) -> Inputs:
+        with torch.device("cpu"):
+            args, kwargs, *watched = make(seed)
+        move = _Move(device)
+        return (*move((args, kwargs)), *(move(item) for item in watched))  # type: ignore[return-value]
+
+    if call.act is None and call.prepare is None:
+        return observe(case, call, loaded, make_there)
+    with torch.device(device):
+        return observe(case, call, loaded, make_there)
+
+
+def _refusal(call: Call, seen: Observation) -> list[str]:
+    if not isinstance(seen.error, aotpack.AotpackError):
+        return [f"should have been refused: {seen.error!r}"]
+    return [] if re.search(call.refused, str(seen.error)) else [f"refused with other words: {seen.error}"]
+
+
+def _forget_places(seen: Observation) -> None:
+    """Strides and offsets; of what shares memory, where. Which tensor is whose ``_base`` is the device's own affair."""
+    for facts in seen.tensors.values():
+        for key in ("stride", "offset", "conj", "neg"):
+            facts.about.pop(key, None)
+    seen.constants = {path: (kind, _rounded(value)) for path, (kind, value) in seen.constants.items()}
+    seen.relations = {line.partition(" at ")[0] for line in seen.relations if "._base is " not in line}
+
+
+def _rounded(value: object) -> object:
+    """Numbers that a row has read from tensors, to the digits that are compared."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _forget_values(seen: Observation) -> None:
+    for path, facts in seen.tensors.items():
+        seen.tensors[path] = replace(facts, value=torch.zeros_like(facts.value))
+    seen.after = {path: None if value is None else torch.zeros_like(value) for path, value in seen.after.items()}
+
+
+class _Move:
+    """Takes arguments to a device: one tensor stays one, a view of another is one there, a leaf is one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[torch.Tensor, torch.Tensor] = {}
+
+    def __call__(self, values: Any) -> Any:
+        with torch.enable_grad():
+            return pytree.tree_map_only(torch.Tensor, self._tensor, values)
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if value not in self._known:
+            self._known[value] = self._moved(value)
+        return self._known[value]
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        if value._base is not None:
+            view = self._tensor(value._base).as_strided(value.shape, value.stride(), value.storage_offset())
+            return view.detach().requires_grad_() if value.is_leaf and value.requires_grad else view
+        if hasattr(value, "source"):  # the harness's ``n``: a result of earlier computation
+            return self._tensor(value.source) * 1
+        moved = value.detach().to(self._device)
+        if not value.is_leaf:
+            return moved.requires_grad_() * 1
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(moved, requires_grad=value.requires_grad)
+        return moved.requires_grad_(value.requires_grad)
+
+
+def explain(error: BaseException) -> str:
+    """An exception that no row should raise, and where it was raised."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} [at {where.filename}:{where.lineno}]"
+
+
+def named(cases: Sequence[Case], name: str) -> Case:
+    """The row called ``name``."""
+    (case,) = (case for case in cases if case.name == name)
+    return case

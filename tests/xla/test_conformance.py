@@ -1,0 +1,44 @@
+"""Rows of the conformance table on an XLA device, some of each area; scripts/conformance-xla runs all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conformance.table import CASES
+
+from . import rows
+
+PASS = (
+    "input mutation: data of a non-leaf that feeds the backward",
+    "buffer mutated: chain of views of a buffer",
+    "buffer mutated: assigned anew",
+    "outputs: alias of intermediate, base also output, in place afterwards",  # X6
+    "outputs: alias of intermediate without gradients",
+    "outputs: multi-output views of an intermediate, unbind and base",
+    "autograd: torch.autograd.grad of some",
+    "tied weights",
+)
+REFUSED = {
+    "input mutation: metadata and data": "otherwise than its elements",
+    "shapes: unbacked, views": "varies from call to call",
+    "identity: aliasing inputs, one mutated, disjoint": "at the call: .*shares its memory with",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PASS)
+def test_eager_and_bundle_agree(name: str, tmp_path: Path, device: torch.device) -> None:
+    """Values, gradients, mutations, who is whom, who shares memory."""
+    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("pass")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str, tmp_path: Path, device: torch.device) -> None:
+    """With a reason, and before anything is changed."""
+    outcome = rows.run(rows.named(CASES, name), tmp_path, device)
+    assert outcome.status == "refused"
+    assert re.search(REFUSED[name], outcome.reason, re.DOTALL)
