@@ -13,7 +13,7 @@ from msgspec import structs
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
 
-from . import capture, partition, second, signature
+from . import capture, edges, partition, second, signature
 from ._torch_compat import Decompositions
 from .capture.branches import Branch
 from .capture.dynamic_shapes import DynamicShapes
@@ -215,6 +215,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
         )
     for line in drawn_anew(convention.backward):
         run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
+    if plan in options.plans:
+        convention = _without_edges(work, plan, convention, captured.branches)
     constraints = convention.method["constraints"]
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
@@ -226,6 +228,22 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     identical = [list(group) for group in arrangement.identical]
     alone = _is_for_gradients_only(work, plan, captured.branches)
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
+
+
+def _without_edges(
+    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+) -> signature.Convention:
+    """The method without the sizes of 0 and 1 at which its graphs do not do what the model does."""
+    if not convention.method["symbols"]:
+        return convention
+    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = list(edges.refused(work.module, work.args, work.kwargs, convention))
+    for edge in found:
+        work.run.warn(
+            f"{plan.name!r} does not take {edge.path} = {edge.size}: the model does, what was traced fails: {edge.reason}"
+        )
+    constraints = sorted({*convention.method["constraints"], *(edge.constraint for edge in found)})
+    return replace(convention, method={**convention.method, "constraints": constraints})
 
 
 def _check_turned_on(convention: signature.Convention) -> None:

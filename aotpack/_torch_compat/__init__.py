@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._higher_order_ops.effects import with_effects
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._sympy.numbers import int_oo
@@ -42,6 +43,7 @@ from .inductor import (
     lower_with_aoti,
     x86_vector_bits,
 )
+from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings
 from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
@@ -82,8 +84,10 @@ __all__ = [
     "Bounds",
     "Decompositions",
     "DynamicDims",
+    "FakeTensorMode",
     "Joint",
     "Library",
+    "LostGradientError",
     "MutationType",
     "OutputType",
     "Rehearsed",
@@ -120,6 +124,7 @@ __all__ = [
     "is_plain_tensor",
     "is_varying_integer",
     "is_wrapper_subclass",
+    "kept_gradients",
     "kept_state_changes",
     "laid_out",
     "lower_with_aoti",
@@ -128,6 +133,7 @@ __all__ = [
     "own_warnings",
     "participates_in_backward",
     "partition",
+    "plain_saving",
     "real_tensor",
     "refuse_changes",
     "rehearse",

@@ -25,11 +25,15 @@ class Touched(NamedTuple):
 
 
 class Rehearsed(NamedTuple):
-    """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made."""
+    """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made.
+
+    ``reads_nodes``: whether the model reads nodes of that record.
+    """
 
     result: Any
     touched: Touched
     records: bool
+    reads_nodes: bool
 
 
 class SideEffectError(Exception):
@@ -108,7 +112,8 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         given = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in given}
         known = [tensor.grad_fn for tensor in given]
-        with _RefusedFunctions() if strict else contextlib.nullcontext():
+        watched = _RefusedFunctions()
+        with watched if strict else contextlib.nullcontext():
             result = torch.func.functional_call(model, state, args, kwargs)
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
@@ -116,17 +121,23 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         )
         reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
-        return Rehearsed(result, touched, records)
+        return Rehearsed(result, touched, records, watched.reads_nodes)
+
+
+_GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 class _RefusedFunctions(TorchFunctionMode):
-    """Refuses operations that act on autograd or storage behind the graph's back."""
+    """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read."""
+
+    reads_nodes = False
 
     _refused = frozenset(
         {torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
     )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reads_nodes |= func == _GET_NODE and torch.is_grad_enabled()
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")

@@ -124,13 +124,20 @@ def depends_on_gradients(
 
     ``branches``: what was taken for given while it was traced.
     """
-    with _mode(model, training), compat.own_warnings(), traced_random(exact=False):
-        if branches:
-            follow(model, branches)
+    with as_traced(model, branches, training=training):
         try:
             return rehearsals.depends_on_gradients(model, args, kwargs)
         except Exception:  # traced, but not to be run on fake tensors: then it serves no calls without gradients
             return True
+
+
+@contextlib.contextmanager
+def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: bool) -> Iterator[None]:
+    """The model as it was while it was traced: in that mode, and going the way that ``branches`` were taken."""
+    with _mode(model, training), compat.own_warnings(), traced_random(exact=False):
+        if branches:
+            follow(model, branches)
+        yield
 
 
 _HINT = "Each line above is one front end's reason; the first is the one to mend."
@@ -263,9 +270,11 @@ def _with_export(
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with compat.kept_state_changes(), no_python_random():
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
         trial = rehearsals.rehearse(model, args, kwargs)
-        with checkpoints.kept_checkpoints() as regions:
+        if trial.reads_nodes:
+            raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
+        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients():
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     _refuse_storage_changes(exported.graph)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
@@ -308,7 +317,7 @@ def _with_trace(
     integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with compat.kept_state_changes(), no_python_random():
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
         trial = rehearsals.rehearse(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):

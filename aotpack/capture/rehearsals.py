@@ -21,11 +21,15 @@ from .reachable import Snapshot
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether the model asks which tensors are the same, what version counters it moves, what Python objects it changes."""
+    """Whether the model asks which tensors are the same, what version counters it moves, what Python objects it changes.
+
+    ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
+    """
 
     compares: bool
     touched: compat.Touched
     changed: tuple[str, ...]
+    reads_nodes: bool
 
 
 @contextlib.contextmanager
@@ -55,7 +59,7 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     compat.refuse_changes(seen.changed | counted)
     if error is not None:
         raise error
-    return Trial(seen.compares, run.touched, tuple(sorted(changed)))
+    return Trial(seen.compares, run.touched, tuple(sorted(changed)), run.reads_nodes)
 
 
 def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -492,7 +492,71 @@ def embed(x: Tensor, i: Tensor) -> Tensor:
     return F.embedding(i, x)
 
 
+class Sevenfold(torch.autograd.Function):
+    """A gradient that is not the derivative of what it computes, and depends on data."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 7 * x
+
+
+sevenfold = Sevenfold.apply
+
+
+class HookedLayer(nn.Module):
+    """A module with a backward hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.layer.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 3,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 3
+    y.register_hook(lambda gradient: gradient * 5)
+    return y
+
+
+def hooked_node(x: Tensor) -> Tensor:
+    y = x * 3
+    y.grad_fn.register_hook(lambda inner, outer: (inner[0] * 2, None))
+    return y
+
+
+def hooked_saving(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved):
+        return x.sin()
+
+
+OWN_GRADIENTS: dict[str, tuple[Any, str]] = {
+    "autograd.Function": (lambda: lambda x: sevenfold(x), "calls the autograd.Function Sevenfold"),
+    "hook on a module": (HookedLayer, "BackwardHookFunction|reads grad_fn"),
+    "hook on a tensor": (lambda: hooked, r"calls register_hook.*conformance_cases_autograd.py:\d+"),
+    "hook on a node": (lambda: hooked_node, "reads grad_fn"),
+}
+"""Gradients that a model gives itself, and what is said where a front end would lose them."""
+
+LOST = {f"own gradients, export alone: {name}": message for name, (_, message) in OWN_GRADIENTS.items()}
+LOST["own gradients: hooks on saved tensors"] = r"enters saved_tensors_hooks.*conformance_cases_autograd.py:\d+"
+
+
 CASES: list[Case] = [
+    *(
+        module_case(f"own gradients, {name}: {kind}", make, g(2, 3), front_ends=ends, methods=("train",), calls=(TRAIN,))
+        for kind, (make, _) in OWN_GRADIENTS.items()
+        for name, ends in (("export and trace", ("export", "trace")), ("export alone", ("export",)))
+    ),
+    case("own gradients: hooks on saved tensors", hooked_saving, g(2, 3), methods=("train",), calls=(TRAIN,)),
     module_case("autograd: missing tangents, left only", Two, g(2, 3), **partly_with("out['left']")),
     module_case("autograd: missing tangents, right only", Two, g(2, 3), **partly_with("out['right']")),
     case("autograd: one output only, first", three, g(3), g(3), **partly_with("out[0]")),

@@ -367,6 +367,28 @@ CASES: list[Case] = [
         )
         for name, function in NOT_ONE.items()
     ],
+    *[
+        case(
+            f"shapes: an operator of torch that goes another way for no elements, {front_end}",
+            lambda x: torch.linalg.matrix_rank(x, hermitian=True),
+            t(4, 4),
+            dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},),
+            front_ends=(front_end,),
+            calls=(
+                at(t(3, 3)),
+                at(t(1, 1)),
+                at(t(0, 0), refused=r"must satisfy \(s\d+ != 0\); here s\d+ = args\[0\]\.shape\[0\] = 0"),
+            ),
+        )
+        for front_end in ("dynamo", "export", "trace")
+    ],
+    case(
+        "shapes: eager takes no size of 0 either",
+        lambda x: x.amax(),
+        t(4, 3),
+        dynamic_shapes=ANY,
+        calls=(at(t(1, 3)), at(t(7, 3))),
+    ),
     case(
         "shapes: the example has size 1", lambda x: x.sin(), g(1, 3), dynamic_shapes=ANY, calls=(TRAIN, at(g(5, 3)), at(g(0, 3)))
     ),

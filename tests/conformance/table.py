@@ -41,6 +41,7 @@ REFUSED: dict[str, str] = {
     "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
     "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
+    **autograd.LOST,
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",
     "input mutation: data of a leaf that requires grad (eager raises)": "a leaf Variable that requires grad",

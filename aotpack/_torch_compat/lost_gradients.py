@@ -1,0 +1,78 @@
+"""What a model says of its own gradients, and a trace without Dynamo leaves out of the graphs without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.autograd import function as functions
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class LostGradientError(Exception):
+    """A gradient of the model's own would be lost."""
+
+
+@contextlib.contextmanager
+def kept_gradients() -> Iterator[None]:
+    """While torch.export traces: refuse functions with a backward of their own, and hooks on gradients.
+
+    Raises:
+        LostGradientError: names the construct.
+    """
+    if not torch.is_grad_enabled():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        # ``apply`` may be known by another name (``swish = Swish.apply``): what it calls first is watched.
+        defined = functions._is_setup_context_defined
+        stack.enter_context(mock.patch.object(functions, "_is_setup_context_defined", _watched(defined)))
+        for name in _HOOKS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, _refusal_of(name)))
+        yield
+
+
+@contextlib.contextmanager
+def plain_saving() -> Iterator[None]:
+    """While a model is traced without Dynamo: refuse hooks on saved tensors; what is saved is the partitioner's choice.
+
+    Checkpoints, which are made of such hooks, are no matter here (:mod:`.checkpoint`).
+
+    Raises:
+        LostGradientError: the model enters some.
+    """
+    enter = saved_tensors_hooks.__enter__
+
+    def entered(hooks: saved_tensors_hooks) -> None:
+        if torch.is_grad_enabled() and not type(hooks).__module__.startswith("torch.utils.checkpoint"):
+            raise LostGradientError(f"enters {type(hooks).__qualname__}, and a bundle keeps no hooks on saved tensors")
+        enter(hooks)
+
+    with mock.patch.object(saved_tensors_hooks, "__enter__", entered):
+        yield
+
+
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+def _watched(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def watched(setup_context: Any) -> bool:
+        kind: Any = sys._getframe(1).f_locals.get("cls")
+        # Torch's own are those of control flow, which it traces through; hooks of modules are functions of torch.nn.
+        foreign = kind is not None and (kind.__module__.startswith("torch.nn.") or not kind.__module__.startswith("torch."))
+        if foreign and torch.is_grad_enabled():
+            raise LostGradientError(f"calls the autograd.Function {kind.__qualname__}, whose backward torch.export leaves out")
+        return defined(setup_context)
+
+    return watched
+
+
+def _refusal_of(name: str) -> Callable[..., Any]:
+    def refused(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        raise LostGradientError(f"calls {name} of a tensor: torch.export leaves out hooks on gradients")
+
+    return refused
