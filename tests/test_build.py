@@ -289,6 +289,32 @@ def test_front_ends_can_be_chosen(tmp_path: Path, front_end: str) -> None:
     assert {method.captured_with for method in methods.values()} == {front_end}
 
 
+class SparseGradient(torch.nn.Module):
+    """An embedding whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x).sin()
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "trace"])
+def test_what_only_the_gradient_makes_is_refused_with_the_line_it_belongs_to(tmp_path: Path, front_end: str) -> None:
+    expected = r'test_build.py", line \d+, in forward: return self.table\(x\).*makes a tensor of layout torch.sparse_coo'
+    with pytest.raises(UnsupportedError, match=expected):
+        portable(SparseGradient(), (torch.tensor([1, 2]),), tmp_path / "m.aotpack", front_ends=(front_end,))
+
+
+def test_a_sparse_result_is_refused_with_its_line(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).to_sparse()
+
+    with pytest.raises(UnsupportedError, match=r"return \(x \* 2\)\.to_sparse\(\): aten\._to_sparse\.default makes"):
+        portable(function, (torch.eye(3),), tmp_path / "m.aotpack", front_ends=("trace",))
+
+
 def test_sparse_and_quantized_examples_are_refused_by_path(tmp_path: Path) -> None:
     sparse = torch.eye(3).to_sparse()
     with pytest.raises(UnsupportedError, match=r"args\[0\]\['a'\]: a tensor of layout torch.sparse_coo"):

@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from .dynamo import COMPARES, SIDE_EFFECTS
+from .lines import name_backward, recorded_lines
 from .overlaps import OverlapsOfAnySize
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
@@ -157,6 +158,7 @@ def _export_joint(
         _faithful_results(note, inside),
         scans_without_aliases(),
         _trained_lstms(),
+        recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
@@ -166,6 +168,7 @@ def _export_joint(
         subclasses = capture.maybe_subclass_meta
         if state.needs_autograd:
             descriptors = descriptors[0]
+        name_backward(joint.graph_module.graph)
         tokens = len(state.fw_metadata.tokens)
         return Joint(
             graph_module=joint.graph_module,
@@ -214,11 +217,11 @@ def _faithful_results(
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def run(*a: Any, **k: Any) -> list[Any]:
+        def traced_model(*a: Any, **k: Any) -> list[Any]:
             with inside():
                 return note(function(*a, **k))
 
-        return flattened(run, *args, **kwargs)
+        return flattened(traced_model, *args, **kwargs)
 
     with (
         mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted),

@@ -101,6 +101,7 @@ def capture(
                 followed = follow(model, observed) if observed else []
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
+                _check_layouts(joint)
         except AotpackError:
             raise
         except compat.AliasedOutputsError as error:
@@ -162,6 +163,27 @@ def _check_constants(joint: compat.Joint) -> None:
         value = operator.attrgetter(str(node.target))(joint.graph_module)
         if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
             raise compat.SideEffectError(f"{source_line(node) or node.target}: the value of a tensor was lost while tracing")
+
+
+def _check_layouts(joint: compat.Joint) -> None:
+    """A graph's values lie in memory by strides.
+
+    Raises:
+        UnsupportedError: names the lines that make others, in the forward or for a gradient.
+    """
+    made = [
+        (node, value)
+        for node in joint.graph_module.graph.nodes
+        for value in pytree.tree_leaves(node.meta.get("val"))
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided
+    ]
+    problems = {source_line(node) or node.name: f"{node.target} makes a tensor of layout {value.layout}" for node, value in made}
+    if problems:
+        raise UnsupportedError(
+            "The model or its gradient makes sparse tensors, of which a bundle holds none: torch trusts their indices.",
+            [Problem(where, message) for where, message in problems.items()],
+            hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
+        )
 
 
 def explain(error: Exception) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -173,9 +175,13 @@ def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.Tens
 
 
 def source_line(node: FxNode) -> str:
-    """``file:line: source`` of the user's code behind a node, or nothing."""
+    """``file:line: source`` of the user's innermost line behind a node, or torch's where there is none, or nothing."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    for where, code in zip(reversed(trace[:-1]), reversed(trace[1:]), strict=True):
-        if where.strip().startswith("File "):
-            return f"{where.strip()}: {code.strip()}"
-    return ""
+    lines = [f"{where.strip()}: {code.strip()}" for where, code in itertools.pairwise(trace) if where.strip().startswith("File ")]
+    found = [line for line in lines if _OURS not in line]
+    own = [line for line in found if "/site-packages/torch/" not in line]
+    return next(iter(own[-1:] or found[-1:]), "")
+
+
+_OURS = str(Path(__file__).parents[1] / "capture")
+"""Where a plain function is called as if it were a module."""

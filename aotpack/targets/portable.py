@@ -10,6 +10,7 @@ from aotpack_loader.format import schema, subgraphs
 
 from ..bundle import BlobStore, TargetEntry
 from ..cache import CompileCache
+from ..graph import source_line
 from .base import GraphToCompile
 
 
@@ -31,11 +32,17 @@ class PortableTarget:
         """
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
-        names = {node.op: item.key for item in reversed(graphs) for node in subgraphs.all_nodes(item.graph)}
-        problems = [Problem(key, message) for name, key in names.items() if (message := _refusal(name))]
+        names = {node.op: item for item in reversed(graphs) for node in subgraphs.all_nodes(item.graph)}
+        problems = [Problem(_place(name, item), message) for name, item in names.items() if (message := _refusal(name))]
         if problems:
             raise UnsupportedError("The portable target cannot run operators that this model uses.", problems)
         return TargetEntry(schema.Target(name=self.name, kind="portable", device="any"), None, [])
+
+
+def _place(name: str, item: GraphToCompile) -> str:
+    """The line of the model that calls the operator called ``name``, or the graph that does."""
+    lines = [source_line(node) for node in item.module.graph.nodes if str(node.target) == name]
+    return next(filter(None, lines), item.key)
 
 
 def _refusal(name: str) -> str:

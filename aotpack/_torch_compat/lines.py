@@ -1,0 +1,66 @@
+"""The user's lines behind the nodes of a joint graph."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.experimental import proxy_tensor
+
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
+
+
+@contextlib.contextmanager
+def recorded_lines(entry: str) -> Iterator[None]:
+    """While the model's Python is traced at once to a joint graph: nodes get the lines that run below our function ``entry``."""
+    tracer: Any = proxy_tensor.PythonKeyTracer
+    if not hasattr(tracer, "_filter_traceback_frames"):  # torch 2.9
+        yield
+        return
+    initialise = proxy_tensor._MakefxTracer.__init__
+
+    def recording(made: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(made, *args, **kwargs)
+        made.record_stack_traces = True
+
+    def chosen(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
+        starts = [i for i, frame in enumerate(frames) if frame.name == entry and _is_ours(frame.filename)]
+        below = frames[starts[-1] :] if starts else []
+        return traceback.StackSummary.from_list([frame for frame in below if not _is_foreign(frame.filename)])
+
+    with (
+        mock.patch.object(proxy_tensor._MakefxTracer, "__init__", recording),
+        mock.patch.object(tracer, "_filter_traceback_frames", chosen),
+    ):
+        yield
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(_NOT_THE_MODEL[1])
+
+
+def _is_foreign(path: str) -> bool:
+    """Code of torch, aotpack and Python; other installed packages may hold the user's model."""
+    library = path.startswith(_NOT_THE_MODEL[2]) and "site-packages" not in path
+    return path.startswith(("<", *_NOT_THE_MODEL[:2])) or library
+
+
+def name_backward(graph: torch.fx.Graph) -> None:
+    """Give nodes of the backward that know no line that of the forward's node whose gradient they are, by autograd's numbers.
+
+    Sums of gradients have no number of their own: they get the line of what they add.
+    """
+    lines: dict[Any, str] = {}
+    for node in graph.nodes:
+        trace, number = node.meta.get("stack_trace"), node.meta.get("seq_nr")
+        if trace and node.meta.get("partitioner_tag") != "is_backward":
+            lines.setdefault(number, trace)
+        elif not trace and node.op == "call_function":
+            known = (source.meta.get("stack_trace") for source in node.all_input_nodes)
+            node.meta["stack_trace"] = lines.get(number) or next(filter(None, known), None)
