@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,13 @@ def test_what_needs_strides_or_addresses_is_refused(program: schema.Program) -> 
     twice = structs.replace(program, state=[first, structs.replace(first, name="other")])
     with pytest.raises(TargetError, match=r"other: shares its memory with linear\.weight"):
         without_strides(twice)
+
+
+def test_the_pins_are_the_same_everywhere() -> None:
+    root = Path(__file__).resolve().parent.parent
+    compiler, loader = (tomllib.loads((root / place / "pyproject.toml").read_text())["project"] for place in (".", "loader"))
+    installed = (root / "scripts" / "requirements-xla.txt").read_text().split()
+    pins = [pin for extra in ("xla", "xla-cpu") for pin in loader["optional-dependencies"][extra]]
+    assert set(pins) <= set(installed)
+    (libtpu,) = [pin for pin in compiler["optional-dependencies"]["xla-tpu"] if pin.startswith("libtpu")]
+    assert f"\nLIBTPU={libtpu.removeprefix('libtpu==')} " in (root / "scripts" / "setup-xla").read_text()

@@ -163,6 +163,14 @@ def test_random_numbers_come_from_torchs_generator(tmp_path: Path) -> None:
         assert torch.equal(loaded.eval()(x), x)
 
 
+def test_it_is_added_to_a_bundle_and_tested_there(tmp_path: Path) -> None:
+    """From graphs traced for another target, whose fused operators XLA has no kernels for."""
+    path = build(*models.gpt(), tmp_path / "model.aotpack", targets=("portable",), self_test=True)
+    report = aotpack.compile_bundle(path, targets=("xla:cpu",), out=tmp_path / "more.aotpack", self_test=True)
+    assert any("xla:cpu: the self-test's" in note and "agree" in note for note in report.notes), report.notes
+    assert list(Bundle.open(tmp_path / "more.aotpack").targets) == ["portable", "xla:cpu"]
+
+
 def test_it_runs_where_it_is_asked_for(bundle: Path) -> None:
     """Each call costs more than one of a ``cpu`` target, so the loader does not take it by itself."""
     reason = "runs where it is asked for: load with backend='xla:cpu'"
