@@ -186,6 +186,31 @@ def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bu
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)
 
 
+class Flattened(nn.Module):
+    """What a convolution returns is kept, and the backward views it once more with other dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+        self.weight = nn.Parameter(torch.randn(64, 5))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = self.convolution(images)
+        return found.sin().mean() + (found.view(-1, 64) @ self.weight).square().mean()
+
+
+def test_what_lies_otherwise_is_viewed_in_the_backward(tmp_path: Path) -> None:
+    """No view of channels-last memory has channels and pixels as its rows: the backward copies."""
+    model = Flattened()
+    images = torch.randn(4, 3, 8, 8)
+    aotpack.build(model, (images,), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
+    loaded = aotpack.load(tmp_path / "m", backend="cpu", check="full")
+    for step in (model, loaded):
+        step(images).backward()
+    for expected, found in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
 def test_images_of_one_channel_are_channels_last_already(digits_bundle: Path) -> None:
     """Their first convolution returns channels-last at once: nothing of its size is allocated besides but what follows it."""
     model = aotpack.load(digits_bundle, backend="cpu")

@@ -227,6 +227,8 @@ def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     output = graph.graph_copy(item.module.graph, {})
     graph.output(output)
     module = GraphModule(item.module, graph)
+    if layouts:
+        _views_of_any_layout(graph)
     placeholders = graph.find_nodes(op="placeholder")
     inputs: list[schema.GivenInput | schema.SizeCarrier] = []
     examples: list[torch.Tensor] = []
@@ -261,6 +263,12 @@ def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     free = [position for position in range(len(distinct)) if position not in promised]
     fingerprint = json.dumps([item.training, free, sorted(layouts.items())])
     return _Call(module, examples, inputs, positions, numbers, item.training, free, fingerprint)
+
+
+def _views_of_any_layout(graph: torch.fx.Graph) -> None:
+    """What is viewed with other dimensions may now lie in memory in an order that no view of it has: then it is copied."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
 
 
 def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
