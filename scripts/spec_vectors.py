@@ -166,6 +166,18 @@ class Attention(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
+class Layer(nn.Module):
+    """Compiled once, wherever it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 4)
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
 class Sizes(nn.Module):
     """Results, views and saved values that depend on a size that varies; one tensor passed twice; a constant tensor."""
 
@@ -223,6 +235,12 @@ VALID: dict[str, Case] = {
         lambda: _sizes_inputs(4),
         dynamic_shapes={"x": {0: torch.export.Dim("count", min=2, max=9)}, "again": {0: torch.export.Dim("count", min=2, max=9)}},
         more=lambda: _sizes_inputs(7),
+    ),
+    "regions": Case(
+        "three layers in a nested compile region: one subgraph, called three times",
+        ["G7"],
+        lambda: nn.Sequential(nn.Linear(4, 4), Layer(), Layer(), Layer()),
+        lambda: ((torch.randn(3, 4, requires_grad=True),), {}),
     ),
 }
 

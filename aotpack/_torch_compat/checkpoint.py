@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,6 +136,20 @@ def kept_checkpoints() -> Iterator[Regions]:
         fx_traceback.preserve_node_meta(),
     ):
         yield regions
+
+
+class _Torchs:
+    """In place of torch_xla's ``CheckpointFunction``: torch's, or what stands there."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return checkpoint.CheckpointFunction.apply(function, preserve_rng_state, *args)
+
+
+def torch_xla_checkpoints() -> contextlib.AbstractContextManager[Any]:
+    """While the model runs: torch_xla's checkpoints are torch's reentrant ones, of which they are a copy for its devices."""
+    module = sys.modules.get("torch_xla.utils.checkpoint")
+    return contextlib.nullcontext() if module is None else mock.patch.object(module, "CheckpointFunction", _Torchs)
 
 
 def selected(regions: Regions) -> contextlib.AbstractContextManager[Any]:

@@ -60,6 +60,13 @@ def seed() -> torch.Tensor:
     return tensor
 
 
+def barrier(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The values again: XLA computes none of what depends on one before all of them are there."""
+    held = [value.clone() for value in values]
+    _xla._xla_optimization_barrier_(held)
+    return held
+
+
 def device() -> torch.device:
     """The device that placeholders are on."""
     return torch.device(_DEVICE)
@@ -117,8 +124,8 @@ def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:
     return not {_xla._xla_get_tensor_id(tensor) for tensor in tensors}.issuperset(numbers)
 
 
-def results(hlo: bytes, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a program returns, on placeholders: its types are those that a loader sees."""
+def call(hlo: bytes, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a program returns, recorded as a call of it: its types are those that a loader sees."""
     computation = xla_builder.computation_from_module_proto("aotpack", hlo)
-    found: list[torch.Tensor] = _xla._xla_user_computation("xla::aotpack", list(parameters), computation)
+    found: list[torch.Tensor] = _xla._xla_user_computation("xla::aotpack", list(arguments), computation)
     return found

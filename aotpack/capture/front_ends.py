@@ -94,6 +94,7 @@ def capture(
                 torch.set_grad_enabled(grad),
                 compat.unguarded_convolutions(),
                 compat.own_warnings(),
+                checkpoints.torch_xla_checkpoints(),
                 traced_random(exact=exact_random),
             ):
                 if shapes.integers and name != "trace":
@@ -135,7 +136,7 @@ def depends_on_gradients(
 @contextlib.contextmanager
 def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: bool) -> Iterator[None]:
     """The model as it was while it was traced: in that mode, and going the way that ``branches`` were taken."""
-    with _mode(model, training), compat.own_warnings(), traced_random(exact=False):
+    with _mode(model, training), compat.own_warnings(), checkpoints.torch_xla_checkpoints(), traced_random(exact=False):
         if branches:
             follow(model, branches)
         yield

@@ -20,8 +20,8 @@ from .test_train import build
 pytest.importorskip("jaxlib")
 
 
-def run(module: bytes, arguments: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-    """Compile StableHLO bytecode with jaxlib alone, and run it."""
+def compile_stablehlo(module: bytes, *options: Any) -> Any:
+    """Compile StableHLO bytecode with jaxlib alone."""
     import jax
     from jaxlib import _jax
     from jaxlib.mlir import ir
@@ -32,7 +32,14 @@ def run(module: bytes, arguments: Sequence[np.ndarray[Any, Any]]) -> list[torch.
     with ir.Context() as context:
         stablehlo.register_dialect(context)
         text = str(stablehlo.deserialize_portable_artifact(context, module))
-    compiled = client.compile_and_load(text.encode(), devices)
+    return client.compile_and_load(text.encode(), devices, *options)
+
+
+def run(module: bytes, arguments: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+    """Compile StableHLO bytecode with jaxlib alone, and run it."""
+    import jax
+
+    compiled = compile_stablehlo(module)
     with jax.enable_x64(True):
         given = [jax.device_put(argument) for argument in arguments]
         results = compiled.execute_sharded(given).disassemble_into_single_device_arrays()

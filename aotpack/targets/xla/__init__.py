@@ -101,8 +101,12 @@ class XlaTarget:
         self, item: GraphToCompile, module: torch.fx.GraphModule, views: Views, store: BlobStore, cache: CompileCache
     ) -> schema.XlaExecutable:
         """A normalised graph, lowered, with its code in ``store``."""
+        from .barriers import order_recomputation
         from .lower import lower
 
+        if item.method is not None and item.method.backward is not None and item.key.endswith(".backward"):
+            inputs = module.graph.find_nodes(op="placeholder")
+            order_recomputation(module, inputs[len(item.method.backward.saved) :])
         lowered = lower(module, item.key, item.private, views)
         code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
         return schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)

@@ -12,6 +12,7 @@ from aotpack_loader.errors import Problem
 
 from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
+from .normalise import CALL, regions
 
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
 _OWN = (random_state, exchange_random_state)
@@ -24,13 +25,17 @@ def problems(module: GraphModule, key: str) -> Iterator[Problem]:
         message = _refusal(node)
         if message:
             yield Problem(source_line(node) or f"{key}: {node.name}", message)
+    for region in regions(module).values():
+        yield from problems(region, key)
 
 
 def _refusal(node: Node) -> str:
     if node.op == "get_attr":
-        return "holds a graph or an object of its own, which a computation for XLA cannot"
+        is_called = all(user.target is CALL and user.args[0] is node for user in node.users)
+        return "" if is_called else "holds a graph or an object of its own, which a computation for XLA cannot"
     if node.op == "output":
-        return "" if all(isinstance(item, Node) for item in node.args[0]) else "returns something else than a tensor"  # type: ignore[union-attr]
+        is_plain = all(item is None or isinstance(item, Node) for item in node.args[0])  # type: ignore[union-attr]
+        return "" if is_plain else "returns something else than a tensor"
     if node.target in _OWN or (node.op == "placeholder" and not node.users):
         return ""
     if node.target in _CHECKS:
@@ -40,7 +45,7 @@ def _refusal(node: Node) -> str:
         if message := _bad_value(value):
             return message
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, torch._ops.HigherOrderOperator) and target is not CALL:
         return f"higher_order.{target.name()} has no form for XLA"
     if isinstance(target, torch._ops.OpOverload):
         if not has_kernel(target):

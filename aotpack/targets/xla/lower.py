@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,12 @@ from ..._torch_compat import xla
 from ..._torch_compat.randomness import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name
+from .hlo import share_computations
+from .normalise import CALL, regions
 from .sharing import Views
+
+_STRIDE = 0x9E3779B97F4A7C1
+"""From the seed of one call of a region to the next: odd, and so large that their sequences do not meet."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +56,57 @@ def lower(module: GraphModule, key: str, private: frozenset[int], views: Views |
     if not distinct:
         return Lowered(None, [], [], outputs)
     with xla.staging(), torch.no_grad():
-        run = _Staged(module, key)
-        inputs = [_placeholder(node.meta["val"]) for node in placeholders]
-        values = dict(zip(returned, run.run(*inputs, enable_io_processing=False), strict=True))
-        tensors = [(tensor, i) for i, tensor in enumerate(inputs) if tensor is not None] + run.seeds
-        try:
-            program = xla.lower([tensor for tensor, _ in tensors], [_result(values[node]) for node in distinct])
-        except xla.FallbackError as error:
-            again = [_placeholder(node.meta["val"]) for node in placeholders]
-            _Staged(module, key, watched=True).run(*again, enable_io_processing=False)
-            raise UnsupportedError("torch_xla cannot lower a graph.", [Problem(key, str(error))]) from error
-        used = [tensors[i] for i in program.order]
+        program, used, values = _record(module, key, distinct)
         if not used:
             raise UnsupportedError(f"{key} computes constants alone, which torch_xla runs no computation for.")
-        results = [_type(values[node]) for node in distinct]
-        found = [_type(value) for value in xla.results(program.hlo, [tensor for tensor, _ in used])]
+        results = [_type(value) for value in values]
+        found = [_type(value) for value in xla.call(program.hlo, [tensor for tensor, _ in used])]
     if found != results:
         problem = Problem(key, f"{found}, not {results}")
         raise UnsupportedError("torch_xla lowers a graph to other types than were traced.", [problem])
     parameters = [schema.XlaParameter(_type(tensor), i) for tensor, i in used]
     return Lowered(program, parameters, results, outputs)
+
+
+_Source = tuple[torch.Tensor, int | None]
+"""What a parameter stands for: an input of the graph, or a seed, with the number of the input that it is."""
+
+
+def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xla.Module, list[_Source], list[torch.Tensor]]:
+    """The program that computes the nodes ``returned``, what its parameters are, and the values on placeholders."""
+    run = _Staged(module, key)
+    inputs = [_placeholder(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
+    outputs: Any = module.graph.output_node().args[0]
+    values = dict(zip(outputs, run.run(*inputs, enable_io_processing=False), strict=True))
+    sources = [(tensor, i) for i, tensor in enumerate(inputs) if tensor is not None] + run.seeds
+    tensors = [tensor for tensor, _ in sources]
+    results = [_result(values[node]) for node in returned]
+    try:
+        program = xla.lower(tensors, results)
+    except xla.FallbackError as error:
+        again = [_placeholder(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
+        _Staged(module, key, watched=True).run(*again, enable_io_processing=False)
+        raise UnsupportedError("torch_xla cannot lower a graph.", [Problem(key, str(error))]) from error
+    if run.regions:  # recorded once for each call
+        shared = share_computations(program.hlo)
+        program = xla.lower(tensors, xla.call(shared, [tensors[i] for i in program.order]))
+    return program, [sources[i] for i in program.order], results
+
+
+class _Region:
+    """A nested compile region as a program that others call; equal calls are one computation."""
+
+    def __init__(self, module: GraphModule, key: str) -> None:
+        outputs: Any = module.graph.output_node().args[0]
+        distinct = list(dict.fromkeys(node for node in outputs if node is not None))
+        program, used, _ = _record(module, key, distinct)
+        self._hlo, self._inputs = program.hlo, [i for _, i in used]
+        self._outputs = [None if node is None else distinct.index(node) for node in outputs]
+
+    def call(self, inputs: Sequence[torch.Tensor], seed: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        """Record a call; ``seed`` makes one that no other call has."""
+        results = xla.call(self._hlo, [seed() if i is None else inputs[i] for i in self._inputs])
+        return [None if place is None else results[place] for place in self._outputs]
 
 
 def _placeholder(value: Any) -> torch.Tensor | None:
@@ -107,10 +143,13 @@ class _Staged(Interpreter):
         self._inputs = module.graph.find_nodes(op="placeholder")
         self._is_seeded = False
         self._watched: list[torch.Tensor] | None = [] if watched else None
-        self.seeds: list[tuple[torch.Tensor, int | None]] = []
+        self.seeds: list[_Source] = []
+        self.regions = {region: _Region(region, key) for region in regions(module).values()}
+        self._seed_of_calls: torch.Tensor | None = None
+        self._calls = 0
 
     def run_node(self, node: Node) -> Any:
-        if node.op in ("placeholder", "output"):
+        if node.op in ("placeholder", "get_attr", "output"):
             value = super().run_node(node)
             if self._watched is not None and isinstance(value, torch.Tensor):
                 self._watched.append(value)
@@ -123,7 +162,7 @@ class _Staged(Interpreter):
             self._seed(None)
         where = source_line(node) or f"{self._key}: {node.name}"
         try:
-            value = super().run_node(node)
+            value = self._call(node) if node.target is CALL else super().run_node(node)
         except Exception as error:
             problem = Problem(where, str(error).strip().splitlines()[0])
             raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem]) from error
@@ -137,6 +176,17 @@ class _Staged(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.device, lambda _: xla.device(), (args, kwargs))
         return super().call_function(target, args, kwargs)
+
+    def _call(self, node: Node) -> list[torch.Tensor | None]:
+        (region, _, *operands), _ = self.fetch_args_kwargs_from_env(node)
+        return self.regions[region].call(operands, self._another_seed)
+
+    def _another_seed(self) -> torch.Tensor:
+        """A seed that depends on one that all calls of regions share: a parameter for each would be slow to pass."""
+        if self._seed_of_calls is None:
+            self._seed_of_calls = self._seed(None)
+        self._calls += 1
+        return self._seed_of_calls + _STRIDE * self._calls
 
     def _exchange(self, state: object) -> None:
         """Draw from the seed that came in; or, where the state from before comes back, from one of this graph's own."""

@@ -34,9 +34,19 @@ _REDUCTIONS = (
 _ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
 """What torch adds up, or multiplies, in the type of the result, and torch_xla in that of the argument."""
 
+CALL = torch.ops.higher_order.invoke_subgraph
+"""Calls a nested compile region, a graph that the graph around it holds."""
+
+
+def regions(module: GraphModule) -> dict[str, GraphModule]:
+    """The regions that a graph calls, by name."""
+    called = module.graph.find_nodes(op="call_function", target=CALL)
+    names = dict.fromkeys(str(node.args[0].target) for node in called)
+    return {name: getattr(module, name) for name in names}
+
 
 def normalise(module: GraphModule) -> GraphModule:
-    """A copy of ``module`` with the same inputs and outputs.
+    """A copy of ``module``, and of the regions that it calls, with the same inputs and outputs.
 
     Raises:
         Exception: whatever a decomposition raises on arguments it does not take.
@@ -44,6 +54,8 @@ def normalise(module: GraphModule) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = GraphModule(module, graph)
+    for name, region in regions(module).items():
+        copied.register_module(name, normalise(region))
     table = decompositions.table()
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in table:

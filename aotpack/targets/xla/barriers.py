@@ -1,0 +1,81 @@
+"""What a backward computes again waits until its gradients get there.
+
+A checkpoint saves memory only if one part at a time is computed again. What is computed again depends on saved values alone, so
+XLA may compute all of it first, and keep it. An optimization barrier between what the partitioner has put side by side, the
+incoming gradient and the saved values, ties the two together, as JAX's ``checkpoint`` does and torch_xla's (Chen et al., Training
+Deep Nets with Sublinear Memory Cost, 2016, has the idea of checkpoints). Nor can XLA then merge it with anything else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..._torch_compat.xla import barrier
+from .normalise import CALL
+
+aten = torch.ops.aten
+
+_COSTLY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, CALL)
+"""What the partitioner computes again only where it is told to; cheap operators are better left to be fused."""
+
+
+def order_recomputation(module: GraphModule, gradients: Collection[Node]) -> None:
+    """Change a backward graph, and the regions that it calls; ``gradients`` are those of its inputs that are gradients."""
+    late = set(gradients)
+    done: list[Node] = []  # what depends on gradients, so far
+    again: list[Node] = []  # what is computed again, since the last of those
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and late.isdisjoint(node.all_input_nodes):
+            again.append(node)
+        elif node.op == "call_function":
+            _wait(again, done)
+            late.add(node)
+            done.append(node)
+            again = []
+            if node.target is CALL:
+                _within(module, node, late)
+    module.recompile()
+
+
+def _within(module: GraphModule, call: Node, late: Collection[Node]) -> None:
+    region = getattr(module, str(call.args[0].target))  # type: ignore[union-attr]
+    inputs = region.graph.find_nodes(op="placeholder")
+    if any(node.target is barrier for node in region.graph.nodes):
+        return  # another call was here before
+    order_recomputation(region, [own for own, given in zip(inputs, call.args[2:], strict=True) if given in late])
+
+
+def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
+    """Let ``again`` wait for the last gradient in ``done`` that something is still computed from."""
+    if not any(node.target in _COSTLY for node in again):
+        return
+    first = again[0]
+    gradient = next((node for node in reversed(done) if _is_tensor(node) and _users_after(node, first)), None)
+    if gradient is None:
+        return
+    inside = set(again)
+    given = dict.fromkeys(
+        source for node in again for source in node.all_input_nodes if source not in inside and _is_tensor(source)
+    )
+    graph, waiting = first.graph, [gradient, *given]
+    with graph.inserting_before(first):
+        together = graph.call_function(barrier, (waiting,))
+        together.meta = {**first.meta, "val": [node.meta["val"] for node in waiting]}
+        results = [graph.call_function(operator.getitem, (together, i)) for i in range(len(waiting))]
+    for node, result in zip(waiting, results, strict=True):
+        result.meta = {**first.meta, "val": node.meta["val"]}
+        for user in _users_after(gradient, first) if node is gradient else list(node.users):
+            if node is gradient or user in inside:
+                user.replace_input_with(node, result)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _users_after(node: Node, first: Node) -> list[Node]:
+    return [user for user in node.users if user.op == "call_function" and first < user]

@@ -1,0 +1,175 @@
+"""Checkpoints on XLA: what a backward computes again is not saved, not merged with anything, and not computed before its time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import aotpack
+from aotpack.targets.xla import barriers
+from aotpack_loader import load
+from aotpack_loader.archive.bundle import Bundle
+
+BLOCKS, ROWS, WIDTH, HIDDEN = 4, 256, 16, 64
+ACTIVATION = ROWS * WIDTH * 4
+
+Around = Callable[[Callable[..., Tensor], Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """Saves ten activations of its input's size and more, unless it is recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    """Blocks in a row; ``around`` calls one on an activation."""
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.around(block, x)
+        return x.square().mean()
+
+
+def plain(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    return function(*args)
+
+
+def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    return checkpoint(function, *args, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def reentrant(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    return checkpoint(function, *args, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def of_torch_xla(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    from torch_xla.utils.checkpoint import checkpoint
+
+    return checkpoint(function, *args)  # type: ignore[no-any-return]
+
+
+def build(model: object, *args: Tensor, out: Path, front_end: str = "export") -> int:
+    """Build for XLA; the bytes that the forward saves for the backward."""
+    import torch_xla.utils.checkpoint  # noqa: F401
+
+    options = {"targets": ("xla",), "front_ends": (front_end,), "methods": ("train",)}
+    return aotpack.build(model, args, out=out, **options).saved_bytes["train"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("around", "front_end"),
+    [(recomputed, "export"), (recomputed, "trace"), (reentrant, "export"), (of_torch_xla, "export"), (of_torch_xla, "trace")],
+)
+def test_what_is_saved_is_what_lies_between_the_checkpoints(
+    around: Around, front_end: str, tmp_path: Path, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(plain), torch.randn(ROWS, WIDTH, requires_grad=True)
+    model.around = around
+    assert build(copy.deepcopy(model), x, out=tmp_path / "m", front_end=front_end) == (BLOCKS - 1) * ACTIVATION
+    loaded, there = load(tmp_path / "m", device="xla"), x.detach().to(device).requires_grad_()
+    model.around = plain  # eager's torch_xla checkpoints need its device
+    for module, given in ((model, x), (loaded, there)):
+        module(given).backward()
+    torch.testing.assert_close(there.grad.cpu(), x.grad)
+    for expected, found in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.cpu(), expected.grad)
+
+
+def compiled(path: Path) -> tuple[str, int]:
+    """The backward as XLA's CPU compiler makes it, where that leaves barriers to its scheduler: text, and bytes of memory."""
+    from jaxlib import _jax
+
+    from .test_judge import compile_stablehlo
+
+    options = _jax.CompileOptions()
+    options.env_option_overrides = [("xla_disable_hlo_passes", "cse_barrier_expander")]
+    bundle = Bundle.open(path)
+    computation = bundle.targets["xla"].xla["train.backward"]
+    assert computation.stablehlo is not None
+    executable = compile_stablehlo(bundle.module(computation.stablehlo), options)
+    return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats().temp_size_in_bytes
+
+
+def test_xla_computes_again_and_one_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jaxlib")
+    x = torch.randn(ROWS, WIDTH)
+    saved = {around: build(Blocks(around), x, out=tmp_path / around.__name__) for around in (plain, recomputed)}
+    assert saved[recomputed] < saved[plain] / 10
+    without, memory = compiled(tmp_path / "plain")
+    text, low = compiled(tmp_path / "recomputed")
+    again = BLOCKS + 1  # the first product of each block, and both of the last, whose result the loss squares
+    assert (without.count(" dot("), text.count(" dot(")) == (4 * BLOCKS, 4 * BLOCKS + again)
+    assert low + saved[recomputed] < (memory + saved[plain]) / 2
+    monkeypatch.setattr(barriers, "_COSTLY", ())
+    build(Blocks(recomputed), x, out=tmp_path / "bare")
+    text, high = compiled(tmp_path / "bare")
+    assert text.count(" dot(") == 4 * BLOCKS + again
+    assert high > 2 * low  # all blocks at once, were it not for the barriers
+
+
+def test_a_recomputed_dropout_drops_the_same(tmp_path: Path, device: torch.device) -> None:
+    """Gradients are those of the mask that the forward had, though that is not saved."""
+
+    def dropped(x: Tensor) -> Tensor:
+        return recomputed(lambda x: F.dropout(x.sin(), 0.3).exp(), x)
+
+    def kept(x: Tensor) -> Tensor:
+        return F.dropout(x.sin(), 0.3).exp()
+
+    x = torch.rand(200, 300) + 0.1
+    example = x.clone().requires_grad_()
+    assert build(dropped, example, out=tmp_path / "m") < build(kept, example, out=tmp_path / "kept") / 50
+    loaded, there = load(tmp_path / "m", device="xla"), x.to(device).requires_grad_()
+    result = loaded(there)
+    result.sum().backward()
+    inside = result.detach().cpu().log()
+    mask = inside.abs() > 1e-6
+    assert abs(mask.float().mean().item() - 0.7) < 0.0094  # 60,000 draws: five standard deviations
+    torch.testing.assert_close(inside[mask], (x.sin() / 0.7)[mask])
+    torch.testing.assert_close(there.grad.cpu(), result.detach().cpu() * mask / 0.7 * x.cos())
+
+
+def layers(a: Tensor, w: Tensor) -> Tensor:
+    """The function of the notebook that the project was created from."""
+    a = torch.sin(a) @ w
+    return torch.sigmoid(torch.cos(a) @ w)
+
+
+@pytest.mark.parametrize(
+    ("around", "saved"),
+    [
+        pytest.param(plain, 2, id="notebook: trace fn without checkpoint"),
+        pytest.param(of_torch_xla, 0, id="notebook: trace fn with a torch_xla checkpoint"),
+        pytest.param(recomputed, 0, id="notebook: trace fn with a torch non-reentrant checkpoint"),
+        pytest.param(reentrant, 0, id="notebook: a torch reentrant checkpoint"),
+    ],
+)
+def test_the_notebooks_checkpoints(around: Around, saved: int, tmp_path: Path, device: torch.device) -> None:
+    """There it raised, or was looked through: the forward saved all intermediate values."""
+    a, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    assert build(lambda a, w: around(layers, a, w), a, w, out=tmp_path / "m") == saved * 4 * 4 * 4  # type: ignore[call-arg]
+    there = a.detach().to(device).requires_grad_()
+    result, expected = load(tmp_path / "m", device="xla")(there, w.to(device)), layers(a, w)
+    torch.testing.assert_close(result.cpu(), expected)
+    for value in (result, expected):
+        value.sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), a.grad)
