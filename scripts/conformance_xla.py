@@ -29,6 +29,10 @@ MARKS = ("<!-- conformance-xla:begin -->", "<!-- conformance-xla:end -->")
 REASON = 400
 """Characters of a reason that are kept."""
 
+LARGE = 15
+"""Rows that make an area one of its own in the summary."""
+TITLES = {"pass": "pass", "refused": "refused", "known": "differ, known", "wrong": "wrong", "crash": "crash"}
+
 Row = dict[str, str]
 
 
@@ -38,7 +42,8 @@ def main() -> None:
         serve(options.worker)
         return
     rows = {} if options.all else read()
-    names = [name for name in table() if re.search(options.only, name) and not (options.resume and name in rows)]
+    settled = {name for name, row in rows.items() if not (options.again and row["status"] not in ("pass", "refused"))}
+    names = [name for name in table() if re.search(options.only, name) and not (options.resume and name in settled)]
     for name, row in run(names):
         rows[name] = row
         write(rows)
@@ -55,6 +60,7 @@ def parse() -> argparse.Namespace:
         "--only", default="", metavar="PATTERN", help="rows whose names have this in them; other results are kept"
     )
     parser.add_argument("--resume", action="store_true", help="rows that have no result yet")
+    parser.add_argument("--again", action="store_true", help="with --resume: rows that neither pass nor are refused, too")
     parser.add_argument("--worker", nargs="+", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.all = not options.only and not options.resume
@@ -128,17 +134,30 @@ def write(rows: Mapping[str, Row]) -> None:
 
 
 def update_page(rows: Mapping[str, Row]) -> None:
-    """The summary in docs/xla.md: an area a row."""
-    areas: dict[str, Counter[str]] = {}
-    for name, row in rows.items():
-        areas.setdefault(name.partition(":")[0].partition(",")[0], Counter())[row["status"]] += 1
+    """The summary in docs/xla.md."""
     page = PAGE.read_text()
     begin, end = (page.index(mark) for mark in MARKS)
     PAGE.write_text(f"{page[:begin]}{MARKS[0]}\n{summary(rows)}\n{page[end:]}")
 
 
 def summary(rows: Mapping[str, Row]) -> str:
-    return str(Counter(row["status"] for row in rows.values()))
+    """An area a row, and why what differs does."""
+    areas: dict[str, Counter[str]] = {}
+    for name, row in rows.items():
+        areas.setdefault(name.partition(":")[0].partition(",")[0], Counter())[row["status"]] += 1
+    large = {area: counts for area, counts in areas.items() if counts.total() >= LARGE}
+    large["others"] = sum((counts for area, counts in areas.items() if area not in large), Counter())
+    large["**all**"] = sum(areas.values(), Counter())
+    lines = [f"| area | {' | '.join(TITLES.values())} |", f"| --- |{' ---: |' * len(TITLES)}"]
+    lines += [f"| {area} | {' | '.join(str(counts[status]) for status in TITLES)} |" for area, counts in large.items()]
+    causes: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if row["status"] == "known":
+            causes.setdefault(row["reason"], []).append(name)
+    lines += ["", "What differs, and why:", ""] if causes else []
+    lines += [f"- {cause}: {'; '.join(f'*{name}*' for name in names)}" for cause, names in causes.items()]
+    left = len(set(table()) - rows.keys())
+    return "\n".join([*lines, *(["", f"{left} rows were not run."] if left else [])])
 
 
 if __name__ == "__main__":

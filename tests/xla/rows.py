@@ -20,10 +20,34 @@ from conformance.observe import Observation, differences
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError
+from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError, TargetError
 from aotpack_loader.program import LoadedProgram
 
-Status = Literal["pass", "refused", "wrong"]
+Status = Literal["pass", "refused", "known", "wrong"]
+
+_NO_GRAD = "torch before 2.12 does not tell a view made under no_grad from another: on portable too, with torch 2.9"
+_HALF = "XLA keeps values between two operators of a half type in float32"
+_CPU_AUTOCAST = "the row turns autocast on for the CPU, which changes nothing on an XLA device"
+KNOWN = {
+    "outputs: view of a view under no_grad": _NO_GRAD,
+    "outputs: views that change requires_grad, view under no_grad": _NO_GRAD,
+    "outputs: views that change requires_grad, view of the input under no_grad": _NO_GRAD,
+    "outputs: views that change requires_grad, mixed": "requires_grad of views beside a base that requires it: not understood yet",
+    "outputs: multi-output views, unbind, in place afterwards (eager raises)": "torch_xla does not raise either",
+    "outputs: lazy conjugate of an argument passed on": "known on portable too: arguments are resolved before a graph runs",
+    "outputs: sizes": "torch.export of 2.9 returns a plain tuple for torch.Size: on portable too",
+    "input mutation: storage resize_(0)": "torch.export of 2.9 does not see it: on portable too",
+    "autograd: inside the caller's checkpoint": "torch.utils.checkpoint fails on XLA tensors: torch has no module 'xla'",
+    "autograd: on several threads": "torch_xla raises (tensor_data), no other numbers: not understood yet",
+    "autograd: an LSTM of whose arguments none needs a gradient": "traced so by torch 2.9: on portable too",
+    "autograd: autocast bf16 inside the model": _HALF,
+    "autograd: autocast bf16 inside the model, bf16 result": _HALF,
+    "autograd: autocast at call, none at build, is refused": _CPU_AUTOCAST,
+    "autograd: autocast at call, none at build, is refused without gradients": _CPU_AUTOCAST,
+    "RNG dropout: same seed same numbers": "torch.manual_seed does not seed XLA devices; xm.set_rng_state does",
+    "shapes: other strides at call, alias that view() cannot take": "any view() can be taken where there are no strides, and eager raises",
+}
+"""Rows that differ and are not refused, with the cause; those of torch 2.9 and torch_xla alone are not this target's to mend."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +69,12 @@ def run(case: Case, folder: Path, device: torch.device) -> Outcome:
         lines = _compare(case, out, device)
     except _RefusedError as error:
         return Outcome("refused", f"at the call: {error}")
+    except TargetError as error:
+        return Outcome("refused", f"at load: {error}")
     finally:
         out.unlink()
+    if lines and case.name in KNOWN:
+        return Outcome("known", KNOWN[case.name])
     return Outcome("wrong", "\n".join(lines)) if lines else Outcome("pass")
 
 
