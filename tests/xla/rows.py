@@ -32,9 +32,9 @@ KNOWN = {
     "outputs: view of a view under no_grad": _NO_GRAD,
     "outputs: views that change requires_grad, view under no_grad": _NO_GRAD,
     "outputs: views that change requires_grad, view of the input under no_grad": _NO_GRAD,
-    "outputs: views that change requires_grad, mixed": "requires_grad of views beside a base that requires it: not understood yet",
+    "outputs: views that change requires_grad, mixed": "requires_grad of views beside a base with it: not understood yet",
     "outputs: multi-output views, unbind, in place afterwards (eager raises)": "torch_xla does not raise either",
-    "outputs: lazy conjugate of an argument passed on": "known on portable too: arguments are resolved before a graph runs",
+    "outputs: lazy conjugate of an argument passed on": "on portable too: arguments are resolved before",
     "outputs: sizes": "torch.export of 2.9 returns a plain tuple for torch.Size: on portable too",
     "input mutation: storage resize_(0)": "torch.export of 2.9 does not see it: on portable too",
     "autograd: inside the caller's checkpoint": "torch.utils.checkpoint fails on XLA tensors: torch has no module 'xla'",
@@ -45,7 +45,7 @@ KNOWN = {
     "autograd: autocast at call, none at build, is refused": _CPU_AUTOCAST,
     "autograd: autocast at call, none at build, is refused without gradients": _CPU_AUTOCAST,
     "RNG dropout: same seed same numbers": "torch.manual_seed does not seed XLA devices; xm.set_rng_state does",
-    "shapes: other strides at call, alias that view() cannot take": "any view() can be taken where there are no strides, and eager raises",
+    "shapes: other strides at call, alias that view() cannot take": "without strides any view() can be taken; eager raises",
 }
 """Rows that differ and are not refused, with the cause; those of torch 2.9 and torch_xla alone are not this target's to mend."""
 
