@@ -32,7 +32,7 @@ def recorded_lines(entry: str) -> Iterator[None]:
     def chosen(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
         starts = [i for i, frame in enumerate(frames) if frame.name == entry and _is_ours(frame.filename)]
         below = frames[starts[-1] :] if starts else []
-        return traceback.StackSummary.from_list([frame for frame in below if not _is_foreign(frame.filename)])
+        return traceback.StackSummary.from_list([frame for frame in below if is_the_model(frame.filename)])
 
     with (
         mock.patch.object(proxy_tensor._MakefxTracer, "__init__", recording),
@@ -45,10 +45,10 @@ def _is_ours(path: str) -> bool:
     return path.startswith(_NOT_THE_MODEL[1])
 
 
-def _is_foreign(path: str) -> bool:
-    """Code of torch, aotpack and Python; other installed packages may hold the user's model."""
+def is_the_model(path: str) -> bool:
+    """Neither code of torch, aotpack nor Python; other installed packages may hold the user's model."""
     library = path.startswith(_NOT_THE_MODEL[2]) and "site-packages" not in path
-    return path.startswith(("<", *_NOT_THE_MODEL[:2])) or library
+    return not (path.startswith(("<", *_NOT_THE_MODEL[:2])) or library)
 
 
 def name_backward(graph: torch.fx.Graph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from .lines import is_the_model
 from .tensors import blank_like
 
 
@@ -138,6 +140,10 @@ class _RefusedFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.reads_nodes |= func == _GET_NODE and torch.is_grad_enabled()
+        if func == torch.Tensor.storage_offset and is_the_model(sys._getframe(1).f_code.co_filename):
+            raise SideEffectError(
+                "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
+            )
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")

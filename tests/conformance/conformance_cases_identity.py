@@ -256,6 +256,7 @@ def no_grad_pattern(*specs: Any) -> Call:
 
 
 CASES: list[Case] = [
+    case("identity: a model that asks where its argument begins", lambda x: x * (1 + x.storage_offset()), t(3)),
     case("identity: same tensor twice at build and call", add, pair(same)),
     case("identity: same leaf twice at build and call", add, pair(same_leaf)),
     case("identity: same non-leaf twice at build and call", add, pair(same_nonleaf)),
