@@ -13,6 +13,7 @@ from msgspec import structs
 from aotpack_loader.errors import BuildError, Problem, TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.selftest import run_self_test
 
 from .bundle import BlobStore, Existing, TargetEntry, write_bundle
@@ -101,6 +102,7 @@ def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Prod
     target = entry.target if producer == program.producer else structs.replace(entry.target, producer=producer)
     with as_a_loader():
         validate_target(target, program, f"target {target.name!r}")
+        validate_computations(target, program, f"target {target.name!r}")
     shared = [*_graphs(program), *program.weights, *([program.self_test] if program.self_test else [])]
     return entry._replace(target=target, layers=_distinct([*shared, *entry.layers]))
 

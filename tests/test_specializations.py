@@ -20,7 +20,7 @@ from aotpack.targets.xla.specialize import at_sizes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, CorruptBundleError
 from aotpack_loader.format import schema
-from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_xla import validate_computations
 
 
 class Model(torch.nn.Module):
@@ -127,6 +127,6 @@ def test_documents_that_do_not_fit(path: Path, sizes: list[dict[str, int]], chan
     codes = [schema.Specialization(values, forward, backward) for values in by_symbol]
     target = schema.Target("xla", "xla", "xla", specializations={"train": [structs.replace(code, **changes) for code in codes]})
     with pytest.raises(CorruptBundleError, match=message):
-        validate_target(target, program, "target")
+        validate_computations(target, program, "target")
     with pytest.raises(CorruptBundleError, match="C14: only code for XLA has sizes of its own"):
-        validate_target(structs.replace(target, kind="aoti"), program, "target")
+        validate_computations(structs.replace(target, kind="aoti"), program, "target")

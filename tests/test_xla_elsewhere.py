@@ -21,7 +21,8 @@ from aotpack_loader.devices.select import unfit
 from aotpack_loader.devices.xla import XlaDevice, unsupported, without_strides
 from aotpack_loader.errors import BuildError, CorruptBundleError, TargetError
 from aotpack_loader.format import media_types, schema
-from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.donations import of_backward
+from aotpack_loader.format.validate_xla import validate_computations
 
 HLO = schema.Descriptor(media_types.CODE_HLO, "sha256:" + "0" * 64, 1)
 FLOATS = schema.ArrayType("float32", [5, 4])
@@ -119,7 +120,7 @@ def test_packages_that_cannot_be_imported(tiny_bundle: Path, monkeypatch: pytest
 )
 def test_computations_fit_their_graphs(program: schema.Program, computation: schema.XlaExecutable, message: str) -> None:  # C14
     with pytest.raises(CorruptBundleError, match=f"C14: {message}"):
-        validate_target(target(xla={"train.forward": computation}), program, "target")
+        validate_computations(target(xla={"train.forward": computation}), program, "target")
 
 
 def test_what_needs_strides_or_addresses_is_refused(program: schema.Program) -> None:
@@ -145,3 +146,53 @@ def test_the_pins_are_the_same_everywhere() -> None:
     assert set(pins) <= set(installed)
     (libtpu,) = [pin for pin in compiler["optional-dependencies"]["xla-tpu"] if pin.startswith("libtpu")]
     assert f"\nLIBTPU={libtpu.removeprefix('libtpu==')} " in (root / "scripts" / "setup-xla").read_text()
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "message"),
+    [
+        ([1], [], "C26: parameter 1 is no input whose memory may be taken"),  # a primal that nothing writes to
+        ([0], [], ""),
+        ([], [0], ""),
+        ([], [1], "C26: parameter 1 is no"),  # saved, and a result as well
+        ([], [2], "C26: parameter 2 is no"),  # a primal
+        ([], [9], "C26: parameter 9 is no"),
+        ([], [0, 0], "C26: the memory of a parameter is taken twice"),
+    ],
+)
+def test_whose_memory_may_be_taken(program: schema.Program, forward: list[int], backward: list[int], message: str) -> None:  # C26
+    method = program.methods["train"]
+    saved = [schema.SavedOutput(1, donated=True), schema.SavedOutput(2, donated=True), schema.SavedPrimal(1)]
+    assert method.backward is not None
+    changed = structs.replace(
+        method,
+        primals=[schema.ParameterPrimal("a"), schema.ParameterPrimal("b")],
+        num_outputs=3,
+        mutations=[schema.Mutation(0, 0)],
+        results=[schema.FreshResult(2)],
+        subclasses=[],
+        backward=structs.replace(method.backward, saved=saved, tangents=[], gradients=[0, None], subclasses=[]),
+    )
+    parameters = [schema.XlaParameter(FLOATS, i) for i in range(3)]
+    computations = {
+        "train.forward": schema.XlaExecutable(parameters[:2], [FLOATS] * 3, [0, 1, 2], HLO, donated=forward),
+        "train.backward": schema.XlaExecutable(parameters, [FLOATS], [0], HLO, donated=backward),
+    }
+    changed_program = structs.replace(program, methods={"train": changed})
+    if not message:
+        validate_computations(target(xla=computations), changed_program, "target")
+        return
+    with pytest.raises(CorruptBundleError, match=message):
+        validate_computations(target(xla=computations), changed_program, "target")
+
+
+def test_what_a_result_shares_is_not_donated(program: schema.Program) -> None:  # C26
+    """Positions that serve two outputs, and outputs that are an input."""
+    method = program.methods["train"]
+    assert method.backward is not None
+    saved = [schema.SavedOutput(i, donated=True) for i in (0, 1, 2, 2)]
+    method = structs.replace(method, mutations=[], results=[], backward=structs.replace(method.backward, saved=saved))
+    forward = schema.XlaExecutable([], [FLOATS] * 2, [0, schema.GivenInput(0), 1, 0], HLO)
+    assert of_backward(method, forward) == frozenset()
+    assert of_backward(method, structs.replace(forward, outputs=[0, schema.GivenInput(0), 1, 1])) == {0}
+    assert of_backward(method, structs.replace(forward, outputs=[0, schema.ResultView(0, []), 1, 1])) == frozenset()

@@ -33,6 +33,11 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def saved_tensors_are_hooked() -> bool:
+    """Whether what is saved for a backward now goes through hooks of the caller, who may keep it."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def release_saved_tensors(ctx: Any) -> None:
     """Drop a function's saved tensors now, unless the graph is kept: they then live only as long as they are used."""
     ctx.maybe_clear_saved_tensors()

@@ -57,12 +57,15 @@ class Computation:
         hlo: the serialised module.
         parameters: its parameters, in order.
         device: what to compile for.
+        donated: positions of parameters whose memory the results may take: a call then leaves those arguments without data.
 
     Attributes:
         results: element type and sizes of what it returns.
     """
 
-    def __init__(self, name: str, hlo: bytes, parameters: Sequence[Placeholder], device: torch.device) -> None:
+    def __init__(
+        self, name: str, hlo: bytes, parameters: Sequence[Placeholder], device: torch.device, donated: Sequence[int] = ()
+    ) -> None:
         self._device = device
         computation = xla_builder.computation_from_module_proto(name, hlo)
         with _default_device(device):
@@ -73,14 +76,33 @@ class Computation:
         # What torch_xla runs takes its parameters in an order of its own.
         order, _ = _xla._get_tensors_xla_device_data_node(outputs)
         self._order = [numbers[number] for number in order]
-        # Also tells the process the shapes of the results, without which running a graph by its hash fails.
-        self._hash = _xla._get_graph_hash(outputs)
-        _xla._xla_warm_up_cache(outputs, [])
+        for i in donated:
+            _xla._set_buffer_donation(inputs[i], True)  # part of the hash; what the module itself says of donation is ignored
+        with _donation(enabled=bool(donated)):
+            # Also tells the process the shapes of the results, without which running a graph by its hash fails.
+            self._hash = _xla._get_graph_hash(outputs)
+            _xla._xla_warm_up_cache(outputs, [])
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Start the computation; the results may be used before it has ended."""
         found: list[torch.Tensor] = _xla._run_cached_graph(self._hash, [arguments[i] for i in self._order])
         return found
+
+
+def is_shared(tensors: Sequence[torch.Tensor], number: int) -> bool:
+    """Whether one of these is in the same memory as the one with this number; all of them are there or being computed."""
+    handles = _xla._get_tensors_handle(list(tensors))
+    return bool(handles.count(handles[number]) > 1)
+
+
+@contextlib.contextmanager
+def _donation(*, enabled: bool) -> Iterator[None]:
+    before = _xla._xla_get_enable_alias_with_buffer_donor_config()
+    _xla._xla_set_enable_alias_with_buffer_donor_config(enabled)
+    try:
+        yield
+    finally:
+        _xla._xla_set_enable_alias_with_buffer_donor_config(before)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ def load(
     subclasses: Collection[type] = (),
     verify: Literal["code", "full"] = "code",
     check: Literal["arguments", "full"] = "arguments",
+    donate: bool = False,
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
 
@@ -61,6 +62,9 @@ def load(
         verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
         check: ``"arguments"`` refuses calls that do not fit; ``"full"`` also asserts at every call all that the build assumed and
             raises :class:`~aotpack_loader.errors.CheckError`. Slow: for finding out what is wrong.
+        donate: on an XLA device, buffers and arguments that the model writes to are updated in place, in the memory that they
+            have. What shares it there (``other.copy_(buffer)``, ``load_state_dict``) must not be used any more: torch_xla raises
+            an error then. False: they get new memory at each call.
 
     Raises:
         BundleError: the file is not a valid bundle.
@@ -75,7 +79,7 @@ def load(
     if isinstance(operators, str):
         raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
     with _collector.paused():
-        module, fallback = _load(bundle, device, backend, weights, trust, operators, subclasses, verify, check)
+        module, fallback = _load(bundle, device, backend, weights, trust, operators, subclasses, verify, check, donate)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
@@ -91,6 +95,7 @@ def _load(
     subclasses: Collection[type],
     verify: str,
     check: str,
+    donate: bool,
 ) -> tuple[LoadedProgram, str]:
     """The module, and a warning about its backend, or nothing."""
     opened = Bundle.open(bundle)
@@ -98,6 +103,8 @@ def _load(
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, subclasses)
     chosen = select(opened, backend=backend, device=device, trust=trust, agreed=operators)
+    if donate:
+        chosen = _updating_in_place(chosen)
     program = opened.program
     state = _state(opened, program, weights, classes)
     if chosen.target.device == "xla":
@@ -116,6 +123,17 @@ def _load(
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
     return LoadedProgram(info, state, _by_mode(program, calls)), chosen.fallback
+
+
+def _updating_in_place(chosen: Selection) -> Selection:
+    from .devices.xla import XlaDevice
+
+    if not isinstance(chosen.device, XlaDevice):
+        raise AotpackError(
+            f"donate=True is for XLA devices; {chosen.target.name} runs on the CPU, which updates in place anyway.",
+            hint="Leave it out, or load with device='xla'.",
+        )
+    return structs.replace(chosen, device=chosen.device.updating_in_place())
 
 
 def _classes(required: list[str], given: Collection[type]) -> Classes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,5 @@ def _run(module: torch.fx.GraphModule, inputs: list[torch.Tensor], device: torch
     types = [(getattr(torch, p.type.dtype), tuple(p.type.shape)) for p in lowered.parameters]
     name = f"test_{len(inputs)}_{len(lowered.outputs)}"
     executable = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
-    computation = Computation(name, lowered.program.hlo, types, device)
-    found: list[torch.Tensor] = XlaExecutable("train.backward", computation, executable, device)(list(inputs))
-    return found
+    computation = partial(Computation, name, lowered.program.hlo, types, device)
+    return XlaExecutable("train.backward", executable, device, computation)(list(inputs))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec import structs
 from torch.export import Dim
 
 import aotpack
 from aotpack.cli import main
 from aotpack_loader import load
-from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import BuildError, InputError
+from aotpack_loader.archive.bundle import Bundle, _check_references
+from aotpack_loader.errors import BuildError, CorruptBundleError, InputError
 
 from . import models
 from .test_train import build
@@ -165,8 +166,42 @@ def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path
         )
 
 
+def test_the_code_for_all_sizes_is_in_the_manifest(path: Path) -> None:
+    """A manifest that lacks some of it is refused when the bundle is opened."""
+    bundle = Bundle.open(path)
+    found = bundle.manifests["xla"]
+    blob = found.target.specializations["train"][1].forward.hlo
+    assert blob is not None
+    assert blob in found.manifest.layers
+    fewer = [layer for layer in found.manifest.layers if layer != blob]
+    with pytest.raises(CorruptBundleError, match=r"target\.specializations\.train\[1\]\.forward\.hlo(?s:.*)is not a layer"):
+        _check_references(bundle.program, structs.replace(found, manifest=structs.replace(found.manifest, layers=fewer)))
+
+
 def test_inspect_tells_the_sizes(path: Path) -> None:
     shown = " ".join(CliRunner().invoke(main, ["inspect", str(path)], env={"COLUMNS": "250"}).output.split())
     assert "2 <= s" in shown
     assert "(batch) <= 64" in shown
     assert "torch ==2.9.*, torch_xla ==2.9.*, batch=4 or batch=6" in shown
+
+
+def test_compiled_code_for_sizes(tmp_path: Path) -> None:
+    """XLA's own code for this machine's CPU: results have eager's strides at each of the sizes."""
+    pytest.importorskip("jaxlib")
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).t()
+
+    rows = Dim("rows", min=2, max=9)
+    options = {"dynamic_shapes": ({0: rows},), "specializations": [{"rows": 3}, {"rows": 5}], "methods": ("infer",)}
+    path = tmp_path / "model.aotpack"
+    aotpack.build(turned, (torch.randn(4, 6),), out=path, targets=("xla:cpu",), front_ends=("export",), **options)  # type: ignore[arg-type]
+    loaded = load(path, backend="xla:cpu")
+    with torch.no_grad():
+        for count in (3, 5, 3):
+            x = torch.randn(count, 6)
+            found = loaded(x)
+            torch.testing.assert_close(found, turned(x))
+            assert found.stride() == turned(x).stride()
+        with pytest.raises(InputError, match=r"no code for rows=4 on this device"):
+            loaded(torch.randn(4, 6))

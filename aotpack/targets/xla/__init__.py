@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import structs
 
 from aotpack_loader.devices.xla import unsupported
 from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
+from aotpack_loader.format.donations import of_backward, of_forward
 
 from ..._torch_compat import Decompositions
 from ...bundle import BlobStore, TargetEntry
@@ -67,40 +69,31 @@ class XlaTarget:
         return table()
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
-        from .check import problems
-        from .normalise import normalise
-        from .sharing import shared_outputs
-        from .specialize import at_sizes
-
-        methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
-        found = [problem for name, method in methods.items() for problem in unsupported(name, method)]
-        if found:
-            raise UnsupportedError(_REFUSED, found)
-        _refuse_varying(graphs)
-        modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
-        for item in graphs:
-            fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
-            shared = [shared_outputs(module, item.private) for module in fixed_sizes]
-            modules[item.key] = [(normalise(module), views) for module, views in shared]
-        found = [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]
-        if found:
-            raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
-        computations = {
-            item.key: [self._computation(item, *module, store, cache) for module in modules[item.key]] for item in graphs
-        }
+        modules = _normalised(graphs)
+        computations: dict[str, list[schema.XlaExecutable]] = {}
+        for item in graphs:  # a forward before its backward
+            forwards = computations.get(f"{_method_of(item)}.forward", [])
+            computations[item.key] = [
+                self._computation(item, *module, forwards[i : i + 1], store, cache) for i, module in enumerate(modules[item.key])
+            ]
         varying = {item.key: item.specializations for item in graphs if item.specializations}
         fixed = {key: only for key, (only, *_) in computations.items() if key not in varying}
-        by_sizes = {
-            name: _by_sizes(varying[f"{name}.forward"], computations, name) for name in methods if f"{name}.forward" in varying
-        }
+        methods = {_method_of(item): item.specializations for item in graphs if item.key in varying}
+        by_sizes = {name: _by_sizes(sizes, computations, name) for name, sizes in methods.items()}
         every = [computation for several in computations.values() for computation in several]
         layers = [blob for item in every for blob in (item.hlo, item.stablehlo, item.code) if blob is not None]
         return self._entry(fixed, by_sizes, layers)
 
     def _computation(
-        self, item: GraphToCompile, module: torch.fx.GraphModule, views: Views, store: BlobStore, cache: CompileCache
+        self,
+        item: GraphToCompile,
+        module: torch.fx.GraphModule,
+        views: Views,
+        forward: Sequence[schema.XlaExecutable],
+        store: BlobStore,
+        cache: CompileCache,
     ) -> schema.XlaExecutable:
-        """A normalised graph, lowered, with its code in ``store``."""
+        """A normalised graph, lowered, with its code in ``store``; of a backward graph ``forward`` has its forward's."""
         from .barriers import order_recomputation
         from .lower import lower
 
@@ -109,7 +102,12 @@ class XlaTarget:
             order_recomputation(module, inputs[len(item.method.backward.saved) :])
         lowered = lower(module, item.key, item.private, views)
         code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
-        return schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs, **code)
+        computation = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
+        if self._platform is not None or item.method is None:
+            return structs.replace(computation, **code)
+        found = of_backward(item.method, forward[0]) if forward else of_forward(item.method, computation)
+        donated = [i for i, parameter in enumerate(computation.parameters) if parameter.input in found]
+        return structs.replace(computation, donated=donated, **code)
 
     def _code(self, key: str, program: Module, store: BlobStore, cache: CompileCache) -> dict[str, schema.Descriptor]:
         """The blobs of a computation, by field of :class:`schema.XlaExecutable`."""
@@ -141,6 +139,35 @@ class XlaTarget:
 
 
 _REFUSED = "XLA cannot compute all of this model."
+
+
+def _method_of(item: GraphToCompile) -> str:
+    return item.key.rpartition(".")[0]
+
+
+def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:
+    """Each graph as it is lowered, and its outputs that are views, by its key, once for each of its specializations.
+
+    Raises:
+        UnsupportedError: names all that XLA cannot compute, with the user's lines.
+    """
+    from .check import problems
+    from .normalise import normalise
+    from .sharing import shared_outputs
+    from .specialize import at_sizes
+
+    methods = {_method_of(item): item.method for item in graphs if item.method is not None}
+    if found := [problem for name, method in methods.items() for problem in unsupported(name, method)]:
+        raise UnsupportedError(_REFUSED, found)
+    _refuse_varying(graphs)
+    modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
+    for item in graphs:
+        fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
+        shared = [shared_outputs(module, item.private) for module in fixed_sizes]
+        modules[item.key] = [(normalise(module), views) for module, views in shared]
+    if found := [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]:
+        raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
+    return modules
 
 
 def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:

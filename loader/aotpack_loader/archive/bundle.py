@@ -28,6 +28,7 @@ from ..format.schema import (
     Requirements,
     Target,
     Version,
+    XlaExecutable,
 )
 from ..format.validate import validate_program, validate_target
 from ..format.versions import check_version
@@ -90,6 +91,10 @@ class Bundle:
                 raise CorruptBundleError(f"The bundle has two targets called {found.target.name!r}.")
             _check_references(self._program, found)
             validate_target(found.target, self._program, f"target {found.target.name!r}")
+            if found.target.xla or found.target.specializations:
+                from ..format.validate_xla import validate_computations  # rarely there: not part of what every start imports
+
+                validate_computations(found.target, self._program, f"target {found.target.name!r}")
             self._manifests[found.target.name] = found
         self._graphs: dict[str, Graph] = {}
 
@@ -379,12 +384,23 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:
             yield f"target.executables.{name}.fallbacks", executable.fallbacks, "a list of fallbacks"
-    for name, computation in target.xla.items():
+    for place, computation in _computations(target):
         if computation.hlo is not None:
-            yield f"target.xla.{name}.hlo", computation.hlo, "an HLO module"
+            yield f"target.{place}.hlo", computation.hlo, "an HLO module"
         if computation.stablehlo is not None:
-            yield f"target.xla.{name}.stablehlo", computation.stablehlo, "a StableHLO module"
+            yield f"target.{place}.stablehlo", computation.stablehlo, "a StableHLO module"
         if computation.code is not None:
-            yield f"target.xla.{name}.code", computation.code, "an executable of XLA"
+            yield f"target.{place}.code", computation.code, "an executable of XLA"
     if target.call is not None:
         yield "target.call.code", target.call.code, "a call library"
+
+
+def _computations(target: Target) -> Iterator[tuple[str, XlaExecutable]]:
+    """A target's computations of XLA, each with its path."""
+    for key, computation in target.xla.items():
+        yield f"xla.{key}", computation
+    for name, codes in target.specializations.items():
+        for i, code in enumerate(codes):
+            yield f"specializations.{name}[{i}].forward", code.forward
+            if code.backward is not None:
+                yield f"specializations.{name}[{i}].backward", code.backward

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Any
@@ -63,15 +64,31 @@ class XlaExecutable:
     """One graph's computation.
 
     A call starts what its arguments still wait for, as ``torch_xla.sync()`` does, and then the computation; it waits for neither.
+
+    Args:
+        key: the graph's, for messages.
+        executable: its description.
+        device: where it runs.
+        compile: compiles it, with parameters whose memory the results take.
+        donated: those parameters.
+        visible: whether the caller has tensors for them; else only the backward has.
     """
 
     def __init__(
-        self, key: str, computation: compat.Computation | None, executable: schema.XlaExecutable, device: torch.device
+        self,
+        key: str,
+        executable: schema.XlaExecutable,
+        device: torch.device,
+        compile: Callable[[Sequence[int]], compat.Computation | None],
+        donated: Sequence[int] = (),
+        *,
+        visible: bool = False,
     ) -> None:
         from .. import _torch_xla_compat as compat
 
-        self._compat, self._key = compat, key
-        self._run, self._device = computation, device
+        self._compat, self._key, self._device = compat, key, device
+        self._compile, self._donated, self._visible = compile, donated, visible and bool(donated)
+        self._run = compile(donated)
         self._inputs = [parameter.input for parameter in executable.parameters]
         self._outputs = Outputs(executable)
 
@@ -81,14 +98,29 @@ class XlaExecutable:
         Raises:
             TargetError: XLA cannot run it, for lack of memory for example.
         """
+        return self._start(inputs, donates=bool(self._donated))
+
+    def retaining(self, inputs: list[Any]) -> list[Any]:
+        """The same, with all inputs left as they are. If others are donated, this is compiled at its first call."""
+        return self._start(inputs, donates=False)
+
+    @cached_property
+    def _plain(self) -> compat.Computation | None:
+        return self._compile(()) if self._donated else self._run
+
+    def _start(self, inputs: list[Any], *, donates: bool) -> list[Any]:
         compat = self._compat
         arguments = [compat.next_seed(self._device) if i is None else inputs[i] for i in self._inputs]
         passed = self._outputs.passed(inputs)
         inputs.clear()
         try:
-            if compat.pending(arguments):
+            # What waits anywhere may be computed from memory that is about to be taken: clones do, until they are computed.
+            if self._visible or compat.pending(arguments):
                 compat.start_pending(self._device)
-            results = [] if self._run is None else self._run(arguments)
+            if self._visible and any(compat.is_shared(arguments, i) for i in self._donated):
+                donates = False
+            run = self._run if donates else self._plain
+            results = [] if run is None else run(arguments)
         except RuntimeError as error:  # memory, for example
             raise TargetError(f"XLA cannot run {self._key}: {str(error).strip().splitlines()[0]}") from error
         return self._outputs(results, passed)
@@ -124,7 +156,14 @@ class XlaDevice:
         self.device = wanted[0]
         self._compat, self._bundle, self._target = compat, bundle, target
         self._computations = target.xla
+        self._takes_state = False
         _check_backward(self.device)
+
+    def updating_in_place(self) -> XlaDevice:
+        """This device with computations that take the memory of the tensors which their method writes to."""
+        device = copy.copy(self)
+        device._takes_state = True
+        return device
 
     def specialized(self, name: str, code: schema.Specialization) -> XlaDevice:
         """This device with the computations of the method called ``name`` for one set of sizes."""
@@ -142,16 +181,19 @@ class XlaDevice:
         executable = self._computations.get(key)
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no computation for {key}.")
-        return XlaExecutable(key, self._compile(key, executable), executable, self.device)
+        is_forward = key.endswith(".forward")
+        donated = [] if is_forward and not self._takes_state else executable.donated
+        compile = partial(self._compile, key, executable)
+        return XlaExecutable(key, executable, self.device, compile, donated, visible=is_forward)
 
-    def _compile(self, key: str, executable: schema.XlaExecutable) -> compat.Computation | None:
+    def _compile(self, key: str, executable: schema.XlaExecutable, donated: Sequence[int]) -> compat.Computation | None:
         if executable.hlo is None:
             return None
         hlo = self._bundle.module(executable.hlo)
         name = f"aotpack_{executable.hlo.digest.removeprefix('sha256:')}"
         parameters = [_placeholder(parameter.type) for parameter in executable.parameters]
         try:
-            computation = self._compat.Computation(name, hlo, parameters, self.device)
+            computation = self._compat.Computation(name, hlo, parameters, self.device, donated)
         except RuntimeError as error:
             raise TargetError(
                 f"XLA cannot compile {key} for {self.device}: {str(error).strip().splitlines()[0]}",

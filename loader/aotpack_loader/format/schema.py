@@ -760,8 +760,9 @@ class XlaExecutable(Document, frozen=True):
 
     ``outputs[i]`` is the position among the results of the graph's output i, a view of a result where outputs share memory, or
     the input of the graph that it is. A position may serve several, an input that the computation does not need is no parameter
-    of it. Without ``results`` there is no computation. ``code`` is it compiled for the target's device, as XLA's PJRT client
-    serialises executables; null: it is compiled at load.
+    of it. Without ``results`` there is no computation. ``donated`` are positions of parameters whose memory the results may
+    take, where nobody needs them any more. ``code`` is it compiled for the target's device, as XLA's PJRT client serialises
+    executables; null: it is compiled at load.
     """
 
     parameters: list[XlaParameter]
@@ -770,6 +771,7 @@ class XlaExecutable(Document, frozen=True):
     hlo: Descriptor | None = None
     stablehlo: Descriptor | None = None
     code: Descriptor | None = None
+    donated: list[Index] = []
 
 
 class Specialization(Document, frozen=True):

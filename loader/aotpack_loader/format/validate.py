@@ -30,7 +30,7 @@ def validate_program(program: schema.Program, where: str) -> None:
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check C14: a target's executables take and return what the program's graphs do; C13 of its constraints; and C25.
+    """Check C14: a target's executables take and return what the program's graphs do; C13 of its constraints.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -39,18 +39,12 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
     for name, constraints in target.constraints.items():
         known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
         problems += _unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
-    if target.specializations and target.kind != "xla":
-        problems.append(Problem("$.specializations", "C14: only code for XLA has sizes of its own"))
     entries = {entry.name: entry for entry in program.state}
     for name, method in program.methods.items():
-        codes = target.specializations.get(name, [])
-        problems += _specialization_problems(codes, method, entries, f"$.specializations[{name!r}]")
         arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
         if method.backward is not None:
             arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
         for key, (inputs, outputs) in arities.items():
-            if key in target.xla:
-                problems += _computation_problems(target.xla[key], inputs, outputs, f"$.xla[{key!r}]")
             sequence, executable = target.sequences.get(key), target.executables.get(key)
             if sequence is not None:
                 problems += _sequence_problems(sequence, target, inputs, outputs, f"$.sequences[{key!r}]")
@@ -59,7 +53,7 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
             at = f"$.executables[{key!r}]"
             if sequence is not None:
                 problems.append(Problem(at, "C14: the graph is run by a sequence as well"))
-            problems += _in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
+            problems += in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
     refuse(where, problems)
@@ -74,52 +68,12 @@ def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs:
         if part is None:
             yield Problem(where, f"C14: there is no executable {call.part!r}")
             return
-        yield from _in_range(where, "C14", [(number, values) for number in call.inputs])
-        yield from _in_range(where, "C14", [(item.index, len(call.inputs)) for item in part.inputs])
+        yield from in_range(where, "C14", [(number, values) for number in call.inputs])
+        yield from in_range(where, "C14", [(item.index, len(call.inputs)) for item in part.inputs])
         values += len(part.outputs)
-    yield from _in_range(at, "C14", [(number, values) for number in sequence.outputs])
+    yield from in_range(at, "C14", [(number, values) for number in sequence.outputs])
     if len(sequence.outputs) != outputs:
         yield Problem(at, f"C14: {len(sequence.outputs)} outputs for a graph with {outputs}")
-
-
-def _computation_problems(computation: schema.XlaExecutable, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
-    """C14: a computation takes inputs of the graph, and there is one of its results or an input for each output."""
-    taken = [parameter.input for parameter in computation.parameters if parameter.input is not None]
-    passed = [item.index for item in computation.outputs if isinstance(item, schema.GivenInput)]
-    yield from _in_range(at, "C14", [(index, inputs) for index in taken + passed])
-    made = [item for item in computation.outputs if isinstance(item, int)]
-    made += [item.result for item in computation.outputs if isinstance(item, schema.ResultView)]
-    yield from _in_range(at, "C14", [(position, len(computation.results)) for position in made])
-    if len(set(taken)) != len(taken):
-        yield Problem(at, "C14: an input of the graph is two parameters")
-    if len(computation.outputs) != outputs:
-        yield Problem(at, f"C14: {len(computation.outputs)} outputs for a graph with {outputs}")
-    if computation.results and computation.hlo is None and computation.code is None:
-        yield Problem(at, "C14: there are results and no computation")
-
-
-def _specialization_problems(
-    codes: Sequence[schema.Specialization], method: schema.Method, entries: Mapping[str, schema.StateEntry], at: str
-) -> Iterator[Problem]:
-    """C25: sizes are values that the symbols may have, each set once. C14: their computations fit the graphs."""
-    symbols = {symbol.name: symbol for symbol in method.symbols}
-    for i, code in enumerate(codes):
-        where = f"{at}[{i}]"
-        yield from _computation_problems(code.forward, *subclasses.forward_arity(method, entries), f"{where}.forward")
-        if (code.backward is None) != (method.backward is None):
-            yield Problem(where, "C14: there is a computation for each graph of the method")
-        elif code.backward is not None and method.backward is not None:
-            yield from _computation_problems(code.backward, *subclasses.backward_arity(method.backward), f"{where}.backward")
-        if code.sizes.keys() != symbols.keys() or not symbols:
-            yield Problem(where, "C25: there is a size for each symbol of the method")
-        elif not all(_takes(symbols[name], size) for name, size in code.sizes.items()):
-            yield Problem(where, "C25: a size is not in the range of its symbol")
-        if any(other.sizes == code.sizes for other in codes[:i]):
-            yield Problem(where, "C25: these sizes are there twice")
-
-
-def _takes(symbol: schema.Symbol, size: int) -> bool:
-    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
@@ -285,16 +239,16 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
             yield from _base_problems(primal, method.leaves, where)
     for i, group in enumerate(method.identical):
-        yield from _in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
+        yield from in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
         if len(group) < 2:
             yield Problem(f"{at}.identical[{i}]", "C7: a group has at least two leaves")
     outputs, primals = method.num_outputs, len(method.primals)
     for i, mutation in enumerate(method.mutations):
-        yield from _in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
+        yield from in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
         if mutation.geometry is not None:
             yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
-    yield from _in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
-    yield from _in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
+    yield from in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
+    yield from in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
         if isinstance(result, schema.AliasResult) and result.shared is not None:
@@ -336,13 +290,13 @@ def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
 
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
     if isinstance(result, (schema.FreshResult, schema.NumberResult)):
-        yield from _in_range(at, "C9", [(result.output, outputs)])
+        yield from in_range(at, "C9", [(result.output, outputs)])
     elif isinstance(result, schema.InputResult):
-        yield from _in_range(at, "C9", [(result.primal, primals)])
+        yield from in_range(at, "C9", [(result.primal, primals)])
     elif isinstance(result, schema.AliasResult):
         if (result.primal is None) == (result.output is None):
             yield Problem(at, "C9: an alias has either a primal or an output as its base")
-        yield from _in_range(at, "C9", [(i, n) for i, n in ((result.primal, primals), (result.output, outputs)) if i is not None])
+        yield from in_range(at, "C9", [(i, n) for i, n in ((result.primal, primals), (result.output, outputs)) if i is not None])
 
 
 def _continues(result: schema.AliasResult, shared: schema.Shared, earlier: schema.Result | None) -> bool:
@@ -371,12 +325,12 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
     if backward.depends and len(backward.depends) != subclasses.num_gradients(backward):
         yield Problem(f"{at}.backward.depends", "C10: there is one entry for each output of the backward graph")
     for i, tangents in enumerate(backward.depends):
-        yield from _in_range(f"{at}.backward.depends[{i}]", "C10", [(tangent, len(backward.tangents)) for tangent in tangents])
+        yield from in_range(f"{at}.backward.depends[{i}]", "C10", [(tangent, len(backward.tangents)) for tangent in tangents])
     for i, saved in enumerate(backward.saved):
         if isinstance(saved, schema.SavedPrimal):
-            yield from _in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.primal, primals)])
+            yield from in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.primal, primals)])
         elif isinstance(saved, schema.SavedOutput):
-            yield from _in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.output, outputs)])
+            yield from in_range(f"{at}.backward.saved[{i}]", "C11", [(saved.output, outputs)])
     for i, tangent in enumerate(backward.tangents):
         if tangent.output not in visible:
             yield Problem(f"{at}.backward.tangents[{i}]", "C12: its output is neither a result, a base nor written back")
@@ -400,7 +354,7 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
     measured = [symbol.name for symbol in method.output_symbols]
     for i, size in enumerate(method.output_symbols):
         where = f"{at}.output_symbols[{i}]"
-        yield from _in_range(where, "C24", [(size.output, method.num_outputs)])
+        yield from in_range(where, "C24", [(size.output, method.num_outputs)])
         if not expressions.is_symbol(size.name) or size.name in known or measured.count(size.name) > 1:
             yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
     yield from _unknown_symbols(_expressions_after(method), known.union(measured), at)
@@ -467,7 +421,8 @@ def _leaves(tree: schema.Tree) -> int:
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(_leaves, tree.items))
 
 
-def _in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
+def in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
+    """Indices that are not below their counts."""
     for index, count in pairs:
         if index >= count:
             yield Problem(at, f"{rule}: index {index} is out of range, there are {count}")

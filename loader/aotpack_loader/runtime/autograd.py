@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_batched, keeps_graph, release_saved_tensors
+from .._torch_compat import is_batched, keeps_graph, release_saved_tensors, saved_tensors_are_hooked
 from ..errors import AutogradError
 from ..format import expressions, schema
 
@@ -33,6 +33,8 @@ class Differentiable:
         native: bool = False,
     ) -> None:
         self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
+        # Code that takes the memory of what was saved comes with a form that leaves it, for where it is needed again.
+        self.retaining: Executable = getattr(backward, "retaining", backward)
         self.second: SecondDerivative | None = None
         self.order = "first"
         self.visible = _visible_outputs(method)
@@ -120,7 +122,18 @@ class _Saved:
 class _Call:
     """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
 
-    __slots__ = ("anchors", "before", "environment", "method", "outputs", "primals", "remembered", "shapes", "unchecked")
+    __slots__ = (
+        "anchors",
+        "before",
+        "environment",
+        "hooked",
+        "method",
+        "outputs",
+        "primals",
+        "remembered",
+        "shapes",
+        "unchecked",
+    )
 
     def __init__(self, method: Differentiable, environment: Environment) -> None:
         self.method = method
@@ -129,6 +142,7 @@ class _Call:
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
         self.unchecked: list[Any] | None = None
+        self.hooked = False
         self.remembered: Remembered = []
         self.primals: list[torch.Tensor] = []
         self.before: Before = ([], None)
@@ -232,7 +246,7 @@ def _backward_of(call: _Call) -> Executable:
     """The backward executable, with the checks of this call around it where they are on."""
     method, checks = call.method, call.method.checks
     if checks is None:
-        return method.backward
+        return method.retaining if call.hooked or keeps_graph() else method.backward
     retained = keeps_graph()
     return lambda arguments: checks.run_backward(method.backward, arguments, call.remembered, call.environment, retained=retained)
 
@@ -257,6 +271,7 @@ def _run(backward: Executable, arguments: list[Any], device: torch.device) -> li
 
 def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
     saved = call.method.saved
+    call.hooked = saved_tensors_are_hooked()
     ctx.save_for_backward(*[primals[i] for i in saved.primals], *[_unaliased(outputs[i]) for i in saved.checked])
     ctx.call = call
     call.unchecked = [outputs[i] for i in saved.unchecked]

@@ -145,17 +145,18 @@ class _Differentiable(Differentiable):
         """As for plain tensors. What varies in size is put together with the sizes of this call."""
         call = copy.copy(self)
         call.forward = lambda arguments: self._boundary(arguments, environment)
-        call.backward = lambda arguments: self._run_backward(arguments, environment)
+        call.backward = lambda arguments: self._run_backward(self._backward, arguments, environment)
+        call.retaining = lambda arguments: self._run_backward(self.retaining, arguments, environment)
         return super(_Differentiable, call).__call__(primals, environment)
 
-    def _run_backward(self, arguments: list[Any], environment: Environment) -> list[Any]:
+    def _run_backward(self, backward: Executable, arguments: list[Any], environment: Environment) -> list[Any]:
         saved = [
             self._part(item, value, environment) if isinstance(item, schema.SavedPrimal) else value
             for item, value in zip(self._items, arguments[: len(self._items)], strict=True)
         ]
         saved += _taken_apart(self._tangents, arguments[len(self._items) :], environment)
         arguments.clear()
-        return _put_together(self._gradients, self._backward(saved), environment)
+        return _put_together(self._gradients, backward(saved), environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
         """A saved primal, or a part of it: a subclass is saved whole, so that a change of it is noticed as in eager."""

@@ -1,0 +1,40 @@
+"""Which inputs of a method's graphs a computation may take the memory of, for its results.
+
+One place for the compiler, which writes them down, and for the reader, which checks what is written (rule C26).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from . import schema
+
+
+def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
+    """Primals that are overwritten after the forward, and that nothing reads by then."""
+    written = {mutation.primal for mutation in method.mutations if mutation.kind == "data"}
+    read = {item.index for item in forward.outputs if isinstance(item, schema.GivenInput)}
+    if method.backward is not None:
+        read |= {item.primal for item in method.backward.saved if isinstance(item, schema.SavedPrimal)}
+    if method.backward is not None and method.backward.second is not None:
+        return frozenset()  # computes the gradients anew, from all primals
+    return frozenset(written - read)
+
+
+def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
+    """Saved values that are a result of the forward computation, and that only the backward sees."""
+    assert method.backward is not None
+    saved = {i: item for i, item in enumerate(method.backward.saved) if isinstance(item, schema.SavedOutput)}
+    visible = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
+    places = Counter(item for item in forward.outputs if isinstance(item, int))
+    places.update(item.result for item in forward.outputs if isinstance(item, schema.ResultView))
+    uses = Counter(item.output for item in saved.values())
+    return frozenset(
+        i
+        for i, item in saved.items()
+        if item.donated
+        and item.output not in visible
+        and uses[item.output] == 1
+        and isinstance(place := forward.outputs[item.output], int)
+        and places[place] == 1
+    )

@@ -1,0 +1,94 @@
+"""Rules for computations of XLA: C14, C25 and C26, numbered and cited as those of :mod:`.validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ..errors import Problem
+from . import donations, schema, subclasses
+from .validate import in_range, refuse
+
+
+def validate_computations(target: schema.Target, program: schema.Program, where: str) -> None:
+    """Check rules C14, C25 and C26 of a target's computations.
+
+    Raises:
+        CorruptBundleError: lists every one that does not fit.
+    """
+    problems: list[Problem] = []
+    if target.specializations and target.kind != "xla":
+        problems.append(Problem("$.specializations", "C14: only code for XLA has sizes of its own"))
+    entries = {entry.name: entry for entry in program.state}
+    for name, method in program.methods.items():
+        codes = target.specializations.get(name, [])
+        forward, backward = target.xla.get(f"{name}.forward"), target.xla.get(f"{name}.backward")
+        problems += _specialization_problems(codes, method, entries, f"$.specializations[{name!r}]")
+        if forward is not None:
+            problems += _computation_problems(forward, *subclasses.forward_arity(method, entries), f"$.xla['{name}.forward']")
+        if backward is not None and method.backward is not None:
+            problems += _computation_problems(backward, *subclasses.backward_arity(method.backward), f"$.xla['{name}.backward']")
+    refuse(where, problems)  # what follows relies on indices
+    for name, method in program.methods.items():
+        pairs = [(code.forward, code.backward) for code in target.specializations.get(name, [])]
+        if f"{name}.forward" in target.xla:
+            pairs.append((target.xla[f"{name}.forward"], target.xla.get(f"{name}.backward")))
+        for forward, backward in pairs:
+            problems += _donation_problems(method, forward, backward, f"$.xla[{name!r}]")
+    refuse(where, problems)
+
+
+def _computation_problems(computation: schema.XlaExecutable, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
+    """C14: a computation takes inputs of the graph, and there is one of its results or an input for each output."""
+    taken = [parameter.input for parameter in computation.parameters if parameter.input is not None]
+    passed = [item.index for item in computation.outputs if isinstance(item, schema.GivenInput)]
+    yield from in_range(at, "C14", [(index, inputs) for index in taken + passed])
+    made = [item for item in computation.outputs if isinstance(item, int)]
+    made += [item.result for item in computation.outputs if isinstance(item, schema.ResultView)]
+    yield from in_range(at, "C14", [(position, len(computation.results)) for position in made])
+    if len(set(taken)) != len(taken):
+        yield Problem(at, "C14: an input of the graph is two parameters")
+    if len(computation.outputs) != outputs:
+        yield Problem(at, f"C14: {len(computation.outputs)} outputs for a graph with {outputs}")
+    if computation.results and computation.hlo is None and computation.code is None:
+        yield Problem(at, "C14: there are results and no computation")
+
+
+def _donation_problems(
+    method: schema.Method, forward: schema.XlaExecutable, backward: schema.XlaExecutable | None, at: str
+) -> Iterator[Problem]:
+    """C26: memory is taken of inputs that nobody else sees, or that are overwritten. To be asked where C14 holds."""
+    yield from _not_donatable(forward, donations.of_forward(method, forward), f"{at}.forward")
+    if backward is not None and method.backward is not None:
+        yield from _not_donatable(backward, donations.of_backward(method, forward), f"{at}.backward")
+
+
+def _not_donatable(computation: schema.XlaExecutable, allowed: Collection[int], at: str) -> Iterator[Problem]:
+    for position in computation.donated:
+        if position >= len(computation.parameters) or computation.parameters[position].input not in allowed:
+            yield Problem(at, f"C26: parameter {position} is no input whose memory may be taken")
+    if len(set(computation.donated)) != len(computation.donated):
+        yield Problem(at, "C26: the memory of a parameter is taken twice")
+
+
+def _specialization_problems(
+    codes: Sequence[schema.Specialization], method: schema.Method, entries: Mapping[str, schema.StateEntry], at: str
+) -> Iterator[Problem]:
+    """C25: sizes are values that the symbols may have, each set once. C14: their computations fit the graphs."""
+    symbols = {symbol.name: symbol for symbol in method.symbols}
+    for i, code in enumerate(codes):
+        where = f"{at}[{i}]"
+        yield from _computation_problems(code.forward, *subclasses.forward_arity(method, entries), f"{where}.forward")
+        if (code.backward is None) != (method.backward is None):
+            yield Problem(where, "C14: there is a computation for each graph of the method")
+        elif code.backward is not None and method.backward is not None:
+            yield from _computation_problems(code.backward, *subclasses.backward_arity(method.backward), f"{where}.backward")
+        if code.sizes.keys() != symbols.keys() or not symbols:
+            yield Problem(where, "C25: there is a size for each symbol of the method")
+        elif not all(_takes(symbols[name], size) for name, size in code.sizes.items()):
+            yield Problem(where, "C25: a size is not in the range of its symbol")
+        if any(other.sizes == code.sizes for other in codes[:i]):
+            yield Problem(where, "C25: these sizes are there twice")
+
+
+def _takes(symbol: schema.Symbol, size: int) -> bool:
+    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)
