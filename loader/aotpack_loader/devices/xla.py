@@ -145,7 +145,7 @@ class XlaDevice:
             ) from error
         try:
             found = compat.devices()
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise TargetError(
                 f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
                 hint="Set PJRT_DEVICE to the kind of device this machine has: TPU, or CPU.",
