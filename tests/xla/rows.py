@@ -34,7 +34,6 @@ KNOWN = {
     "outputs: views that change requires_grad, view of the input under no_grad": _NO_GRAD,
     "outputs: views that change requires_grad, mixed": "requires_grad of views beside a base with it: not understood yet",
     "outputs: multi-output views, unbind, in place afterwards (eager raises)": "torch_xla does not raise either",
-    "outputs: lazy conjugate of an argument passed on": "on portable too: arguments are resolved before",
     "outputs: sizes": "torch.export of 2.9 returns a plain tuple for torch.Size: on portable too",
     "input mutation: storage resize_(0)": "torch.export of 2.9 does not see it: on portable too",
     "autograd: inside the caller's checkpoint": "torch.utils.checkpoint fails on XLA tensors: torch has no module 'xla'",
@@ -169,7 +168,7 @@ class _Move:
         return self._known[value]
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        if value._base is not None:
+        if value._base is not None and not value.is_conj():
             view = self._tensor(value._base).as_strided(value.shape, value.stride(), value.storage_offset())
             return view.detach().requires_grad_() if value.is_leaf and value.requires_grad else view
         if hasattr(value, "source"):  # the harness's ``n``: a result of earlier computation
