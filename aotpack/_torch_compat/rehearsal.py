@@ -140,10 +140,10 @@ class _RefusedFunctions(TorchFunctionMode):
     )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        caller = sys._getframe(1)
+        # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
         if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints read it for themselves, in torch 2.9
-            self.reads_nodes |= caller.f_globals.get("__name__") != torch.utils.checkpoint.__name__
-        if func == torch.Tensor.storage_offset and is_the_model(caller.f_code.co_filename):
+            self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
+        if func == torch.Tensor.storage_offset and is_the_model(sys._getframe(1).f_code.co_filename):
             raise SideEffectError(
                 "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
             )
