@@ -69,7 +69,7 @@ class XlaExecutable:
         key: the graph's, for messages.
         executable: its description.
         device: where it runs.
-        compile: compiles it, with parameters whose memory the results take.
+        compiler: compiles it, with parameters whose memory the results take.
         donated: those parameters.
         visible: whether the caller has tensors for them; else only the backward has.
     """
@@ -79,7 +79,7 @@ class XlaExecutable:
         key: str,
         executable: schema.XlaExecutable,
         device: torch.device,
-        compile: Callable[[Sequence[int]], compat.Computation | None],
+        compiler: Callable[[Sequence[int]], compat.Computation | None],
         donated: Sequence[int] = (),
         *,
         visible: bool = False,
@@ -87,8 +87,8 @@ class XlaExecutable:
         from .. import _torch_xla_compat as compat
 
         self._compat, self._key, self._device = compat, key, device
-        self._compile, self._donated, self._visible = compile, donated, visible and bool(donated)
-        self._run = compile(donated)
+        self._compile, self._donated, self._visible = compiler, donated, visible and bool(donated)
+        self._run = compiler(donated)
         self._inputs = [parameter.input for parameter in executable.parameters]
         self._outputs = Outputs(executable)
 
