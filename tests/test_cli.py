@@ -348,11 +348,18 @@ def test_a_failed_build_leaves_nothing_behind(model_py: Path, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
 
 
+def hear_interrupts() -> None:
+    """What a shell runs in the background ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_leaves_nothing_behind(model_py: Path, tmp_path: Path) -> None:
     waiting = "def model():\n    import time; print('waiting', flush=True); time.sleep(60)\n"
     model_py.write_text(MODEL.replace("def model():\n", waiting))
     command = [sys.executable, "-m", "aotpack.cli", "build", "model.py", "-o", "out.aotpack", "--target", "portable"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
