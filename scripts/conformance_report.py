@@ -90,7 +90,8 @@ def _note(results: Mapping[str, Any]) -> str:
     refused = [failure for kinds in results["failures"].values() for failure in kinds if failure["status"] == "refused"]
     taken = sum(sum(failure["samples"].values()) for failure in refused if failure.get("aot_function") == "works")
     run = total["total"] + total["skipped"]
-    differed = {name for name in fresh["wrong"] if name != "process"}
+    untrusted = [name for name, line in fresh["wrong"].items() if line.startswith("TrustError")]
+    differed = [name for name in fresh["wrong"] if name != "process" and name not in untrusted]
     process = f" (it {fresh['wrong']['process']})" if "process" in fresh["wrong"] else ""
     share = f"{run:,} of the {run + total['left']:,}" if total["left"] else f"All {run:,}"
     return (
@@ -98,8 +99,9 @@ def _note(results: Mapping[str, Any]) -> str:
         "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
         "state. Of `bfloat16`, values differ where eager's are nearer to float64's than the bundle's. Samples that differ in "
         "values only share a build, with dynamic sizes also those that differ in sizes, where its bundle takes them. A fresh "
-        f"process called {fresh['bundles']:,} of the bundles, and {len(differed)} differed{process}. Of the refused samples "
-        f"torch's own `aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
+        f"process called {fresh['bundles']:,} of the bundles, {len(differed)} differed{process}, and {len(untrusted)} were "
+        "refused there, for their operators' packages were not imported. Of the refused samples torch's own "
+        f"`aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
         f"count. torch {results['versions']['torch']}; by `scripts/conformance`, reasons in "
         "scripts/bench/results/conformance.json."
     )
