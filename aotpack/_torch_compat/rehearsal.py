@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -150,7 +150,21 @@ class _RefusedFunctions(TorchFunctionMode):
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        for tensor in _written(func, args, kwargs or {}):
+            torch.autograd.graph.increment_version(tensor)
+        return result
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What an operator that is not torch's own writes to by its schema: its code for fake tensors need not do so."""
+    if isinstance(func, torch._ops.OpOverloadPacket) and len(func.overloads()) == 1:
+        func = getattr(func, func.overloads()[0])
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace in ("aten", "prims"):
+        return []
+    given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
+    written = [given.get(argument.name) for argument in func._schema.arguments if argument.is_write]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
 def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:
