@@ -725,6 +725,13 @@ CASES: list[Case] = [
         calls=(Call(1, inputs=inputs(lambda gen: torch.randn(9, generator=gen)[3:7])),),
     ),
     case("shapes: unbacked, nonzero", nonzero, ints(4, high=2), calls=(Call(1), Call(2), Call(3, training=False, grad=False))),
+    case(
+        "shapes: unbacked, nonzero of a size that varies, 0 and 1 tried",
+        nonzero,
+        ints(4, 3, high=2),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(ints(1, 3, high=2)), at(ints(0, 3, high=2))),
+    ),
     case("shapes: unbacked, boolean mask", boolean_mask, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, boolean mask, summed", boolean_mask_sum, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
