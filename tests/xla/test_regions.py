@@ -6,6 +6,7 @@ import json
 import operator
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,10 +159,9 @@ def test_calls_of_a_region_draw_differently(device: torch.device) -> None:
     assert found.program is not None
     assert [p.input for p in found.parameters].count(None) == 1  # one seed for all calls
     types = [(getattr(torch, p.type.dtype), tuple(p.type.shape)) for p in found.parameters]
-    computation = Computation("test_calls_that_draw", found.program.hlo, types, device)
-    executable = XlaExecutable(
-        "train.forward", computation, schema.XlaExecutable(found.parameters, found.results, found.outputs), device
-    )
+    computation = partial(Computation, "test_calls_that_draw", found.program.hlo, types, device)
+    description = schema.XlaExecutable(found.parameters, found.results, found.outputs)
+    executable = XlaExecutable("train.forward", description, device, computation)
     xm.set_rng_state(3)
     runs = []
     for _ in range(2):
