@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import linecache
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,15 +24,11 @@ import torch
 
 from aotpack_loader.errors import EntryError, Problem
 
+from . import origin
+
 EXAMPLE_INPUTS_HINT = "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
 SEED = 0
 """torch's seed while the file runs: the same file gives the same weights, so the same bundle."""
-
-OUR_PACKAGES = tuple(
-    str(Path(spec.origin).parent)
-    for spec in map(importlib.util.find_spec, ("aotpack", "aotpack_loader"))
-    if spec is not None and spec.origin is not None
-)
 
 
 @dataclass(frozen=True)
@@ -281,8 +276,8 @@ def _syntax_problem(error: SyntaxError) -> Problem:
 
 def _user_frames(tb: TracebackType | None) -> list[Problem]:
     """The frames of a traceback that are the user's, outermost first."""
-    frames = traceback.extract_tb(tb)
-    return [_line_problem(frame.filename, frame.lineno or 1, frame.name) for frame in frames if not _is_library(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(tb) if origin.is_users_own(frame.filename)]
+    return [_line_problem(frame.filename, frame.lineno or 1, frame.name) for frame in frames]
 
 
 def _line_problem(filename: str, lineno: int, function: str = "<module>") -> Problem:
@@ -290,14 +285,6 @@ def _line_problem(filename: str, lineno: int, function: str = "<module>") -> Pro
     if function != "<module>":
         where += f", in {function}"
     return Problem(where, linecache.getline(filename, lineno).strip())
-
-
-def _is_library(filename: str) -> bool:
-    """Frames of aotpack, of installed packages and of Python itself are not the user's."""
-    if filename.startswith("<"):
-        return True
-    libraries = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return any(Path(filename).is_relative_to(library) for library in (*OUR_PACKAGES, *libraries))
 
 
 def _shown(path: Path) -> str:

@@ -77,7 +77,7 @@ def _misfits(method: schema.Method, values: Mapping[str, int]) -> Iterator[str]:
         value = values.get(symbol.name)
         if value is None:
             yield f"no value for {_range(symbol)}"
-        elif value < symbol.minimum or (symbol.maximum is not None and value > symbol.maximum):
+        elif not symbol.takes(value):
             yield f"{value} is not in the range of {_range(symbol)}"
     for text in method.constraints:
         if expressions.symbols(text) <= values.keys() and not expressions.evaluate(text, values):

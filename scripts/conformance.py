@@ -7,7 +7,7 @@ aliasing, strides, and the random generator afterwards must be eager's. What a b
 
 Results are written as they come: ``--resume`` goes on after an interruption, and adds what a run with fewer samples, types or
 sizes left out; ``--again`` does anew what did not pass. They are summed up in scripts/bench/results/conformance.json and the
-README.
+README; databases, types and sizes that a run leaves out altogether stay there as they were.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from conformance_found import Found  # noqa: E402
-from conformance_report import RESULTS, markdown, summary, update_readme  # noqa: E402
+from conformance_report import README, RESULTS, markdown, summary, with_rows_of  # noqa: E402
 from conformance_samples import DATABASES, DTYPES, Unit, units  # noqa: E402
+from pages import replace  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
 
@@ -62,13 +63,15 @@ def main() -> None:
     if not options.report:
         run([unit for unit in chosen if not found.complete(str(unit))], found, options)
     results = summary(found)
+    if RESULTS.exists() and not options.ops:
+        results = with_rows_of(results, json.loads(RESULTS.read_text()))
     if options.ops or options.json:
         print(json.dumps(results, indent=2))
     else:
         print(markdown(results))
     if not options.ops:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        update_readme(results)
+        replace(README, "conformance", markdown(results))
     if options.strict and results["totals"]["wrong"] + results["totals"]["raises"]:
         sys.exit(1)
 

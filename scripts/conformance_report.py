@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from machine import provenance
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "bench" / "results" / "conformance.json"
 README = ROOT / "README.md"
-MARKS = ("<!-- conformance:begin -->", "<!-- conformance:end -->")
 STATUSES = ("pass", "refused", "raises", "wrong", "crash")
 TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "custom operators"}
 
@@ -53,6 +52,34 @@ def summary(found: Found) -> dict[str, Any]:
     }
 
 
+def with_rows_of(results: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """The results with the rows of an ``earlier`` file that they lack, and of which day these are."""
+    kept = {name: row for name, row in earlier["rows"].items() if name not in results["rows"]}
+    runs = [*earlier.get("earlier", ()), {key: earlier[key] for key in ("date", "versions", "rows", "fresh_process")}]
+    dated: list[dict[str, Any]] = []
+    for run in runs:
+        rows = [name for name in run["rows"] if name in kept and not any(name in other["rows"] for other in dated)]
+        dated += [{**run, "rows": rows}] if rows else []
+    failures = dict(results["failures"])
+    for operator, kinds in earlier["failures"].items():
+        database = operator.partition("/")[0]
+        for kind in kinds:
+            samples = {w: n for w, n in kind["samples"].items() if f"{database}/{w.replace(' ', '/')}" in kept}
+            failures[operator] = failures.get(operator, []) + ([{**kind, "samples": samples}] if samples else [])
+    rows = dict(sorted({**results["rows"], **kept}.items(), key=_order))
+    totals: Counter[str] = Counter()
+    for row in rows.values():
+        totals.update(row)
+    return {
+        **results,
+        "totals": dict(totals),
+        "operators": max(results["operators"], earlier["operators"]),
+        "rows": rows,
+        "failures": {operator: kinds for operator, kinds in sorted(failures.items()) if kinds},
+        "earlier": dated,
+    }
+
+
 def _order(row: tuple[str, Any]) -> tuple[int, int, str]:
     database, dtype, sizes = row[0].split("/")
     return DATABASES.index(database), DTYPES.index(dtype), sizes
@@ -86,14 +113,18 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def _note(results: Mapping[str, Any]) -> str:
-    total, fresh = results["totals"], results["fresh_process"]
+    total = results["totals"]
+    earlier = results.get("earlier", [])
+    processes = [results["fresh_process"], *(run["fresh_process"] for run in earlier)]
+    fresh = {"bundles": sum(one["bundles"] for one in processes), "wrong": dict(ChainMap(*(one["wrong"] for one in processes)))}
     refused = [failure for kinds in results["failures"].values() for failure in kinds if failure["status"] == "refused"]
     taken = sum(sum(failure["samples"].values()) for failure in refused if failure.get("aot_function") == "works")
-    run = total["total"] + total["skipped"]
+    done = total["total"] + total["skipped"]
     untrusted = [name for name, line in fresh["wrong"].items() if line.startswith("TrustError")]
     differed = [name for name in fresh["wrong"] if name != "process" and name not in untrusted]
     process = f" (it {fresh['wrong']['process']})" if "process" in fresh["wrong"] else ""
-    share = f"{run:,} of the {run + total['left']:,}" if total["left"] else f"All {run:,}"
+    of_days = "".join(f"{_sizes(run['rows'])} rows are of {run['date'].split()[0]}. " for run in earlier)
+    share = f"{done:,} of the {done + total['left']:,}" if total["left"] else f"All {done:,}"
     return (
         f"{share} samples of torch's own operator databases ({results['operators']} operators, in-place variants too) through "
         "build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, random "
@@ -102,14 +133,12 @@ def _note(results: Mapping[str, Any]) -> str:
         f"process called {fresh['bundles']:,} of the bundles, {len(differed)} differed{process}, and {len(untrusted)} were "
         "refused there, for their operators' packages were not imported. Of the refused samples torch's own "
         f"`aot_function` takes {taken:,}; {total['skipped']:,} that eager itself refuses do not "
-        f"count. torch {results['versions']['torch']}; by `scripts/conformance`, reasons in "
+        f"count. {of_days}torch {results['versions']['torch']}; by `scripts/conformance`, reasons in "
         "scripts/bench/results/conformance.json."
     )
 
 
-def update_readme(results: Mapping[str, Any]) -> None:
-    """Replace what is between the README's marks, if it has them."""
-    text = README.read_text()
-    begin, end = (text.find(mark) for mark in MARKS)
-    if 0 <= begin < end:
-        README.write_text(f"{text[:begin]}{MARKS[0]}\n{markdown(results)}\n{text[end:]}")
+def _sizes(rows: Sequence[str]) -> str:
+    """What rows have in common: ``Static``, ``Dynamic`` or nothing."""
+    kinds = {row.rpartition("/")[2] for row in rows}
+    return kinds.pop().capitalize() if len(kinds) == 1 else "Some"

@@ -23,9 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts" / "bench")]
 
+from pages import replace  # noqa: E402
+
 RESULTS = ROOT / "scripts" / "bench" / "results" / "conformance_xla.json"
 PAGE = ROOT / "docs" / "xla.md"
-MARKS = ("<!-- conformance-xla:begin -->", "<!-- conformance-xla:end -->")
 REASON = 400
 """Characters of a reason that are kept."""
 
@@ -48,7 +49,7 @@ def main() -> None:
         rows[name] = row
         write(rows)
         print(f"{row['status']:8} {name}" + (f": {first_line(row['reason'])}" if row["status"] != "pass" else ""), flush=True)
-    update_page(rows)
+    replace(PAGE, "conformance-xla", summary(rows))
     counts = Counter(row["status"] for row in rows.values())
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     sys.exit(1 if counts["wrong"] + counts["crash"] else 0)
@@ -131,13 +132,6 @@ def write(rows: Mapping[str, Row]) -> None:
     found: dict[str, Any] = {**provenance(threads=1), "totals": dict(sorted(counts.items()))}
     found["rows"] = {name: rows[name] for name in table() if name in rows}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def update_page(rows: Mapping[str, Row]) -> None:
-    """The summary in docs/xla.md."""
-    page = PAGE.read_text()
-    begin, end = (page.index(mark) for mark in MARKS)
-    PAGE.write_text(f"{page[:begin]}{MARKS[0]}\n{summary(rows)}\n{page[end:]}")
 
 
 def summary(rows: Mapping[str, Row]) -> str:

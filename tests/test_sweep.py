@@ -9,6 +9,11 @@ from pathlib import Path
 
 from conftest import ROOT
 
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
+
+from conformance_found import Found  # noqa: E402
+from conformance_report import STATUSES, markdown, summary, with_rows_of  # noqa: E402
+
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "conformance.py"), "--databases", "op_db", "--dtypes", "float32"]
@@ -34,6 +39,36 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     assert after[: len(before)] == before
     assert len(after) == len({(unit, name) for unit, name, _ in after}) > len(before)  # nothing was done twice
     assert json.loads(again.stdout)["totals"]["total"] == len(after)
+
+
+def test_rows_that_a_run_leaves_out_are_kept() -> None:
+    """A sweep of dynamic sizes alone keeps what is known of static ones, with the day, and replaces its own."""
+    counts = dict.fromkeys((*STATUSES, "skipped", "left"), 0)
+    old = counts | {"refused": 2, "pass": 1, "total": 3}
+    refused = {"status": "refused", "reason": "old", "samples": {"float32 dynamic": 2, "float32 static": 2}}
+    earlier = {
+        "date": "2026-01-02 03:04 UTC",
+        "versions": {},
+        "operators": 9,
+        "fresh_process": {"bundles": 5, "wrong": {}},
+        "rows": dict.fromkeys(("op_db/float32/dynamic", "op_db/float32/static"), old),
+        "failures": {
+            "op_db/sin": [{"status": "refused", "reason": "old", "samples": {"float32 dynamic": 2, "float32 static": 2}}]
+        },
+    }
+    found = Found()
+    found.add("op_db/sin/float32/dynamic", 4, [{"sample": "0", "status": "pass", "reason": "", "aot": ""}])
+    results = with_rows_of(summary(found), earlier)
+    assert results["rows"]["op_db/float32/static"] == old
+    assert results["rows"]["op_db/float32/dynamic"] == counts | {"pass": 1, "total": 1, "left": 3}
+    assert results["totals"] == counts | {"pass": 2, "refused": 2, "total": 4, "left": 3}
+    assert [failure["samples"] for failure in results["failures"]["op_db/sin"]] == [{"float32 static": 2}]
+    assert "Static rows are of 2026-01-02." in markdown(results)
+    assert "called 5 of the bundles" in markdown(results)
+
+    later = with_rows_of(summary(found), results)
+    assert later["rows"] == results["rows"]
+    assert [run["date"] for run in later["earlier"]] == [earlier["date"]]
 
 
 def _outcomes(partial: Path) -> list[tuple[str, str, str]]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.fx.experimental import proxy_tensor
 
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
+from .. import origin
 
 
 @contextlib.contextmanager
@@ -30,25 +28,15 @@ def recorded_lines(entry: str) -> Iterator[None]:
         made.record_stack_traces = True
 
     def chosen(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        starts = [i for i, frame in enumerate(frames) if frame.name == entry and _is_ours(frame.filename)]
+        starts = [i for i, frame in enumerate(frames) if frame.name == entry and origin.is_ours(frame.filename)]
         below = frames[starts[-1] :] if starts else []
-        return traceback.StackSummary.from_list([frame for frame in below if is_the_model(frame.filename)])
+        return traceback.StackSummary.from_list([frame for frame in below if origin.is_model(frame.filename)])
 
     with (
         mock.patch.object(proxy_tensor._MakefxTracer, "__init__", recording),
         mock.patch.object(tracer, "_filter_traceback_frames", chosen),
     ):
         yield
-
-
-def _is_ours(path: str) -> bool:
-    return path.startswith(_NOT_THE_MODEL[1])
-
-
-def is_the_model(path: str) -> bool:
-    """Neither code of torch, aotpack nor Python; other installed packages may hold the user's model."""
-    library = path.startswith(_NOT_THE_MODEL[2]) and "site-packages" not in path
-    return not (path.startswith(("<", *_NOT_THE_MODEL[:2])) or library)
 
 
 def name_backward(graph: torch.fx.Graph) -> None:

@@ -16,7 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from .lines import is_the_model
+from .. import origin
 from .tensors import blank_like
 
 
@@ -143,7 +143,7 @@ class _RefusedFunctions(TorchFunctionMode):
         # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
         if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints read it for themselves, in torch 2.9
             self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
-        if func == torch.Tensor.storage_offset and is_the_model(sys._getframe(1).f_code.co_filename):
+        if func == torch.Tensor.storage_offset and origin.is_model(sys._getframe(1).f_code.co_filename):
             raise SideEffectError(
                 "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
             )

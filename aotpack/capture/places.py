@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Iterable
 from types import FrameType
 
+from .. import origin
+
 
 def of_error(error: BaseException) -> str:
     """``file:line: source`` of the model's innermost line behind an exception, or nothing.
@@ -17,7 +19,7 @@ def of_error(error: BaseException) -> str:
     Where that is a library's, the user's line that led there is named as well.
     """
     places = _places(traceback.extract_tb(error.__traceback__)) or _places(_frames_in(str(error)))
-    own = [text for path, text in places if not _is_library(path)]
+    own = [text for path, text in places if origin.is_users_own(path)]
     if not places:
         return ""
     inner = places[-1][1]
@@ -26,13 +28,13 @@ def of_error(error: BaseException) -> str:
 
 def of_stack(stack: traceback.StackSummary) -> str:
     """``file:line: source`` of the user's innermost line, or nothing."""
-    return next((text for path, text in reversed(_places(stack)) if not _is_library(path)), "")
+    return next((text for path, text in reversed(_places(stack)) if origin.is_users_own(path)), "")
 
 
 def here() -> str:
     """The innermost line of the model that runs now, be it a library's, or nothing."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_model(frame.f_code.co_filename):
+    while frame is not None and not origin.is_model(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return ""
@@ -42,16 +44,7 @@ def here() -> str:
 
 def _places(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:
     """File and text of the frames that are the model's: neither torch's nor Python's nor ours."""
-    return [(f.filename, f"{f.filename}:{f.lineno}: {(f.line or '').strip()}") for f in frames if _is_model(f.filename)]
-
-
-def _is_model(path: str) -> bool:
-    python = "/lib/python" in path and not _is_library(path)
-    return not (path.startswith("<") or python or "/aotpack/" in path or "/site-packages/torch/" in path)
-
-
-def _is_library(path: str) -> bool:
-    return "site-packages" in path
+    return [(f.filename, f"{f.filename}:{f.lineno}: {(f.line or '').strip()}") for f in frames if origin.is_model(f.filename)]
 
 
 def _frames_in(text: str) -> list[traceback.FrameSummary]:

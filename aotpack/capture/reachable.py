@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import functools
 import sys
-import sysconfig
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
+from .. import origin
+
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _PLAIN = (bool, int, float, complex, str, bytes)
-_FOREIGN = ("<frozen", f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/", f"{sysconfig.get_path('stdlib')}/")
 _GONE = object()
 
 Items = dict[Any, Any]
@@ -167,4 +166,6 @@ def _is_own(kind: type) -> bool:
 
 
 def _is_foreign(file: str) -> bool:
-    return file.startswith(_FOREIGN) or "/site-packages/" in file
+    if file.startswith("<"):
+        return file.startswith("<frozen")  # others may be typed in
+    return not origin.is_users_own(file)

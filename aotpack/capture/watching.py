@@ -11,10 +11,8 @@ import dis
 import itertools
 import operator
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,10 +20,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from .. import origin
 from . import places
 
-_LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
-_PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _HASH = torch.Tensor.__hash__.__code__
@@ -53,7 +50,7 @@ def watched(model: torch.nn.Module) -> Iterator[Watched]:
             frame = frame.f_back if asked and frame.f_back is not None else frame
         else:
             asked = event == "c_call" and called in _IDENTITY
-        if asked and not _is_library(frame.f_code.co_filename):
+        if asked and origin.is_model(frame.f_code.co_filename):
             seen.compares = True
 
     before = sys.getprofile()
@@ -63,7 +60,7 @@ def watched(model: torch.nn.Module) -> Iterator[Watched]:
             yield seen
         finally:
             sys.setprofile(before)
-    seen.compares |= any(_compares(code) for code in codes if not _is_library(code.co_filename))
+    seen.compares |= any(_compares(code) for code in codes if origin.is_model(code.co_filename))
 
 
 @contextlib.contextmanager
@@ -155,11 +152,6 @@ def first_difference(one: Steps, other: Steps) -> tuple[str, Step, Step] | None:
         if a.call != b.call:
             return b.where or a.where, a, b
     return None
-
-
-def _is_library(path: str) -> bool:
-    """Code of torch, of Python and of aotpack; other installed packages may hold the user's model."""
-    return path.startswith(("<", *_LIBRARIES)) or (path.startswith(_PYTHON) and "/site-packages/" not in path)
 
 
 def _compares(code: CodeType) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from pathlib import Path
+import re
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from aotpack_loader.devices import operators
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
+from .. import origin
 from .._torch_compat import CALL_ON_COPIES, ShapeEnv
 from .._torch_compat.randomness import is_fixed
 from . import views
@@ -177,11 +178,10 @@ def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.Tens
 def source_line(node: FxNode) -> str:
     """``file:line: source`` of the user's innermost line behind a node, or torch's where there is none, or nothing."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    lines = [f"{where.strip()}: {code.strip()}" for where, code in itertools.pairwise(trace) if where.strip().startswith("File ")]
-    found = [line for line in lines if _OURS not in line]
-    own = [line for line in found if "/site-packages/torch/" not in line]
-    return next(iter(own[-1:] or found[-1:]), "")
-
-
-_OURS = str(Path(__file__).parents[1] / "capture")
-"""Where a plain function is called as if it were a module."""
+    found = [
+        (match.group(1), f"{where.strip()}: {code.strip()}")
+        for where, code in itertools.pairwise(trace)
+        if (match := re.match(r'\s*File "([^"]+)"', where)) and not origin.is_ours(match.group(1))
+    ]
+    model = [line for path, line in found if origin.is_model(path)]
+    return next(iter(model[-1:] or [line for _, line in found[-1:]]), "")

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from bench.pages import replace
 from rich.table import Table
 from roll import ARCHITECTURES
 from run import VARIANTS, Entry, Line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "architectures.md"
-MARKS = ("<!-- zoo:begin -->", "<!-- zoo:end -->")
 
 
 def one_line(entry: Entry, line: Line) -> str:
@@ -144,13 +144,5 @@ def _error(title: str, line: Line | None, notes: Notes) -> str:
 
 def update_pages(lines: Mapping[Entry, Line]) -> None:
     """The table on its page, and its counts in the README."""
-    _replace(PAGE, markdown(lines))
-    _replace(ROOT / "README.md", summary(lines))
-
-
-def _replace(file: Path, text: str) -> None:
-    """Put ``text`` between a file's marks, if it has them."""
-    page = file.read_text() if file.exists() else ""
-    begin, end = (page.find(mark) for mark in MARKS)
-    if 0 <= begin < end:
-        file.write_text(f"{page[:begin]}{MARKS[0]}\n{text}\n{page[end:]}")
+    replace(PAGE, "zoo", markdown(lines))
+    replace(ROOT / "README.md", "zoo", summary(lines))

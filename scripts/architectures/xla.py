@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # for scripts/benc
 import torch
 import xla_steps
 from bench.machine import provenance
+from bench.pages import replace
 from roll import ARCHITECTURES
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = ROOT / ".venv-xla" / "bin"
 RESULTS = ROOT / "scripts" / "bench" / "results" / "zoo_xla.json"
 PAGE = ROOT / "docs" / "xla.md"
-MARKS = ("<!-- zoo-xla:begin -->", "<!-- zoo-xla:end -->")
 CHOSEN = ("gpt2", "bert", "vit", "resnet", "t5")
 TOLERANCE = 1e-3
 """Of losses and of what ten steps lead to, relative to the largest value: the errors of one step are carried on by the next."""
@@ -56,7 +56,7 @@ def main() -> None:
         known = {key: lines[key] for key in ARCHITECTURES if key in lines}
         RESULTS.write_text(json.dumps({**provenance(threads=1), "entries": known}, indent=2) + "\n")
         print(f"{name}: {lines[name]}", flush=True)
-    update_page(lines)
+    replace(PAGE, "zoo-xla", table(lines))
     sys.exit(any(lines[name]["status"] != "passed" for name in options.only))
 
 
@@ -127,8 +127,8 @@ def compared(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dic
     return {f"{kind}_error": error for kind, error in errors.items()}
 
 
-def update_page(lines: Mapping[str, Line]) -> None:
-    """The table in docs/xla.md."""
+def table(lines: Mapping[str, Line]) -> str:
+    """A row a model."""
     rows = [
         "| model | loss, step 1 → 10 | error of losses | of parameters, buffers | load |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -141,10 +141,7 @@ def update_page(lines: Mapping[str, Line]) -> None:
         first, last = line["losses"][1][0], line["losses"][1][-1]
         errors = f"{line['losses_error']:.0e} | {line['state_error']:.0e}"
         rows.append(f"| {title} | {first:.3f} → {last:.3f} | {errors} | {line['load_seconds']:.1f} s |")
-    text = "\n".join(rows)
-    page = PAGE.read_text()
-    begin, end = (page.index(mark) for mark in MARKS)
-    PAGE.write_text(f"{page[:begin]}{MARKS[0]}\n{text}\n{page[end:]}")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tables
+from pages import replace
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent.parent
@@ -54,16 +54,6 @@ def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]],
     text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
     picture = RESULTS / f"{name}.png"
     return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text
-
-
-def replace(path: Path, mark: str, text: str) -> None:
-    """Put ``text`` between ``<!-- mark:begin -->`` and ``<!-- mark:end -->``."""
-    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
-    old = path.read_text()
-    start, stop = old.find(begin), old.find(end)
-    if not 0 <= start < stop:
-        sys.exit(f"report: {path} has no {begin} … {end}")
-    path.write_text(f"{old[:start]}{begin}\n{text}\n{old[stop:]}")
 
 
 if __name__ == "__main__":

@@ -355,6 +355,10 @@ class Symbol(Document, frozen=True):
     hint: int | None = None
     label: str = ""
 
+    def takes(self, value: int) -> bool:
+        """Whether a value is in the range."""
+        return self.minimum <= value and (self.maximum is None or value <= self.maximum)
+
 
 class OutputSymbol(Document, frozen=True):
     """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer."""

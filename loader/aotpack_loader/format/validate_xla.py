@@ -84,11 +84,7 @@ def _specialization_problems(
             yield from _computation_problems(code.backward, *subclasses.backward_arity(method.backward), f"{where}.backward")
         if code.sizes.keys() != symbols.keys() or not symbols:
             yield Problem(where, "C25: there is a size for each symbol of the method")
-        elif not all(_takes(symbols[name], size) for name, size in code.sizes.items()):
+        elif not all(symbols[name].takes(size) for name, size in code.sizes.items()):
             yield Problem(where, "C25: a size is not in the range of its symbol")
         if any(other.sizes == code.sizes for other in codes[:i]):
             yield Problem(where, "C25: these sizes are there twice")
-
-
-def _takes(symbol: schema.Symbol, size: int) -> bool:
-    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)

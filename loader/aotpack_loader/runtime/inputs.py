@@ -94,7 +94,7 @@ class Inputs:
         """Whether the sizes of tensors are in their ranges and meet the constraints."""
         tensors = [check for _, check in self.binding if isinstance(check, TensorCheck)]
         symbols = [symbol for check in tensors for _, symbol in check.binds]
-        in_range = all(_in_range(environment[symbol.name], symbol) for symbol in symbols)
+        in_range = all(symbol.takes(environment[symbol.name]) for symbol in symbols)
         return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
 
     def _show(self, text: str, environment: Environment) -> str:
@@ -137,10 +137,6 @@ def _error(problems: list[Problem]) -> InputError:
         problems,
         hint="The bundle was built for these arguments; see `aotpack inspect` for all of them.",
     )
-
-
-def _in_range(size: int, symbol: schema.Symbol) -> bool:
-    return symbol.minimum <= size and (symbol.maximum is None or size <= symbol.maximum)
 
 
 def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
@@ -188,7 +184,7 @@ class IntegerCheck:
     def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
         if value is MISSING:
             return value
-        fits = type(value) is int and _in_range(value, self.symbol)
+        fits = type(value) is int and self.symbol.takes(value)
         if not fits or environment.get(self.symbol.name) != value:
             wanted = f"an int {_show_size(self.symbol.name, {self.symbol.name: self.symbol})}"
             problems.append(Problem(self.leaf.path, f"expected {wanted}, got {describe(value)}"))
@@ -274,7 +270,7 @@ class TensorCheck:
             return False
         for dim, symbol in self.binds:
             size = value.shape[dim]
-            if not _in_range(size, symbol):
+            if not symbol.takes(size):
                 return False
         return all(
             actual == size if isinstance(size, int) else _try(size, environment) in (actual, None)

@@ -1,0 +1,16 @@
+"""Text that scripts write into pages of the documentation, between marks that stand there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def replace(page: Path, mark: str, text: str) -> None:
+    """Put ``text`` between ``<!-- mark:begin -->`` and ``<!-- mark:end -->`` of a page, which must have them."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    old = page.read_text()
+    start, stop = old.find(begin), old.find(end)
+    if not 0 <= start < stop:
+        sys.exit(f"{page} has no {begin} … {end}")
+    page.write_text(f"{old[:start]}{begin}\n{text}\n{old[stop:]}")
