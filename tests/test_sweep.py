@@ -52,9 +52,7 @@ def test_rows_that_a_run_leaves_out_are_kept() -> None:
         "operators": 9,
         "fresh_process": {"bundles": 5, "wrong": {}},
         "rows": dict.fromkeys(("op_db/float32/dynamic", "op_db/float32/static"), old),
-        "failures": {
-            "op_db/sin": [{"status": "refused", "reason": "old", "samples": {"float32 dynamic": 2, "float32 static": 2}}]
-        },
+        "failures": {"op_db/sin": [refused]},
     }
     found = Found()
     found.add("op_db/sin/float32/dynamic", 4, [{"sample": "0", "status": "pass", "reason": "", "aot": ""}])

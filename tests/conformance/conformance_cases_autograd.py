@@ -492,23 +492,6 @@ def embed(x: Tensor, i: Tensor) -> Tensor:
     return F.embedding(i, x)
 
 
-class Sevenfold(torch.autograd.Function):
-    """A gradient that is not the derivative of what it computes, and depends on data."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 7 * x
-
-
-sevenfold = Sevenfold.apply
-
-
 class HookedLayer(nn.Module):
     """A module with a backward hook."""
 
@@ -539,7 +522,7 @@ def hooked_saving(x: Tensor) -> Tensor:
 
 
 OWN_GRADIENTS: dict[str, tuple[Any, str]] = {
-    "autograd.Function": (lambda: lambda x: sevenfold(x), "calls the autograd.Function Sevenfold"),
+    "autograd.Function": (lambda: Triple.apply, "calls the autograd.Function Triple"),
     "hook on a module": (HookedLayer, "BackwardHookFunction|reads grad_fn"),
     "hook on a tensor": (lambda: hooked, r"calls register_hook.*conformance_cases_autograd.py:\d+"),
     "hook on a node": (lambda: hooked_node, "reads grad_fn"),
