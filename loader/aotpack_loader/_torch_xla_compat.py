@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xla_model
+from torch_xla import runtime
 from torch_xla.core import xla_builder
 
 TRIED_ON = ("2.9.0",)
@@ -29,6 +30,11 @@ def version() -> str:
 def devices() -> list[torch.device]:
     """The XLA devices of this process; makes the PJRT client."""
     return [torch.device(name) for name in xla_model.get_xla_supported_devices() or []]
+
+
+def is_spmd() -> bool:
+    """Whether torch_xla takes all devices for one, over which it partitions tensors and what is computed of them."""
+    return bool(runtime.is_spmd())
 
 
 def pending(tensors: Sequence[torch.Tensor]) -> bool:
@@ -85,7 +91,27 @@ class Computation:
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Start the computation; the results may be used before it has ended."""
-        found: list[torch.Tensor] = _xla._run_cached_graph(self._hash, [arguments[i] for i in self._order])
+        with _default_device(self._device):  # where it runs; each thread has its own, and autograd's have not the caller's
+            found: list[torch.Tensor] = _xla._run_cached_graph(self._hash, [arguments[i] for i in self._order])
+        return found
+
+
+class PartitionedComputation:
+    """An ``HloModuleProto`` for :func:`is_spmd`: a call joins it to what waits on the device, and is compiled with that.
+
+    Its arguments' sharding decides how it is partitioned, which is not known before. Arguments and attributes as above.
+    """
+
+    def __init__(self, name: str, hlo: bytes, parameters: Sequence[Placeholder], device: torch.device) -> None:
+        self._name = f"xla::{name}"
+        self._computation = xla_builder.computation_from_module_proto(name, hlo)
+        with _default_device(device):
+            outputs = self([xla_builder.create_placeholder_tensor(list(shape), dtype) for dtype, shape in parameters])
+        self.results: list[Placeholder] = [(output.dtype, tuple(output.shape)) for output in outputs]
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, which are still to be computed."""
+        found: list[torch.Tensor] = _xla._xla_user_computation(self._name, list(arguments), self._computation)
         return found
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .. import _torch_xla_compat as compat
     from .call_library import CallLibrary
 
+    Runs = compat.Computation | compat.PartitionedComputation
 
 _EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
 """Which extra of the loader brings a package."""
@@ -64,6 +65,7 @@ class XlaExecutable:
     """One graph's computation.
 
     A call starts what its arguments still wait for, as ``torch_xla.sync()`` does, and then the computation; it waits for neither.
+    Under SPMD the computation itself waits for the next such start.
 
     Args:
         key: the graph's, for messages.
@@ -79,7 +81,7 @@ class XlaExecutable:
         key: str,
         executable: schema.XlaExecutable,
         device: torch.device,
-        compiler: Callable[[Sequence[int]], compat.Computation | None],
+        compiler: Callable[[Sequence[int]], Runs | None],
         donated: Sequence[int] = (),
         *,
         visible: bool = False,
@@ -88,6 +90,7 @@ class XlaExecutable:
 
         self._compat, self._key, self._device = compat, key, device
         self._compile, self._donated, self._visible = compiler, donated, visible and bool(donated)
+        self._is_spmd = compat.is_spmd()
         self._run = compiler(donated)
         self._inputs = [parameter.input for parameter in executable.parameters]
         self._outputs = Outputs(executable)
@@ -96,7 +99,7 @@ class XlaExecutable:
         """Run the computation on ``inputs`` (emptied) and return the graph's outputs.
 
         Raises:
-            TargetError: XLA cannot run it, for lack of memory for example.
+            TargetError: XLA cannot run it, for lack of memory for example; or SPMD was turned on since.
         """
         return self._start(inputs, donates=bool(self._donated))
 
@@ -105,11 +108,16 @@ class XlaExecutable:
         return self._start(inputs, donates=False)
 
     @cached_property
-    def _plain(self) -> compat.Computation | None:
+    def _plain(self) -> Runs | None:
         return self._compile(()) if self._donated else self._run
 
     def _start(self, inputs: list[Any], *, donates: bool) -> list[Any]:
         compat = self._compat
+        if self._is_spmd != compat.is_spmd():
+            raise TargetError(
+                "torch_xla's SPMD mode was turned on after this bundle was loaded.",
+                hint="Call torch_xla.runtime.use_spmd() first, then load the bundle.",
+            )
         arguments = [compat.next_seed(self._device) if i is None else inputs[i] for i in self._inputs]
         passed = self._outputs.passed(inputs)
         inputs.clear()
@@ -157,10 +165,17 @@ class XlaDevice:
         self._compat, self._bundle, self._target = compat, bundle, target
         self._computations = target.xla
         self._takes_state = False
+        self._is_spmd = compat.is_spmd()
         _check_backward(self.device)
 
     def updating_in_place(self) -> XlaDevice:
-        """This device with computations that take the memory of the tensors which their method writes to."""
+        """This device with computations that take the memory of the tensors which their method writes to.
+
+        Raises:
+            TargetError: under SPMD, where computations take no memory of others.
+        """
+        if self._is_spmd:
+            raise TargetError("donate=True: under SPMD buffers are not updated in place.", hint="Load without it.")
         device = copy.copy(self)
         device._takes_state = True
         return device
@@ -183,17 +198,22 @@ class XlaDevice:
             raise CorruptBundleError(f"The target {self._target.name} has no computation for {key}.")
         is_forward = key.endswith(".forward")
         donated = [] if is_forward and not self._takes_state else executable.donated
-        compile = partial(self._compile, key, executable)
-        return XlaExecutable(key, executable, self.device, compile, donated, visible=is_forward)
+        if self._is_spmd:
+            donated = []
+        compiler = partial(self._compile, key, executable)
+        return XlaExecutable(key, executable, self.device, compiler, donated, visible=is_forward)
 
-    def _compile(self, key: str, executable: schema.XlaExecutable, donated: Sequence[int]) -> compat.Computation | None:
+    def _compile(self, key: str, executable: schema.XlaExecutable, donated: Sequence[int]) -> Runs | None:
         if executable.hlo is None:
             return None
         hlo = self._bundle.module(executable.hlo)
         name = f"aotpack_{executable.hlo.digest.removeprefix('sha256:')}"
         parameters = [_placeholder(parameter.type) for parameter in executable.parameters]
         try:
-            computation = self._compat.Computation(name, hlo, parameters, self.device, donated)
+            if self._is_spmd:
+                computation: Runs = self._compat.PartitionedComputation(name, hlo, parameters, self.device)
+            else:
+                computation = self._compat.Computation(name, hlo, parameters, self.device, donated)
         except RuntimeError as error:
             raise TargetError(
                 f"XLA cannot compile {key} for {self.device}: {str(error).strip().splitlines()[0]}",
