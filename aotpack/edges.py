@@ -6,6 +6,7 @@ do not. What was traced is therefore run at these sizes on fake tensors, beside 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,12 +50,17 @@ def refused(
     method = convention.method
     symbols: Sequence[schema.Symbol] = method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
+
+    @functools.cache
+    def differs_anyway() -> bool:
+        return bool(_Trial(convention, example).difference(model, args, kwargs))
+
     for symbol, size in itertools.product(symbols, (0, 1)):
         sizes = example | {symbol.name: size}
         if size < symbol.minimum or sizes == example or not all(_holds(text, sizes) for text in method["constraints"]):
             continue
         trial = _Trial(convention, sizes)
-        if (reason := trial.difference(model, args, kwargs)) and not _Trial(convention, example).difference(model, args, kwargs):
+        if (reason := trial.difference(model, args, kwargs)) and not differs_anyway():
             yield Edge(_place(symbol.name, method["leaves"]), size, f"({symbol.name} != {size})", reason)
 
 
@@ -85,6 +91,10 @@ class _Trial:
 
     def difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What the graphs do otherwise than the model, or nothing."""
+        with compat.quiet_fake_tensors():
+            return self._difference(model, args, kwargs)
+
+    def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         backward = self.convention.backward
         try:
             with rehearsals.unchanged(model), compat.kept_state_changes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import aotpack
-from aotpack import capture
+from aotpack import capture, edges
 from aotpack.capture import front_ends
 from aotpack.cli import main
 from aotpack.graph import from_fx
@@ -472,6 +473,40 @@ def test_example_inputs_that_do_not_fit_the_model(network: Network, tmp_path: Pa
     with pytest.raises(BuildError):
         portable(network, EXAMPLE, tmp_path / "m", {"nothing": 1})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_of_0_and_1_are_tried_quietly_and_the_example_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch logs what fails on fake tensors, with a traceback: in a trial that is no news, anywhere else it still is."""
+
+    def not_for_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x.squeeze(0), torch.ones(4, 4)).sum() + y.sum()
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    tried: list[dict[str, int]] = []
+    original = edges._Trial._difference
+
+    def noted(trial: Any, *example: Any) -> str:
+        tried.append(dict(trial.sizes))
+        original(trial, *example)
+        return "" if 1 not in trial.sizes.values() and 0 not in trial.sizes.values() else "differs"
+
+    monkeypatch.setattr(edges._Trial, "_difference", noted)
+    try:
+        sizes = ({0: torch.export.Dim("n", min=0)}, {0: torch.export.Dim("m", min=0)})
+        portable(not_for_one, (torch.zeros(3, 4), torch.zeros(5)), tmp_path / "m", methods=("infer",), dynamic_shapes=sizes)
+        at_edges = [sizes for sizes in tried if {0, 1} & {*sizes.values()}]
+        assert len(at_edges) == 4
+        assert len(tried) == 5
+        assert not records
+        with capture.front_ends.compat.fake_mode_with_shapes(), pytest.raises(RuntimeError):
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        assert records
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_all_wrong_dynamic_shapes_are_listed(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from .inductor import (
     x86_vector_bits,
 )
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
-from .messages import own_warnings
+from .messages import own_warnings, quiet_fake_tensors
 from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
@@ -134,6 +134,7 @@ __all__ = [
     "participates_in_backward",
     "partition",
     "plain_saving",
+    "quiet_fake_tensors",
     "real_tensor",
     "refuse_changes",
     "rehearse",

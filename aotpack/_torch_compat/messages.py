@@ -19,6 +19,21 @@ def own_warnings() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep torch from logging, with a traceback, what fails on fake tensors: for trials that are expected to fail."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def nothing(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(nothing)
+
+
 OLD_IGNORED = "ignore_logger_methods"
 
 
