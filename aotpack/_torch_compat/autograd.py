@@ -29,6 +29,7 @@ from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
@@ -38,7 +39,7 @@ from .lines import name_backward, recorded_lines
 from .overlaps import OverlapsOfAnySize
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
-from .tensors import fake_mode_of
+from .tensors import fake_mode_of, is_wrapper_subclass
 
 Decompositions = dict[Any, Callable[..., Any]]
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
@@ -154,6 +155,7 @@ def _export_joint(
         functorch_config.patch(_SUBCLASS_TANGENTS),
         inductor_config.patch(enable_auto_functionalized_v2=False),
         _plain_writes_of_export(),
+        _wrappers_with_room((args, kwargs)),
         _aliases_named(),
         _faithful_results(note, inside),
         scans_without_aliases(),
@@ -185,6 +187,25 @@ def _export_joint(
             tokens=tokens,
             backward_tokens=state.fw_metadata.num_backward_tokens,
         )
+
+
+@contextlib.contextmanager
+def _wrappers_with_room(inputs: Any) -> Iterator[None]:
+    """Let ``as_strided_`` move an input within its storage while it is traced.
+
+    The wrapper that AOTAutograd traces with reaches over the tensor alone, whatever lies behind it, and torch refuses to leave
+    that. That the storage itself is not left was seen when the model was run on fake tensors.
+    """
+    plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
+    sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
+    room = [size for size, own in sizes if size > own]
+    make = torch.Tensor._make_wrapper_subclass
+
+    def roomy(cls: type, *described: Any, **named: Any) -> Any:
+        return make(cls, *described, *((max(room),) if cls is FunctionalTensor else ()), **named)
+
+    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager

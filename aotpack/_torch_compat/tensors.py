@@ -79,7 +79,12 @@ def fake_mode_with_shapes() -> FakeTensorMode:
 
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
     """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; those of a subclass's parts where they have its sizes."""
-    return mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
+    fake = mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
+    if not dims and not is_wrapper_subclass(tensor) and tensor.layout == torch.strided:
+        held = tensor.untyped_storage().nbytes()
+        if held > fake.untyped_storage().nbytes():  # torch makes it as large as the tensor
+            fake.untyped_storage().resize_(held)
+    return fake
 
 
 def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.SymInt:
@@ -190,9 +195,14 @@ def fake_inputs_of(
 
 
 def blank_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same class, sizes and strides with elements of its own, whatever they are."""
+    """A tensor of the same class, sizes and strides with elements of its own, whatever they are.
+
+    It begins at the start of a storage as large as the tensor's: ``as_strided_`` may go elsewhere in it, but not beyond.
+    """
     if not is_wrapper_subclass(tensor):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        blank.untyped_storage().resize_(max(blank.untyped_storage().nbytes(), tensor.untyped_storage().nbytes()))
+        return blank
     return transform_subclass(tensor, lambda _, part: blank_like(part))  # type: ignore[no-any-return]
 
 

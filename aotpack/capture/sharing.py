@@ -104,8 +104,7 @@ def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, dense: bool
     """A tensor of the same type, a leaf or not as ``tensor`` is; its values do not matter. ``dense``: without gaps in memory."""
     if not is_plain_tensor(tensor):
         return blank_like(tensor).requires_grad_(tensor.requires_grad)
-    strides = torch.empty_like(tensor.detach()).stride() if dense else tensor.stride()
-    fresh = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    fresh = torch.empty_like(tensor.detach()) if dense else blank_like(tensor)
     if not (tensor.requires_grad if requires_grad is None else requires_grad):
         return fresh
     if tensor.is_leaf:

@@ -47,14 +47,16 @@ class Outputs(Inputs):
                         Problem(self._primal_path(index), "the model grows it (resize_) and changes its strides")
                     )
             hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
+            geometry = self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None
+            unread = kind == "metadata" and geometry is not None and geometry.absolute
             found.append(
                 schema.Mutation(
                     primal=self._primal_index(index),
-                    output=self._output(node, fresh=True),
+                    output=self._output(self._nothing(index) if unread else node, fresh=True),
                     kind=kind,
                     requires_grad=info.requires_grad and info.mutates_data,
                     hidden_from_autograd=hidden or self._is_leaf_with_gradient(index),
-                    geometry=self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None,
+                    geometry=geometry,
                     unversioned=self._touches(index) is False,
                 )
             )
@@ -73,6 +75,15 @@ class Outputs(Inputs):
         strided = [n for n in self.parts.forward.graph.nodes if n.target in views.AS_STRIDED and views.root(n) in above]
         absolute = any(len(n.args) > 3 for n in strided)
         return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
+
+    def _nothing(self, index: int) -> Node:
+        """In place of a value that is not read: at a call, what ``as_strided_`` shows may lie outside what a graph is given."""
+        graph = self.parts.forward.graph
+        source = self._raw_primal_nodes[index]
+        with graph.inserting_before(graph.output_node()):
+            node = graph.call_function(torch.ops.aten.new_empty.default, (source, [0]))
+        node.meta["val"] = source.meta["val"].new_empty([0])
+        return node
 
     def _is_leaf_with_gradient(self, index: int) -> bool:
         """Whether an argument can only have been written behind autograd's back, as through a detached alias."""

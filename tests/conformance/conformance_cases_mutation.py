@@ -68,6 +68,10 @@ def both_data_first(x: Tensor) -> Tensor:
     return x * x
 
 
+def beyond_itself(x: Tensor) -> Tensor:
+    return x.as_strided_((2, 2), (1, 2), 8)
+
+
 def strided_and_data(x: Tensor) -> Tensor:
     x.as_strided_((3,), (1,), 2)
     x.mul_(2)
@@ -388,6 +392,12 @@ CASES: list[Case] = [
         metadata_as_strided,
         t(8),
         calls=(Call(1, inputs=inputs(at_an_offset(8)), refused="element 5 of its storage"),),
+    ),
+    case(
+        "input mutation: metadata only, as_strided_, built at an offset, beyond the argument",
+        beyond_itself,
+        at_an_offset(8),
+        calls=(Call(1), Call(2, grad=False, training=False)),
     ),
     case(
         "input mutation: metadata only, other strides at call",
