@@ -96,10 +96,12 @@ class XlaTarget:
         """A normalised graph, lowered, with its code in ``store``; of a backward graph ``forward`` has its forward's."""
         from .barriers import order_recomputation
         from .lower import lower
+        from .repeats import call_repeats
 
         if item.method is not None and item.method.backward is not None and item.key.endswith(".backward"):
             inputs = module.graph.find_nodes(op="placeholder")
             order_recomputation(module, inputs[len(item.method.backward.saved) :])
+        call_repeats(module)
         lowered = lower(module, item.key, item.private, views)
         code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
         computation = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)

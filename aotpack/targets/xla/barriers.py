@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from aotpack_loader.devices.generator import exchange_random_state
+
 from ..._torch_compat.xla import barrier
 from .normalise import CALL
 
@@ -59,7 +61,11 @@ def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
         return
     inside = set(again)
     given = dict.fromkeys(
-        source for node in again for source in node.all_input_nodes if source not in inside and _is_tensor(source)
+        source
+        for node in again
+        if node.target is not exchange_random_state  # a seed is known as an input of the graph
+        for source in node.all_input_nodes
+        if source not in inside and _is_tensor(source)
     )
     graph, waiting = first.graph, [gradient, *given]
     with graph.inserting_before(first):

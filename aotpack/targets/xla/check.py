@@ -16,6 +16,8 @@ from .normalise import CALL, regions
 
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
 _OWN = (random_state, exchange_random_state)
+_LOOPS = ("scan", "map_impl", "associative_scan")
+"""Operators that run a graph a number of times that the build knows."""
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
 
@@ -46,7 +48,8 @@ def _refusal(node: Node) -> str:
             return message
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator) and target is not CALL:
-        return f"higher_order.{target.name()} has no form for XLA"
+        instead = ": a Python loop has, and layers that repeat are one computation" if target.name() in _LOOPS else ""
+        return f"higher_order.{target.name()} has no form for XLA{instead}"
     if isinstance(target, torch._ops.OpOverload):
         if not has_kernel(target):
             return f"torch_xla has no kernel for {target}"

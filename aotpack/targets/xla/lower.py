@@ -193,6 +193,8 @@ class _Staged(Interpreter):
         if state in self._inputs:
             self._seed(self._inputs.index(state))
         else:
+            assert isinstance(state, Node)
+            assert state.target is exchange_random_state, f"{state} is no random state"
             self._is_seeded = False
 
     def _seed(self, source: int | None) -> torch.Tensor:

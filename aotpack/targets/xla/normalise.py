@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from aotpack_loader.devices.generator import exchange_random_state
+from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch_compat import fake_mode_of
 from ..._torch_compat.decompose import trace
@@ -58,6 +58,8 @@ def normalise(module: GraphModule) -> GraphModule:
         copied.register_module(name, normalise(region))
     table = decompositions.table()
     for node in list(graph.nodes):
+        if node.target in (random_state, exchange_random_state):
+            _hold_seed(node)
         if node.op == "call_function" and node.target in table:
             _expand(node, table[node.target])
     for node in list(graph.nodes):
@@ -72,6 +74,14 @@ def normalise(module: GraphModule) -> GraphModule:
     graph.lint()
     copied.recompile()
     return copied
+
+
+def _hold_seed(node: Node) -> None:
+    """On XLA devices the random state that graphs pass on is a seed."""
+    with fake_mode_of(node.graph):
+        seed = torch.empty((), dtype=torch.int64)
+    for value in (node, *node.all_input_nodes):
+        value.meta = {**value.meta, "val": seed}
 
 
 def _expand(node: Node, rule: Callable[..., Any]) -> None:

@@ -1,0 +1,211 @@
+"""Layers that are alike become calls of one computation, though nobody has marked them.
+
+A graph is traced layer by layer, so equal layers stand in its list of nodes as a block that comes again and again: what strings
+of letters call a run, or maximal repetition (Kolpakov and Kucherov, Finding maximal repetitions in a word in linear time, 1999;
+here periods are compared one by one). A letter is a node's operator with its constants and types. A block can start at any of a
+run's letters: it does where least is passed from call to call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from aotpack_loader.devices.generator import exchange_random_state, random_state
+
+from ..._torch_compat.randomness import is_random
+from .normalise import CALL
+
+_REPEATS = 3
+_SAVING = 64
+"""The fewest repeats of a block, and the fewest nodes that calls must save, that are worth it."""
+
+
+def call_repeats(module: GraphModule) -> None:
+    """Change a normalised graph: blocks of nodes that repeat become calls of a region, which the graph then holds."""
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    for number, run in enumerate(_Word(nodes).runs()):
+        _call(module, f"repeated_{number}", [nodes[start : start + run.period] for start in run.starts])
+    module.recompile()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Blocks of ``period`` nodes, one after the other; ``saving``: how many nodes fewer there are if they are calls."""
+
+    start: int
+    period: int
+    count: int
+    saving: int
+
+    @property
+    def starts(self) -> range:
+        return range(self.start, self.end, self.period)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.count
+
+
+class _Word:
+    """Nodes in their order, as a word."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        letters: dict[object, int] = {}
+        places = {node: i for i, node in enumerate(nodes)}
+        self._letters = torch.tensor([letters.setdefault(_letter(node), len(letters)) for node in nodes])
+        self._sources = [[places.get(source, -1) for source in _sources(node)] for node in nodes]
+        self._last_use = torch.tensor([max((places.get(user, len(nodes)) for user in node.users), default=0) for node in nodes])
+        self._can_start = [True] * (len(nodes) + 1)
+        for first, last in _bound(nodes, places):
+            self._can_start[first + 1 : last + 1] = [False] * (last - first)
+
+    def runs(self) -> list[_Run]:
+        """The runs that are worth it, in their order: the best first, then the best of what is before it and after it."""
+        found = []
+        pending = [(0, len(self._sources))]
+        while pending:
+            low, high = pending.pop()
+            run = self._best(low, high)
+            if run is not None:
+                found.append(run)
+                pending += [(low, run.start), (run.end, high)]
+        return sorted(found, key=lambda run: run.start)
+
+    def _best(self, low: int, high: int) -> _Run | None:
+        best: _Run | None = None
+        for most, start, end, period in sorted(self._periodic(low, high), reverse=True):
+            if most <= (best.saving if best else _SAVING):
+                break
+            firsts = range(start, min(start + period, end - _REPEATS * period + 1))
+            cuts = [self._run(first, period, (end - first) // period) for first in firsts]
+            for cut in sorted(cuts, key=lambda cut: -cut.saving):
+                if cut.saving <= (best.saving if best else _SAVING):
+                    break
+                best = max(self._alike(cut), key=lambda run: run.saving, default=best)
+        return best
+
+    def _periodic(self, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
+        """Where letters repeat: how many nodes that saves at most, start, end and period."""
+        word = self._letters[low:high]
+        for period in range(1, len(word) // _REPEATS + 1):
+            breaks = (word[:-period] != word[period:]).nonzero().flatten()
+            edges = torch.cat([breaks.new_tensor([-1]), breaks, breaks.new_tensor([len(word) - period])])
+            equal = edges.diff() - 1
+            for i in (equal >= (_REPEATS - 1) * period).nonzero().flatten().tolist():
+                start = low + int(edges[i]) + 1
+                yield int(equal[i]), start, start + int(equal[i]) + period, period
+
+    def _run(self, start: int, period: int, count: int) -> _Run:
+        ends = torch.arange(1, count + 1).unsqueeze(1) * period + start
+        is_result = self._last_use[start : start + count * period].view(count, period) >= ends
+        return _Run(start, period, count, (count - 1) * period - count * (int(is_result.any(0).sum()) + 1))
+
+    def _alike(self, run: _Run) -> Iterator[_Run]:
+        """The blocks of a run, of letters alone, that compute the same from what they are given."""
+        number = 0
+        for block, equal in groupby(self._block(start, run.period) for start in run.starts):
+            count = len(list(equal))
+            if block is not None and count >= _REPEATS:
+                yield self._run(run.start + number * run.period, run.period, count)
+            number += count
+
+    def _block(self, start: int, period: int) -> list[list[int]] | None:
+        """For each node, from which places in the block it takes values, or -1. None where a block may not be cut out."""
+        if not (self._can_start[start] and self._can_start[start + period]):
+            return None
+        return [[max(source - start, -1) for source in self._sources[i]] for i in range(start, start + period)]
+
+
+def _letter(node: Node) -> object:
+    """Equal for nodes that compute the same from arguments of their own. A call is equal to no other node."""
+    if node.target is CALL:
+        return node
+    return node.target, repr(map_arg((node.args, node.kwargs), lambda arg: _type(arg.meta["val"]))), _type(node.meta["val"])
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_type(item) for item in value)
+    return (str(value.dtype), tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _sources(node: Node) -> list[Node]:
+    """The nodes among a node's arguments, in their order, as often as they are there."""
+    found: list[Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _bound(nodes: Sequence[Node], places: dict[Node, int]) -> Iterator[tuple[int, int]]:
+    """From where to where nodes stay together: several values at once, and draws with the random state that they come from."""
+    state: int | None = None
+    for i, node in enumerate(nodes):
+        if not isinstance(node.meta["val"], torch.Tensor):
+            yield i, max((places[user] for user in node.users), default=i)
+        if node.target is random_state:
+            state = i
+        elif node.target is exchange_random_state and node.args[0] in places:  # the state from before comes back
+            yield places[node.args[0]], i  # type: ignore[index]
+        elif state is not None and is_random(node):
+            yield state, i
+
+
+def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> None:
+    """Put calls of one region, made of the first of these blocks, in their places."""
+    columns = list(zip(*map(_given, blocks), strict=True))  # for each argument from outside, what it is in each block
+    inputs = list(dict.fromkeys(columns))
+    members = [frozenset(block) for block in blocks]
+    results = [
+        place
+        for place, nodes in enumerate(zip(*blocks, strict=True))
+        if any(not inside.issuperset(node.users) for node, inside in zip(nodes, members, strict=True))
+    ]
+    module.register_module(name, _region(blocks[0], [inputs.index(column) for column in columns], results))
+    for block in blocks:
+        given, values = _given(block), [block[place] for place in results]
+        arguments = [given[columns.index(column)] for column in inputs]
+        graph = module.graph
+        with graph.inserting_before(block[0]):
+            call = graph.call_function(CALL, (graph.get_attr(name), name, *arguments))
+            call.meta = {**block[-1].meta, "val": tuple(value.meta["val"] for value in values)}
+            for i, value in enumerate(values):
+                item = graph.call_function(operator.getitem, (call, i))
+                item.meta = dict(value.meta)
+                value.replace_all_uses_with(item)
+        for node in reversed(block):
+            graph.erase_node(node)
+
+
+def _given(block: Sequence[Node]) -> list[Node]:
+    """What a block's nodes take from outside of it, in their order."""
+    inside = frozenset(block)
+    return [source for node in block for source in _sources(node) if source not in inside]
+
+
+def _region(block: Sequence[Node], slots: Sequence[int], results: Sequence[int]) -> GraphModule:
+    """A block as a graph: ``slots`` are its inputs for what it takes from outside, ``results`` the places of what it returns."""
+    graph = Graph()
+    given = dict(zip(slots, _given(block), strict=True))
+    inputs = [graph.placeholder(f"input_{slot}") for slot in range(len(given))]
+    for slot, node in enumerate(inputs):
+        node.meta = {"val": given[slot].meta["val"]}
+    known: dict[Node, Node] = {}
+    outside = iter(slots)
+
+    def put(source: Node) -> Node:
+        return known[source] if source in known else inputs[next(outside)]
+
+    for node in block:
+        args, kwargs = map_arg((node.args, node.kwargs), put)
+        known[node] = graph.create_node(node.op, node.target, args, kwargs)
+        known[node].meta = dict(node.meta)
+    graph.output([known[block[place]] for place in results])
+    return GraphModule(torch.nn.Module(), graph)
