@@ -75,7 +75,18 @@ class Gradients(torch.nn.Module):
         return torch.autograd.grad(outputs, wanted, tangents, create_graph=True, allow_unused=True)
 
     def example(self, first: Convention, shapes: DynamicShapes) -> tuple[tuple[torch.Tensor, ...], DynamicShapes]:
-        """Example inputs of this module, and which of their sizes vary."""
+        """Example inputs of this module, and which of their sizes vary.
+
+        Raises:
+            UnsupportedError: an integer varies: gradients take tensors, and would keep the example's number.
+        """
+        if shapes.integers:
+            paths = [first.method["leaves"][i].path for i in shapes.integers]
+            raise UnsupportedError(
+                "Second derivatives of this model cannot be carried.",
+                [Problem(path, "is an integer that varies, and gradients are traced as a function of tensors") for path in paths],
+                hint="Fix it in dynamic_shapes, or pass what depends on it as a tensor.",
+            )
         assert first.backward is not None
         nodes = first.backward.graph.find_nodes(op="placeholder")[-len(first.tangents) :]
         tangents = [compat.example_like(node.meta["val"]).requires_grad_() for node in nodes]

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 import aotpack
-from aotpack_loader.errors import AutogradError, InputError, ModeError
+from aotpack_loader.errors import AutogradError, InputError, ModeError, UnsupportedError
 from aotpack_loader.runtime.modes import Modes
 
 
@@ -109,6 +109,20 @@ def test_gradients_of_gradients_draw_what_the_forward_drew(tmp_path: Path) -> No
         seen.append([y, gradient, *torch.autograd.grad(gradient.square().sum(), list(f.parameters()), allow_unused=True)])
         assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_second_derivatives_refuse_integers_that_vary(tmp_path: Path) -> None:
+    """Gradients are traced as a function of tensors: they would keep the integer of the example."""
+
+    def scaled(x: torch.Tensor, n: int) -> torch.Tensor:
+        return (x**3 * n).sum()
+
+    options = {"dynamic_shapes": (None, torch.export.Dim("n", min=2, max=9)), "targets": ("portable",), "methods": ("train",)}
+    args = torch.randn(3, requires_grad=True), 5
+    with pytest.raises(UnsupportedError, match=r"args\[1\]: is an integer that varies"):
+        aotpack.build(scaled, args, out=tmp_path / "m", second_derivatives=True, **options)
+    aotpack.build(scaled, args, out=tmp_path / "m", **options)
+    torch.testing.assert_close(aotpack.load(tmp_path / "m")(args[0], 7), scaled(args[0], 7))
 
 
 def test_a_model_that_turns_gradients_on(tmp_path: Path) -> None:  # R9

@@ -45,7 +45,7 @@ from .inductor import (
 )
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
-from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, kept_state_changes, rehearse
+from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, is_compiling, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
     Bounds,
@@ -119,6 +119,7 @@ __all__ = [
     "inductor_decompositions",
     "inductor_fingerprint",
     "int_oo",
+    "is_compiling",
     "is_nested_size",
     "is_plain_call",
     "is_plain_tensor",

@@ -13,6 +13,7 @@ import torch._inductor
 import torch._inductor.lowering
 import torch.utils.checkpoint
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -72,6 +73,11 @@ def kept_state_changes() -> Iterator[None]:
         yield
     finally:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo is at work: it traces what calls this, or what runs is its own Python (``CompileContext``, torch 2.9)."""
+    return torch.compiler.is_compiling() or CompileContext.try_get() is not None
 
 
 def rehearse(

@@ -20,6 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from .. import _torch_compat as compat
 from .. import origin
 from . import places
 
@@ -116,7 +117,7 @@ class Steps(TorchFunctionMode):
         self._earlier = {} if earlier is None else earlier.made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.compiler.is_compiling():  # eager compiles the branches of control flow, and this with them
+        if compat.is_compiling():  # eager compiles the branches of control flow, and this with them
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
         if name not in _SILENT:

@@ -22,8 +22,8 @@ class GraphToCompile:
 
     ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
     reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
-    ``method`` is the one it is part of, null for a part of a graph. ``specializations`` are the sizes that targets for fixed
-    sizes compile it for, each a value for every symbol of the method.
+    ``method`` is the one it is part of, null for a part of a graph, and ``state`` the program's parameters and buffers.
+    ``specializations`` are the sizes that targets for fixed sizes compile it for, each a value for every symbol of the method.
     """
 
     key: str
@@ -35,10 +35,13 @@ class GraphToCompile:
     saved: Mapping[int, int] = field(default_factory=dict)
     method: schema.Method | None = None
     specializations: Sequence[Mapping[str, int]] = ()
+    state: Sequence[schema.StateEntry] = ()
 
 
 def graphs_to_compile(
-    methods: Mapping[str, schema.Method], graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]]
+    methods: Mapping[str, schema.Method],
+    graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]],
+    state: Sequence[schema.StateEntry],
 ) -> list[GraphToCompile]:
     """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward.
 
@@ -51,7 +54,7 @@ def graphs_to_compile(
         outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}
         seen = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
         private = frozenset(outputs.values()) - seen
-        made = partial(GraphToCompile, training=backward is not None, method=method)
+        made = partial(GraphToCompile, training=backward is not None, method=method, state=state)
         forward = graphs[f"{name}.forward"]
         found.append(made(f"{name}.forward", forward[0], method.forward, forward[1], private=private))
         if backward is not None:

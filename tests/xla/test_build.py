@@ -182,3 +182,57 @@ def test_one_bundle_for_the_cpu_and_xla(tmp_path: Path, device: torch.device) ->
     found = load(path, device="xla")(*(arg.to(device) for arg in args))
     torch.testing.assert_close(found.cpu(), expected)
     assert load(path).aotpack.rejected == {"xla": "runs on an XLA device: load with device='xla'"}
+
+
+class TwoViews(torch.nn.Module):
+    """Two parameters over one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = torch.nn.Parameter(torch.randn(4, 4))
+        self.part = torch.nn.Parameter(self.whole.detach()[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.whole).sum() + (x @ self.part.t()).sum()
+
+
+def constants(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(3) + torch.arange(3)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (TwoViews(), r"part: shares its memory with whole\n.*clone\(\)"),
+        (constants, r"infer\.forward depends on no argument, parameter or buffer.*\nMake what it returns outside the model"),
+        (branches, r"higher_order\.cond has no form for XLA: compute both results and choose with torch\.where"),
+    ],
+    ids=["shared state", "constants alone", "cond"],
+)
+def test_what_is_refused_and_what_to_do(model: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=message):
+        build(model, (torch.randn(3, 4),), tmp_path / "model.aotpack")
+    assert not (tmp_path / "model.aotpack").exists()
+
+
+def test_state_that_shares_memory_runs_on_tensors_with_addresses(tmp_path: Path) -> None:
+    """What :func:`test_what_is_refused_and_what_to_do` refuses on XLA devices, XLA's own code for the CPU takes."""
+    pytest.importorskip("jaxlib")
+    model, x = TwoViews(), torch.randn(3, 4)
+    aotpack.build(model, (x,), out=tmp_path / "m", targets=("xla:cpu",), front_ends=("export",))
+    loaded = load(tmp_path / "m", backend="xla:cpu")
+    with torch.no_grad():
+        loaded.whole.mul_(2)
+        model.whole.mul_(2)
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_branches_are_traced_by_torch_2_9_for_other_targets(tmp_path: Path) -> None:
+    aotpack.build(branches, (torch.randn(3),), out=tmp_path / "m", targets=("portable",), front_ends=("export",))
+    loaded = load(tmp_path / "m")
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(loaded(x), branches(x))

@@ -205,3 +205,62 @@ def test_compiled_code_for_sizes(tmp_path: Path) -> None:
             assert found.stride() == turned(x).stride()
         with pytest.raises(InputError, match=r"no code for rows=4 on this device"):
             loaded(torch.randn(4, 6))
+
+
+class Powers(torch.nn.Module):
+    """Takes an integer that varies beside a tensor whose rows do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return ((x * self.weight).tanh() ** 3 * n).sum() / x.shape[0] + torch.ones(n).sum()
+
+
+def powers(out: Path, second: bool) -> torch.nn.Module:
+    """A bundle for two sizes and, unless second derivatives are asked for, two integers."""
+    torch.manual_seed(0)
+    model, rows, n = Powers(), Dim("rows", min=2, max=9), Dim("n", min=2, max=9)
+    specializations = [{"rows": 3}, {"rows": 4}] if second else [{"rows": 3, "n": 5}, {"rows": 4, "n": 7}]
+    aotpack.build(
+        copy.deepcopy(model),
+        (torch.randn(3, 4, requires_grad=True), 5),
+        out=out,
+        targets=("xla",),
+        front_ends=("trace",),
+        dynamic_shapes=({0: rows}, None if second else n),
+        specializations=specializations,
+        second_derivatives=second,
+    )
+    return model
+
+
+def test_integers_are_part_of_the_sizes(tmp_path: Path, device: torch.device) -> None:
+    model = powers(tmp_path / "m", second=False)
+    loaded = load(tmp_path / "m", device="xla")
+    for count, n in ((3, 5), (4, 7)):
+        x = torch.randn(count, 4, requires_grad=True)
+        there = x.detach().to(device).requires_grad_()
+        expected, found = model(x, n), loaded(there, n)
+        expected.backward()
+        found.backward()
+        torch.testing.assert_close(found.cpu(), expected)
+        torch.testing.assert_close(there.grad.cpu(), x.grad)
+    with pytest.raises(InputError, match="no code for rows=3,n=7 on this device"):
+        loaded(torch.randn(3, 4, device=device), 7)
+
+
+def test_second_derivatives_at_each_size(tmp_path: Path, device: torch.device) -> None:
+    model = powers(tmp_path / "m", second=True)
+    loaded = load(tmp_path / "m", device="xla")
+    for count in (3, 4):
+        x = torch.randn(count, 4, requires_grad=True)
+        there = x.detach().to(device).requires_grad_()
+        found = []
+        for module, given in ((model, x), (loaded, there)):
+            module.zero_grad()
+            (first,) = torch.autograd.grad(module(given, 5), given, create_graph=True)
+            first.square().sum().backward()
+            found.append([value.detach().cpu() for value in (first, given.grad, module.weight.grad)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

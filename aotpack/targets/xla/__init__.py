@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec import structs
 
-from aotpack_loader.devices.xla import unsupported
+from aotpack_loader.devices.xla import unsupported, unsupported_state
 from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.donations import of_backward, of_forward
@@ -69,6 +69,8 @@ class XlaTarget:
         return table()
 
     def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+        if self._platform is None:  # else it runs on tensors with strides and addresses
+            _refuse_state(graphs)
         modules = _normalised(graphs)
         computations: dict[str, list[schema.XlaExecutable]] = {}
         for item in graphs:  # a forward before its backward
@@ -145,6 +147,16 @@ _REFUSED = "XLA cannot compute all of this model."
 
 def _method_of(item: GraphToCompile) -> str:
     return item.key.rpartition(".")[0]
+
+
+def _refuse_state(graphs: Sequence[GraphToCompile]) -> None:
+    """Refuse parameters and buffers that a load on an XLA device would."""
+    if found := [problem for graph in graphs[:1] for problem in unsupported_state(graph.state)]:
+        raise UnsupportedError(
+            "An XLA device cannot hold all of this model's parameters and buffers.",
+            found,
+            hint="Give each plain memory of its own (clone()), or register one tensor under both names.",
+        )
 
 
 def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:

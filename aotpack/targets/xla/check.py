@@ -14,10 +14,17 @@ from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
 from .normalise import CALL, regions
 
+_HELD = "holds a graph or an object of its own, which a computation for XLA cannot"
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
+_LOOP = ": a Python loop has, and layers that repeat are one computation"
+_INSTEAD = {
+    "cond": ": compute both results and choose with torch.where",
+    "scan": _LOOP,
+    "map_impl": _LOOP,
+    "associative_scan": _LOOP,
+}
+"""What a model can do where control flow is refused; the loops are those that run a number of times that the build knows."""
 _OWN = (random_state, exchange_random_state)
-_LOOPS = ("scan", "map_impl", "associative_scan")
-"""Operators that run a graph a number of times that the build knows."""
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
 
@@ -33,8 +40,7 @@ def problems(module: GraphModule, key: str) -> Iterator[Problem]:
 
 def _refusal(node: Node) -> str:
     if node.op == "get_attr":
-        is_called = all(user.target is CALL and user.args[0] is node for user in node.users)
-        return "" if is_called else "holds a graph or an object of its own, which a computation for XLA cannot"
+        return "" if all(_calls(user, node) for user in node.users) else _HELD
     if node.op == "output":
         is_plain = all(item is None or isinstance(item, Node) for item in node.args[0])  # type: ignore[union-attr]
         return "" if is_plain else "returns something else than a tensor"
@@ -48,7 +54,7 @@ def _refusal(node: Node) -> str:
             return message
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator) and target is not CALL:
-        instead = ": a Python loop has, and layers that repeat are one computation" if target.name() in _LOOPS else ""
+        instead = _INSTEAD.get(target.name(), "")
         return f"higher_order.{target.name()} has no form for XLA{instead}"
     if isinstance(target, torch._ops.OpOverload):
         if not has_kernel(target):
@@ -56,6 +62,11 @@ def _refusal(node: Node) -> str:
         if target is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
             return "as_strided of a tensor that is not contiguous: tensors of XLA have no strides"
     return ""
+
+
+def _calls(user: Node, graph: Node) -> bool:
+    """Whether ``user`` is a call of ``graph``, or control flow, which is refused by its own name."""
+    return user.args[0] is graph if user.target is CALL else isinstance(user.target, torch._ops.HigherOrderOperator)
 
 
 def _bad_value(value: object) -> str:

@@ -58,7 +58,10 @@ def lower(module: GraphModule, key: str, private: frozenset[int], views: Views |
     with xla.staging(), torch.no_grad():
         program, used, values = _record(module, key, distinct)
         if not used:
-            raise UnsupportedError(f"{key} computes constants alone, which torch_xla runs no computation for.")
+            raise UnsupportedError(
+                f"{key} depends on no argument, parameter or buffer, and torch_xla runs no computation without any.",
+                hint="Make what it returns outside the model, or return it beside something that is computed from an argument.",
+            )
         results = [_type(value) for value in values]
         found = [_type(value) for value in xla.call(program.hlo, [tensor for tensor, _ in used])]
     if found != results:

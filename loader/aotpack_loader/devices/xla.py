@@ -248,7 +248,7 @@ def without_strides(program: schema.Program) -> schema.Program:
     Raises:
         TargetError: it needs strides, or memory that two tensors share; lists where.
     """
-    problems = _shared(program.state)
+    problems = unsupported_state(program.state)
     for name, method in program.methods.items():
         problems += unsupported(name, method)
     if problems:
@@ -274,8 +274,8 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
     return problems
 
 
-def _shared(state: Sequence[schema.StateEntry]) -> list[Problem]:
-    """Entries that see a stored tensor which another entry sees too, and those of a subclass."""
+def unsupported_state(state: Sequence[schema.StateEntry]) -> list[Problem]:
+    """Entries that see a stored tensor which another entry sees too, and those of a subclass: no XLA device can hold them."""
     owners: dict[str, str] = {}
     problems = [Problem(entry.name, "is a tensor subclass") for entry in state if entry.subclass is not None]
     for entry in state:
