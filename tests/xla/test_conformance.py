@@ -42,3 +42,12 @@ def test_what_is_refused(name: str, tmp_path: Path, device: torch.device) -> Non
     outcome = rows.run(rows.named(CASES, name), tmp_path, device)
     assert outcome.status == "refused"
     assert re.search(REFUSED[name], outcome.reason, re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_known_difference_hides_no_other(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "outputs: sizes"
+    known = rows.KNOWN[name]
+    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
+    monkeypatch.setitem(rows.KNOWN, name, rows.Known(known.cause, "structure: of another kind"))
+    assert rows.run(rows.named(CASES, name), tmp_path, device).status == "wrong"
