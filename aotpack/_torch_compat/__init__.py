@@ -36,6 +36,7 @@ from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .inductor import (
     Library,
+    Written,
     can_name_instruction_set,
     inductor_decompositions,
     inductor_fingerprint,
@@ -98,6 +99,7 @@ __all__ = [
     "Symbols",
     "Touched",
     "ViewAndMutationMeta",
+    "Written",
     "blank_like",
     "call_library_fingerprint",
     "can_name_instruction_set",

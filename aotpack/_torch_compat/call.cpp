@@ -154,6 +154,7 @@ struct Differentiable {
   std::vector<int64_t> gradients; // by primal: an output of the backward, or -1
   std::vector<std::vector<size_t>> depends;
   std::vector<bool> detached;
+  std::vector<size_t> donated; // of what is saved: the backward may overwrite it
 };
 
 // Stands where a second derivative would start, and refuses it when one is asked for.
@@ -271,6 +272,10 @@ struct Step : Node {
     }
     if (!torch::autograd::get_current_graph_task_keep_graph()) {
       release();
+      return found;
+    }
+    for (size_t position : method_->donated) {
+      found.at(position) = found.at(position).clone();
     }
     return found;
   }
@@ -691,6 +696,7 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   made->gradients = take<std::vector<int64_t>>(from, "gradients");
   made->depends = take<std::vector<std::vector<size_t>>>(from, "depends");
   made->detached = take<std::vector<bool>>(from, "detached");
+  made->donated = take<std::vector<size_t>>(from, "donated");
   return made;
 }
 

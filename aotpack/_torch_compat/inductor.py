@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -116,6 +117,19 @@ class Library:
 _run_compiler = cpp_builder.run_compile_cmd
 
 
+@dataclass(frozen=True)
+class Written:
+    """How compiled code writes an output.
+
+    Args:
+        order: of its dimensions in memory, outermost first; empty where its strides are the graph's; null where they are neither.
+        own: whether the code made its memory, dense, and neither an input nor another output is in it.
+    """
+
+    order: list[int] | None
+    own: bool
+
+
 def lower_with_aoti(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
@@ -125,16 +139,17 @@ def lower_with_aoti(
     vector_bits: int | None,
     training: bool = False,
     free: Collection[int] = (),
-) -> tuple[Library, list[list[int] | None]]:
+    donated: Collection[int] = (),
+) -> tuple[Library, list[Written]]:
     """Lower one graph to the sources of a shared library (AOTInductor).
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
     Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
     those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
-    channels-last to contiguous.
+    channels-last to contiguous. ``donated`` are the inputs that the code may overwrite: ``torch.compile`` knows of them from
+    AOTAutograd's metadata, which AOTInductor does not have.
 
-    Returns the library, and for each output how the code lays it out in memory: the order of its dimensions, outermost first;
-    empty where its strides are the graph's; null where they are neither.
+    Returns the library, and how the code writes each output.
     """
     options: dict[str, Any] = {
         "aot_inductor.output_path": str(output),
@@ -149,7 +164,7 @@ def lower_with_aoti(
     if vector_bits is not None:
         options["cpp.simdlen"] = vector_bits
     expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
-    orders: list[list[int] | None] = []
+    written: list[Written] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         result = output_node(gm)
@@ -157,12 +172,20 @@ def lower_with_aoti(
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
 
     class Watched(GraphLowering):
+        def placeholder(self, *args: Any, **kwargs: Any) -> Any:
+            self.bw_donated_idxs = list(donated)
+            with mock.patch.object(self, "is_backward", bool(donated)):  # for this only: it would change other lowerings
+                return super().placeholder(*args, **kwargs)
+
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
             return _channels_last(result) if n.op == "placeholder" and n in self.nodes_prefer_channels_last else result
 
         def codegen_with_cpp_wrapper(self) -> Any:
-            orders.extend(_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True))
+            orders = [_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True)]
+            buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
+            own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
+            written.extend(map(Written, orders, own))
             return super().codegen_with_cpp_wrapper()
 
     library = Library(output)
@@ -182,7 +205,7 @@ def lower_with_aoti(
             compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
     if env is not None:
         library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
-    return library, orders
+    return library, written
 
 
 def _channels_last(value: Any) -> Any:
@@ -197,6 +220,20 @@ def _channels_last(value: Any) -> Any:
     return ir.try_match_insignificant_strides(value, strides)
 
 
+def _buffer(value: Any) -> str | None:
+    """The name of the memory that an output of a graph is in; null if the graph did not make it.
+
+    What the trace takes for separate may be in one buffer: Inductor writes values where their concatenation is to be.
+    """
+    buffer = virtualized.V.graph.try_get_buffer(value.get_name())
+    while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
+        buffer = virtualized.V.graph.try_get_buffer(buffer.layout.view.get_name())
+    if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
+        return None
+    others = [*buffer.get_inputs_that_alias_output(), *buffer.get_mutation_names()]
+    return None if others else buffer.get_name()
+
+
 def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
     with value.fake_mode:  # type: ignore[attr-defined]
@@ -204,17 +241,25 @@ def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
-    """How Inductor lays out an output, as :func:`lower_with_aoti` returns it."""
+    """How Inductor lays out an output, as in :class:`Written`."""
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
     own: list[Any] = [getattr(getattr(step, "node", None), "expr", step) for step in expected.stride()]
     if all(known.statically_known_equals(strides[dim], own[dim]) for dim in wide):
         return []
+    return _dense_order(value)
+
+
+def _dense_order(value: Any) -> list[int] | None:
+    """The dimensions of an output by their place in memory, outermost first; null if it leaves gaps or overlaps itself."""
+    known = virtualized.V.graph.sizevars
+    sizes, strides = value.get_size(), value.get_layout().stride
     order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))
     step: Any = 1
     for dim in reversed(order):
-        if dim in wide and not known.statically_known_equals(strides[dim], step):
+        wide = not known.statically_known_equals(sizes[dim], 1)
+        if wide and not known.statically_known_equals(strides[dim], step):
             return None
         step = step * sizes[dim]
     return order

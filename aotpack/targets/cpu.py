@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.format import donations, media_types, schema
 
 from .. import _torch_compat as compat
 from .._torch_compat.randomness import call_generator_operators
@@ -33,9 +33,9 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
-_FACTS = "layouts, constraints"
+_FACTS = "layouts, own, constraints"
 """What is kept beside compiled code, for the cache's key."""
-_REVISION = "3"
+_REVISION = "4"
 """Of how a graph becomes code, for the cache's key: another number for other flags, headers or generated sources."""
 
 
@@ -89,7 +89,7 @@ class CpuTarget:
                 if "fallbacks" in files:
                     fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
                     layers.append(fallbacks)
-                executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers)
+                executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.donated)
             compiled = library.result()
         calls = None if compiled is None else add_call_library(compiled, store)
         if calls is not None:
@@ -130,8 +130,10 @@ class CpuTarget:
         """Lower one graph after the other, while those before are being compiled. The functions wait for the code."""
         jobs: list[tuple[GraphToCompile, _Call, Callable[[], _Files]]] = []
         layouts: _Layouts = {}
+        own: set[int] = set()
         for item in graphs:  # a forward graph comes before its backward
-            call = _prepare(item, {i: layouts[output] for i, output in item.saved.items() if output in layouts})
+            given = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
+            call = _prepare(item, given, {i for i, output in item.saved.items() if output in own})
             options = {**toolchain, **self._options, "call": call.fingerprint, "facts": _FACTS, "revision": _REVISION}
             found = cache.find(item.graph, options)
             if found is None:
@@ -141,26 +143,34 @@ class CpuTarget:
                     (item, call, partial(self._finish, item.key, library, written, partial(cache.keep, item.graph, options)))
                 )
             else:
-                written = {int(position): order for position, order in json.loads(found["facts"])["layouts"].items()}
+                facts = json.loads(found["facts"])
+                written = [compat.Written(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
                 jobs.append((item, call, partial(dict, found)))
-            layouts = {i: written[position] for i, position in enumerate(call.outputs) if position in written}
+            places = {i: written[position] for i, position in enumerate(call.outputs)}
+            layouts = {i: place.order for i, place in places.items() if place.order}
+            # The outputs of a part are not those of its graph.
+            own = set() if item.method is None else {i for i, place in places.items() if place.own}
         return jobs
 
-    def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, _Layouts]:
-        """The sources of a graph, and the layouts of what the code returns, by its position there."""
-        lower = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits(), training=call.training)
+    def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.Written]]:
+        """The sources of a graph, and how the code writes what it returns."""
+        target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
+        lower = partial(target, training=call.training, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
-            library, layouts = lower(call.module, call.examples, folder / "code.so", free=call.free)
-            plain = [position for position in call.free if layouts[position] is not None]
+            library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
+            plain = [position for position in call.free if written[position].order is not None]
             if plain != call.free:  # padded: a backward could not be told
-                library, layouts = lower(call.module, call.examples, folder / "plain" / "code.so", free=plain)
-        return library, {position: order for position, order in enumerate(layouts) if order}
+                library, written = lower(call.module, call.examples, folder / "plain" / "code.so", free=plain)
+        return library, written
 
-    def _finish(self, key: str, library: compat.Library, layouts: _Layouts, keep: Callable[[_Files], None]) -> _Files:
+    def _finish(
+        self, key: str, library: compat.Library, written: Sequence[compat.Written], keep: Callable[[_Files], None]
+    ) -> _Files:
         with self._refusing(key):
             library.finish()
         constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
-        facts = json.dumps({"layouts": layouts, "constraints": constraints})
+        layouts, own = [item.order for item in written], [item.own for item in written]
+        facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints})
         files = {"code": library.output.read_bytes(), "facts": facts.encode()}
         for fallbacks in library.output.parent.glob("*.wrapper.json"):
             files["fallbacks"] = fallbacks.read_bytes()
@@ -205,7 +215,8 @@ def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
 class _Call:
     """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice.
 
-    ``free`` are the outputs that may have any strides; ``fingerprint`` is what the code depends on besides the graph.
+    ``free`` are the outputs that may have any strides, ``donated`` the inputs that may be overwritten; ``fingerprint`` is what
+    the code depends on besides the graph.
     """
 
     module: GraphModule
@@ -215,13 +226,15 @@ class _Call:
     numbers: list[int]
     training: bool
     free: list[int]
+    donated: list[int]
     fingerprint: str
 
 
-def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
+def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _Call:
     """Copy the graph; read integer inputs off tensors; return each output once.
 
-    ``layouts`` are the orders of dimensions in which the forward's code really writes what it saves.
+    ``layouts`` are the orders of dimensions in which the forward's code really writes what it saves, ``own`` the inputs that it
+    writes to memory of their own.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})
@@ -261,8 +274,10 @@ def _prepare(item: GraphToCompile, layouts: _Layouts) -> _Call:
     module.recompile()
     promised = {position for output, position in enumerate(positions) if output not in item.private}
     free = [position for position in range(len(distinct)) if position not in promised]
-    fingerprint = json.dumps([item.training, free, sorted(layouts.items())])
-    return _Call(module, examples, inputs, positions, numbers, item.training, free, fingerprint)
+    donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
+    donated = [i for i, given in enumerate(inputs) if isinstance(given, schema.GivenInput) and given.index in donatable]
+    fingerprint = json.dumps([item.training, free, donated, sorted(layouts.items())])
+    return _Call(module, examples, inputs, positions, numbers, item.training, free, donated, fingerprint)
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:

@@ -30,7 +30,8 @@ class AotiExecutable:
     """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it.
 
     ``count`` is the number of values it returns; ``positions`` are those of its inputs among the graph's, and of the graph's
-    outputs among what the code returns. ``library`` runs it instead of torch's own runner.
+    outputs among what the code returns; ``donated`` are inputs of the graph that the code may overwrite. ``library`` runs it
+    instead of torch's own runner.
     """
 
     def __init__(self, package: Path, executable: schema.Executable, library: CallLibrary | None = None) -> None:
@@ -44,6 +45,7 @@ class AotiExecutable:
         self.count = len(outputs)
         self.returns_tensors = not self._numbers
         self.positions = [item.index for item in inputs], outputs
+        self.donated = [inputs[position].index for position in executable.donated]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
@@ -61,6 +63,12 @@ class AotiExecutable:
         for position in self._numbers:
             results[position] = results[position].item()
         return results if self._outputs is None else [results[position] for position in self._outputs]
+
+    def retaining(self, inputs: list[Any]) -> list[Any]:
+        """The same, with all inputs left as they are: the code overwrites copies."""
+        for index in self.donated:
+            inputs[index] = inputs[index].clone()
+        return self(inputs)
 
 
 def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -> torch.Tensor:

@@ -21,20 +21,25 @@ def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozense
     return frozenset(written - read)
 
 
-def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
-    """Saved values that are a result of the forward computation, and that only the backward sees."""
-    assert method.backward is not None
-    saved = {i: item for i, item in enumerate(method.backward.saved) if isinstance(item, schema.SavedOutput)}
+def private(method: schema.Method) -> frozenset[int]:
+    """Saved values that only the backward sees, and only once."""
+    saved = {} if method.backward is None else dict(enumerate(method.backward.saved))
+    outputs = {i: item for i, item in saved.items() if isinstance(item, schema.SavedOutput)}
     visible = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
+    uses = Counter(item.output for item in outputs.values())
+    return frozenset(i for i, item in outputs.items() if item.donated and item.output not in visible and uses[item.output] == 1)
+
+
+def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
+    """:func:`private` saved values that are a result of the forward computation, and no other output is in their memory."""
+    assert method.backward is not None
+    saved = method.backward.saved
     places = Counter(item for item in forward.outputs if isinstance(item, int))
     places.update(item.result for item in forward.outputs if isinstance(item, schema.ResultView))
-    uses = Counter(item.output for item in saved.values())
     return frozenset(
         i
-        for i, item in saved.items()
-        if item.donated
-        and item.output not in visible
-        and uses[item.output] == 1
+        for i in private(method)
+        if isinstance(item := saved[i], schema.SavedOutput)
         and isinstance(place := forward.outputs[item.output], int)
         and places[place] == 1
     )

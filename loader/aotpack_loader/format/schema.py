@@ -711,7 +711,8 @@ class Executable(Document, frozen=True):
 
     ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
     graph's output i. ``numbers`` are the positions of results that are 0-dimensional tensors and numbers in the graph.
-    ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher.
+    ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher. ``donated`` are the positions of
+    inputs that the code may overwrite.
     """
 
     code: Descriptor
@@ -719,6 +720,7 @@ class Executable(Document, frozen=True):
     outputs: list[Index]
     fallbacks: Descriptor | None = None
     numbers: list[Index] = []
+    donated: list[Index] = []
 
 
 class PartCall(Document, frozen=True):

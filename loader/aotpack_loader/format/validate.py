@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import expressions, schema, subclasses
+from . import donations, expressions, schema, subclasses
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -30,7 +30,8 @@ def validate_program(program: schema.Program, where: str) -> None:
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check C14: a target's executables take and return what the program's graphs do; C13 of its constraints.
+    """Check C14: a target's executables take and return what the program's graphs do; C27 of what they overwrite; C13 of its
+    constraints.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -56,7 +57,21 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
             problems += in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
+            problems += _overwritten_problems(executable, donations.private(method) if key.endswith(".backward") else (), at)
+        parts = {call.part for key in arities if key in target.sequences for call in target.sequences[key].calls}
+        for part in sorted(parts & target.executables.keys()):
+            problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")
     refuse(where, problems)
+
+
+def _overwritten_problems(executable: schema.Executable, allowed: Collection[int], at: str) -> Iterator[Problem]:
+    """C27: code overwrites only what is donated to it."""
+    for position in executable.donated:
+        item = executable.inputs[position] if position < len(executable.inputs) else None
+        if not isinstance(item, schema.GivenInput) or item.index not in allowed:
+            yield Problem(at, f"C27: input {position} is nothing that the code may overwrite")
+    if len(set(executable.donated)) != len(executable.donated):
+        yield Problem(at, "C27: an input is donated twice")
 
 
 def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:

@@ -245,10 +245,11 @@ def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], 
 def _backward_of(call: _Call) -> Executable:
     """The backward executable, with the checks of this call around it where they are on."""
     method, checks = call.method, call.method.checks
+    retained = call.hooked or keeps_graph()
+    backward = method.retaining if retained else method.backward
     if checks is None:
-        return method.retaining if call.hooked or keeps_graph() else method.backward
-    retained = keeps_graph()
-    return lambda arguments: checks.run_backward(method.backward, arguments, call.remembered, call.environment, retained=retained)
+        return backward
+    return lambda arguments: checks.run_backward(backward, arguments, call.remembered, call.environment, retained=retained)
 
 
 def _own(value: Any) -> Any:

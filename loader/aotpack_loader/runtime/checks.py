@@ -160,7 +160,8 @@ class Checks:
         """Run the backward graph, and see that what was saved, what came in and what goes out are as recorded.
 
         Saved values must be those of the forward, however they were kept; only where a hook of the caller's brought them back in
-        other memory may they differ. ``retained``: the graph is kept, so donated values must outlive the run.
+        other memory may they differ. ``retained``: the graph is kept, or hooks may have kept what was saved, so donated
+        values must outlive the run.
 
         Raises:
             CheckError: lists all that is not so.

@@ -192,6 +192,7 @@ def _differentiable(graded: Differentiable, method: schema.Method, environment: 
         "gradients": [-1 if position is None else position for position in graded.gradients],
         "depends": [sorted(tangents) for tangents in graded.depends],
         "detached": graded.detached,
+        "donated": getattr(graded.backward, "donated", []),
     }
 
 
