@@ -46,6 +46,7 @@ from .inductor import (
 )
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
+from .overlaps import OverlapError
 from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, is_compiling, kept_state_changes, rehearse
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
@@ -91,6 +92,7 @@ __all__ = [
     "LostGradientError",
     "MutationType",
     "OutputType",
+    "OverlapError",
     "Rehearsed",
     "ShapeEnv",
     "SideEffectError",

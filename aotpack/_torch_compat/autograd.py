@@ -36,7 +36,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .lines import name_backward, recorded_lines
-from .overlaps import OverlapsOfAnySize
+from .overlaps import OverlapsOfAnySize, RefusedOverlaps
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
 from .tensors import fake_mode_of, is_wrapper_subclass
@@ -162,6 +162,7 @@ def _export_joint(
         _trained_lstms(),
         recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),
+        RefusedOverlaps(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture

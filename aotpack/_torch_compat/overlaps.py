@@ -1,4 +1,4 @@
-"""``as_strided`` whose elements overlap, where sizes vary.
+"""``as_strided`` whose elements overlap, where sizes vary; and writes to tensors whose elements overlap.
 
 torch's own backward of such a view reads the size of its storage as a plain integer (``as_strided_backward`` in
 ``FunctionsManual.cpp``), which fixes every size in it. So the same view is made of two: rows that do not overlap, by
@@ -9,6 +9,7 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 from itertools import pairwise
@@ -17,6 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
+
+from aotpack_loader.runtime.memory import extent
+
+from .tensors import is_wrapper_subclass
 
 _AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
 _PARAMETERS = ("tensor", "size", "stride", "offset")
@@ -40,6 +45,61 @@ class OverlapsOfAnySize(TorchFunctionMode):
             if view is not None:
                 return view
         return function(*args, **kwargs)
+
+
+class OverlapError(Exception):
+    """The model writes to a tensor whose own elements share memory."""
+
+
+class RefusedOverlaps(TorchFunctionMode):
+    """While it is on, a write to a tensor whose own elements share memory is refused.
+
+    Eager's result depends on the order of its loops, or it raises; torch's tracing gives another one (of an expanded tensor, the
+    sum of all that is written to an element).
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _written(function, args, kwargs):
+            if isinstance(tensor, torch.Tensor) and _meets_itself(tensor):
+                raise OverlapError("writes to a tensor whose elements share memory with each other")
+        return function(*args, **kwargs)
+
+
+_ASSIGNED = tuple(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"))
+
+
+def _written(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    name = getattr(function, "__name__", "")
+    if function is torch.Tensor.__setitem__:
+        return [args[0][args[1]]] if _meets_itself(args[0]) else []
+    found = list(kwargs["out"]) if isinstance(kwargs.get("out"), (tuple, list)) else [kwargs.get("out")]
+    if args and (name in _ASSIGNED or kwargs.get("inplace") is True or _writes_elements(name)):
+        found.append(args[0])
+    return found
+
+
+@functools.cache
+def _writes_elements(name: str) -> bool:
+    """Whether an operator of that name writes to its first argument, and does not only change its sizes or strides."""
+    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") and not name.startswith("_") else None
+    if packet is None or name == "requires_grad_":
+        return False
+    return all(torch.Tag.inplace_view not in getattr(packet, overload).tags for overload in packet.overloads())
+
+
+def _meets_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor are known to be one in memory."""
+    if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
+        return False
+    dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
+    if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):
+        return True
+    if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
+        return False
+    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than places
 
 
 class _Dim(NamedTuple):

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 from .. import origin
+from .overlaps import RefusedOverlaps
 from .tensors import blank_like
 
 
@@ -122,7 +123,7 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         before = {id(tensor): tensor._version for tensor in given}
         known = [tensor.grad_fn for tensor in given]
         watched = _RefusedFunctions()
-        with watched if strict else contextlib.nullcontext():
+        with watched if strict else contextlib.nullcontext(), RefusedOverlaps() if strict else contextlib.nullcontext():
             result = torch.func.functional_call(model, state, args, kwargs)
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),

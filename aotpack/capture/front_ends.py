@@ -107,6 +107,9 @@ def capture(
             raise
         except compat.AliasedOutputsError as error:
             raise _refused_aliases(error) from error
+        except compat.OverlapError as error:
+            with _mode(model, training), torch.set_grad_enabled(grad):
+                raise _refused_overlap(model, args, kwargs, error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
             rejected.append(Problem(name, explain(error)))
             cause = cause or error
@@ -158,6 +161,23 @@ def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
     )
 
 
+def _refused_overlap(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: compat.OverlapError
+) -> UnsupportedError:
+    where = _place(error)
+    if not where:  # what Dynamo captured has no lines of the user's: the model itself has
+        with contextlib.suppress(Exception):  # on fake tensors it may fail elsewhere, earlier
+            try:
+                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+            except compat.OverlapError as found:
+                where = _place(found)
+    return UnsupportedError(
+        "The model writes to a tensor whose elements share memory: eager raises, or goes by the order of its loops.",
+        [Problem(where or "the model", str(error))],
+        hint="Write to a copy (clone()), or to the tensor it is a view of.",
+    )
+
+
 def _check_constants(joint: compat.Joint) -> None:
     """Tensors a graph closes over must be real ones: a front end that lost their values has not traced the model."""
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
@@ -192,8 +212,12 @@ def explain(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
     first = raised.splitlines()[0] if dynamo else _first_paragraph(text)
-    where = places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
+    where = _place(error)
     return f"{type(error).__name__}: {first}" + (f" [at {where}]" if where and where not in first else "")
+
+
+def _place(error: Exception) -> str:
+    return places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
 
 
 def _first_paragraph(text: str) -> str:

@@ -10,7 +10,7 @@ from torch.export import Dim
 from torch.utils.checkpoint import checkpoint
 
 from .conformance_cases_shapes import BATCH, at
-from .harness import TRAIN, Case, case, g
+from .harness import TRAIN, Case, case, g, t
 
 LENGTH = Dim("length", min=6, max=64)
 
@@ -91,6 +91,27 @@ def windows_that_grow(x: Tensor) -> Tensor:
     return y.as_strided((y.shape[0], 3, y.shape[1] - 4), (y.stride(0), 2, 1)).cos()
 
 
+def expanded_written(x: Tensor) -> Tensor:
+    y = x * 2
+    y.expand(3, 4).zero_()
+    return y
+
+
+def expanded_argument_written(x: Tensor) -> Tensor:
+    x.expand(3, 4).mul_(3)
+    return x + 1
+
+
+def strided_written(x: Tensor) -> Tensor:
+    y = x * 2
+    y.as_strided((2, 2), (1, 1)).mul_(3)
+    return y
+
+
+def expanded_turned(x: Tensor) -> Tensor:
+    return (x * 2).expand(3, 4).unsqueeze_(0).transpose_(1, 2) + 1
+
+
 ROWS = {"x": {0: BATCH}}
 CALLS = (TRAIN, at(g(7, 8)), at(g(2, 8)), at(g(64, 8)), at(g(5, 8), grad=False))
 
@@ -138,4 +159,11 @@ CASES: list[Case] = [
         calls=(TRAIN, at(g(7, 6)), at(g(2, 64)), at(g(3, 9), grad=False)),
     ),
     case("overlaps: windows that grow", windows_that_grow, g(4, 8), dynamic_shapes={"x": {1: LENGTH}}),
+    *[
+        case(f"overlaps: an expanded tensor is written to, {name}", expanded_written, t(4), front_ends=(name,))
+        for name in ("dynamo", "export", "trace")
+    ],
+    case("overlaps: an expanded argument is written to (eager raises)", expanded_argument_written, t(4)),
+    case("overlaps: an overlapping as_strided is written to", strided_written, t(4)),
+    case("overlaps: sizes of an expanded tensor change in place", expanded_turned, t(4)),
 ]

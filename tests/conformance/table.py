@@ -22,6 +22,7 @@ CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *
 
 _NO_FRONT_END = "No front end could trace"
 
+_OVERLAP = r"conformance_cases_overlaps.py.*writes to a tensor whose elements share memory"
 _CALLED_AGAIN = r"called again.*conformance_cases_python.py:\d+.*at the first call.*at the second"
 _PYTHON_STATE = {
     "a number in a dictionary": r"self.*\.seen.*: read, and changed|called again",
@@ -40,6 +41,9 @@ REFUSED: dict[str, str] = {
     "overlaps: uneven steps": r"args\[0\]\.shape\[0\]: asked to vary, but the model fixes it at 4",
     "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
     "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
+    **{f"overlaps: an expanded tensor is written to, {name}": _OVERLAP for name in ("dynamo", "export", "trace")},
+    "overlaps: an expanded argument is written to (eager raises)": _OVERLAP,
+    "overlaps: an overlapping as_strided is written to": _OVERLAP,
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     **autograd.LOST,
     "identity: a model that asks where its argument begins": r"begins in its storage.*conformance_cases_identity.py:\d+",
