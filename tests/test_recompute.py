@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.blocks import HIDDEN, WIDTH, Blocks, plain, recomputed, reentrant
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -20,45 +21,8 @@ from aotpack.capture import front_ends
 from aotpack_loader.errors import BuildError
 
 SAVED_PRODUCTS = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
-ROWS, WIDTH, HIDDEN, BLOCKS = 8, 16, 64, 3
+ROWS, BLOCKS = 8, 3
 ACTIVATION = ROWS * WIDTH * 4
-
-
-class Block(nn.Module):
-    """Saves 12 activations of its input's size and more, unless it is recomputed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Blocks(nn.Module):
-    """Blocks in a row; ``around`` calls one on an activation."""
-
-    def __init__(self, around: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
-        self.around = around
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = self.around(block, x)
-        return x.sum()
-
-
-def plain(block: nn.Module, x: Tensor) -> Tensor:
-    return block(x)
-
-
-def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    return checkpoint(block, x, use_reentrant=False)
-
-
-def reentrant(block: nn.Module, x: Tensor) -> Tensor:
-    return checkpoint(block, x, use_reentrant=True)
 
 
 def selective(block: nn.Module, x: Tensor) -> Tensor:
@@ -148,13 +112,13 @@ def test_checkpoints_change_what_is_saved(
     """Block boundaries, and what a policy keeps beside them: the same in every front end, gradients equal to eager's."""
     only(monkeypatch, front_end)
     torch.manual_seed(0)
-    model, x = Blocks(around), torch.randn(ROWS, WIDTH)
+    model, x = Blocks(around, BLOCKS), torch.randn(ROWS, WIDTH)
     if around is reentrant:
         x.requires_grad_()
     report = build(model, x, out=tmp_path / "m")
     found = report.saved_bytes["train"]
     assert saved is None or found == saved
-    assert found < saved_by_eager(Blocks(plain), x) / 2
+    assert found < saved_by_eager(Blocks(plain, BLOCKS), x) / 2
     assert not any("checkpoint" in warning for warning in report.warnings)
     check_gradients(model, tmp_path / "m", x)
 
@@ -162,7 +126,7 @@ def test_checkpoints_change_what_is_saved(
 def test_what_is_saved_is_what_eager_saves(tmp_path: Path) -> None:
     x = torch.randn(ROWS, WIDTH)
     for around in (plain, recomputed):
-        model = Blocks(around)
+        model = Blocks(around, BLOCKS)
         assert build(model, x, out=tmp_path / around.__name__).saved_bytes["train"] == saved_by_eager(model, x)
 
 
@@ -191,17 +155,17 @@ def test_a_lost_checkpoint_is_a_warning_with_the_users_line(
         monkeypatch.setattr(checkpoints, "_NUMBER", "nowhere")
     else:
         monkeypatch.setattr(checkpoints, "is_tagged", lambda graph: False)
-    report = build(Blocks(recomputed), torch.randn(ROWS, WIDTH), out=tmp_path / "m")
+    report = build(Blocks(recomputed, BLOCKS), torch.randn(ROWS, WIDTH), out=tmp_path / "m")
     (warning,) = (warning for warning in report.warnings if "checkpoint" in warning)
     assert f"the {front_end} front end looked through a checkpoint" in warning
-    assert "return checkpoint(block, x, use_reentrant=False)" in warning
-    assert "test_recompute.py" in warning
+    assert "return checkpoint(function, *args, use_reentrant=False)" in warning
+    assert "blocks.py" in warning
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs")
 def test_a_reentrant_checkpoint_that_cuts_gradients_does_so_in_the_bundle(tmp_path: Path) -> None:
     """Eager gives no gradient where no argument requires one; Dynamo would."""
-    model, x = Blocks(reentrant), torch.randn(ROWS, WIDTH)
+    model, x = Blocks(reentrant, BLOCKS), torch.randn(ROWS, WIDTH)
     report = build(model, x, out=tmp_path / "m")
     assert any("dynamo front end refused" in warning and "use_reentrant=False" in warning for warning in report.warnings)
     check_gradients(model, tmp_path / "m", x)
@@ -224,7 +188,7 @@ def test_a_reentrant_checkpoint_with_a_detached_result_is_refused(tmp_path: Path
 def test_a_write_inside_a_checkpoint_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
     """Eager writes once more as it recomputes; a bundle does not."""
     only(monkeypatch, front_end)
-    model = Blocks(recomputed)
+    model = Blocks(recomputed, BLOCKS)
     model.blocks[1] = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
     report = build(model, torch.randn(ROWS, WIDTH), out=tmp_path / "m")
     (warning,) = (warning for warning in report.warnings if "checkpoint" in warning)

@@ -123,7 +123,10 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         before = {id(tensor): tensor._version for tensor in given}
         known = [tensor.grad_fn for tensor in given]
         watched = _RefusedFunctions()
-        with watched if strict else contextlib.nullcontext(), RefusedOverlaps() if strict else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if strict:
+                stack.enter_context(RefusedOverlaps())
+                stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
             result = torch.func.functional_call(model, state, args, kwargs)
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),

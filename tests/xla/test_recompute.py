@@ -9,55 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from support.blocks import WIDTH, Around, Blocks, plain, recomputed, reentrant
+from torch import Tensor
 
 import aotpack
 from aotpack.targets.xla import barriers
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 
-BLOCKS, ROWS, WIDTH, HIDDEN = 4, 256, 16, 64
+BLOCKS, ROWS = 4, 256
 ACTIVATION = ROWS * WIDTH * 4
 
-Around = Callable[[Callable[..., Tensor], Tensor], Tensor]
 
-
-class Block(nn.Module):
-    """Saves ten activations of its input's size and more, unless it is recomputed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class Blocks(nn.Module):
-    """Blocks in a row; ``around`` calls one on an activation."""
-
-    def __init__(self, around: Around) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
-        self.around = around
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = self.around(block, x)
-        return x.square().mean()
-
-
-def plain(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    return function(*args)
-
-
-def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    return checkpoint(function, *args, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-def reentrant(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    return checkpoint(function, *args, use_reentrant=True)  # type: ignore[no-any-return]
+def mean_square(x: Tensor) -> Tensor:
+    return x.square().mean()
 
 
 def of_torch_xla(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
@@ -82,7 +47,7 @@ def test_what_is_saved_is_what_lies_between_the_checkpoints(
     around: Around, front_end: str, tmp_path: Path, device: torch.device
 ) -> None:
     torch.manual_seed(0)
-    model, x = Blocks(plain), torch.randn(ROWS, WIDTH, requires_grad=True)
+    model, x = Blocks(plain, BLOCKS, mean_square), torch.randn(ROWS, WIDTH, requires_grad=True)
     model.around = around
     assert build(copy.deepcopy(model), x, out=tmp_path / "m", front_end=front_end) == (BLOCKS - 1) * ACTIVATION
     loaded, there = load(tmp_path / "m", device="xla"), x.detach().to(device).requires_grad_()
@@ -112,7 +77,9 @@ def compiled(path: Path) -> tuple[str, int]:
 def test_xla_computes_again_and_one_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jaxlib")
     x = torch.randn(ROWS, WIDTH)
-    saved = {around: build(Blocks(around), x, out=tmp_path / around.__name__) for around in (plain, recomputed)}
+    saved = {
+        around: build(Blocks(around, BLOCKS, mean_square), x, out=tmp_path / around.__name__) for around in (plain, recomputed)
+    }
     assert saved[recomputed] < saved[plain] / 10
     without, memory = compiled(tmp_path / "plain")
     text, low = compiled(tmp_path / "recomputed")
@@ -120,7 +87,7 @@ def test_xla_computes_again_and_one_block_at_a_time(tmp_path: Path, monkeypatch:
     assert (without.count(" dot("), text.count(" dot(")) == (4 * BLOCKS, 4 * BLOCKS + again)
     assert low + saved[recomputed] < (memory + saved[plain]) / 2
     monkeypatch.setattr(barriers, "_COSTLY", ())
-    build(Blocks(recomputed), x, out=tmp_path / "bare")
+    build(Blocks(recomputed, BLOCKS, mean_square), x, out=tmp_path / "bare")
     text, high = compiled(tmp_path / "bare")
     assert text.count(" dot(") == 4 * BLOCKS + again
     assert high > 2 * low  # all blocks at once, were it not for the barriers
