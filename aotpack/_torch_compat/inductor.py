@@ -139,6 +139,7 @@ def lower_with_aoti(
     vector_bits: int | None,
     training: bool = False,
     free: Collection[int] = (),
+    consumed: Collection[int] = (),
     donated: Collection[int] = (),
 ) -> tuple[Library, list[Written]]:
     """Lower one graph to the sources of a shared library (AOTInductor).
@@ -146,8 +147,12 @@ def lower_with_aoti(
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
     Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
     those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
-    channels-last to contiguous. ``donated`` are the inputs that the code may overwrite: ``torch.compile`` knows of them from
-    AOTAutograd's metadata, which AOTInductor does not have.
+    channels-last to contiguous.
+
+    ``consumed`` are the inputs that are freed once the code has read them: Inductor, which weighs orders and the reuse of buffers
+    by the peak of memory, tells them by their names, and takes those that AOTInductor gives for names of parameters. ``donated``
+    are those of them that the code may overwrite: ``torch.compile`` knows them from AOTAutograd's metadata, which AOTInductor
+    does not have.
 
     Returns the library, and how the code writes each output.
     """
@@ -172,10 +177,12 @@ def lower_with_aoti(
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
 
     class Watched(GraphLowering):
-        def placeholder(self, *args: Any, **kwargs: Any) -> Any:
+        def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
             self.bw_donated_idxs = list(donated)
+            position = self.placeholder_idx + 1
+            name = f"saved_{position}" if position in consumed else target
             with mock.patch.object(self, "is_backward", bool(donated)):  # for this only: it would change other lowerings
-                return super().placeholder(*args, **kwargs)
+                return super().placeholder(name, args, kwargs)
 
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)

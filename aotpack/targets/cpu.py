@@ -155,7 +155,7 @@ class CpuTarget:
     def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.Written]]:
         """The sources of a graph, and how the code writes what it returns."""
         target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
-        lower = partial(target, training=call.training, donated=call.donated)
+        lower = partial(target, training=call.training, consumed=call.consumed, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
             library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
             plain = [position for position in call.free if written[position].order is not None]
@@ -215,8 +215,8 @@ def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
 class _Call:
     """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice.
 
-    ``free`` are the outputs that may have any strides, ``donated`` the inputs that may be overwritten; ``fingerprint`` is what
-    the code depends on besides the graph.
+    ``free`` are the outputs that may have any strides, ``consumed`` the inputs that nobody needs once the code has read them,
+    ``donated`` those of them that may be overwritten; ``fingerprint`` is what the code depends on besides the graph.
     """
 
     module: GraphModule
@@ -226,6 +226,7 @@ class _Call:
     numbers: list[int]
     training: bool
     free: list[int]
+    consumed: list[int]
     donated: list[int]
     fingerprint: str
 
@@ -275,9 +276,10 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     promised = {position for output, position in enumerate(positions) if output not in item.private}
     free = [position for position in range(len(distinct)) if position not in promised]
     donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
-    donated = [i for i, given in enumerate(inputs) if isinstance(given, schema.GivenInput) and given.index in donatable]
-    fingerprint = json.dumps([item.training, free, donated, sorted(layouts.items())])
-    return _Call(module, examples, inputs, positions, numbers, item.training, free, donated, fingerprint)
+    consumed = [i for i, given in enumerate(inputs) if isinstance(given, schema.GivenInput) and given.index in item.saved]
+    donated = [i for i in consumed if inputs[i].index in donatable]
+    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items())])
+    return _Call(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:
