@@ -84,6 +84,7 @@ class Broken:
     def backward(self, change: Callable[[list[Any], list[Any]], Any]) -> None:
         """``change`` sees the inputs and outputs of the backward graph."""
         self.step.backward = _changed(self.step.backward, change)
+        self.step.retaining = _changed(self.step.retaining, change)
 
     def inputs(self, change: Callable[[list[Any], dict[str, int]], Any]) -> None:
         """``change`` sees the arguments on their way to the graphs, and the sizes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch_compat import Library
+from aotpack import _torch_compat as compat
 from aotpack.targets.cpu import CpuTarget
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -50,8 +51,8 @@ START = frozenset({
     "", "_collector", "_torch_compat", "errors", "loading", "program", "trust",
     "archive", "archive.bundle", "archive.cache", "archive.digest", "archive.layout", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
-    "format", "format.codec", "format.expressions", "format.media_types", "format.schema", "format.subclasses", "format.validate",
-    "format.versions",
+    "format", "format.codec", "format.donations", "format.expressions", "format.media_types", "format.schema",
+    "format.subclasses", "format.validate", "format.versions",
     "runtime", "runtime.autograd", "runtime.bases", "runtime.call", "runtime.epilogue", "runtime.identity", "runtime.inputs",
     "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native", "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip
@@ -86,7 +87,7 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return (scores @ x * positions[:, None]).double().sum() + pooled.square().sum() + F.layer_norm(x, x.shape[-1:]).var()
 
 
-class NoCode(Library):
+class NoCode(compat.Library):
     """A library that nothing compiles."""
 
     def finish(self) -> None:
@@ -98,7 +99,11 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
     tmp_path: Path, fresh_process: FreshProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
-    monkeypatch.setattr(CpuTarget, "_lower", lambda self, call, key, folder: (NoCode(folder / "code.so"), {}))
+
+    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[compat.Written]]:
+        return NoCode(folder / "code.so"), [compat.Written([], own=False)] * (max(call.outputs) + 1)
+
+    monkeypatch.setattr(CpuTarget, "_lower", lower)
     example = torch.zeros(2, 4, 4, requires_grad=True)
     aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
     code = """

@@ -199,7 +199,7 @@ def _wrappers_with_room(inputs: Any) -> Iterator[None]:
     """
     plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
     sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
-    room = [size for size, own in sizes if size > own]
+    room = [size for size, own in sizes if type(size) is type(own) is int and size > own]  # others vary
     make = torch.Tensor._make_wrapper_subclass
 
     def roomy(cls: type, *described: Any, **named: Any) -> Any:
