@@ -66,7 +66,7 @@ def with_rows_of(results: dict[str, Any], earlier: Mapping[str, Any]) -> dict[st
         for kind in kinds:
             samples = {w: n for w, n in kind["samples"].items() if f"{database}/{w.replace(' ', '/')}" in kept}
             failures[operator] = failures.get(operator, []) + ([{**kind, "samples": samples}] if samples else [])
-    rows = dict(sorted({**results["rows"], **kept}.items(), key=_order))
+    rows = _with_all_left(dict(sorted({**results["rows"], **kept}.items(), key=_order)))
     totals: Counter[str] = Counter()
     for row in rows.values():
         totals.update(row)
@@ -78,6 +78,17 @@ def with_rows_of(results: dict[str, Any], earlier: Mapping[str, Any]) -> dict[st
         "failures": {operator: kinds for operator, kinds in sorted(failures.items()) if kinds},
         "earlier": dated,
     }
+
+
+def _with_all_left(rows: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """A run that stops early has not seen how many samples there are: as many as with the other kind of sizes."""
+    samples = {name: row["total"] + row["skipped"] + row["left"] for name, row in rows.items()}
+    every = {name: max(count for other, count in samples.items() if _kind(other) == _kind(name)) for name in rows}
+    return {name: row | {"left": every[name] - row["total"] - row["skipped"]} for name, row in rows.items()}
+
+
+def _kind(row: str) -> str:
+    return row.rpartition("/")[0]
 
 
 def _order(row: tuple[str, Any]) -> tuple[int, int, str]:
