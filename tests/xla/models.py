@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from conformance.conformance_cases_recompute import layers
+from torch import Tensor, nn
+
+from aotpack_loader import load
 
 
 class Mlp(nn.Module):
@@ -80,3 +85,13 @@ def cnn() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def gpt(dropout: float = 0.0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     return Gpt(dropout), (torch.randint(0, 50, (2, 12)), torch.randint(0, 50, (2, 12)))
+
+
+def assert_computes_layers(bundle: Path, a: Tensor, w: Tensor, device: torch.device) -> None:
+    """A bundle of the notebook's function computes what eager does; so does its backward, for ``a``."""
+    there = a.detach().to(device).requires_grad_()
+    result, expected = load(bundle, device="xla")(there, w.to(device)), layers(a, w)
+    torch.testing.assert_close(result.cpu(), expected)
+    for value in (result, expected):
+        value.sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), a.grad)

@@ -12,10 +12,10 @@ from conformance.harness import Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
-from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 
 from . import rows
+from .models import assert_computes_layers
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -64,10 +64,5 @@ def test_extraction_from_examples_without_data(
     build(layers, examples, tmp_path / "m")
     assert activity() == before
     a, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
-    there = a.detach().to(device).requires_grad_()
-    result, expected = load(tmp_path / "m", device="xla")(there, w.to(device)), layers(a, w)
-    torch.testing.assert_close(result.cpu(), expected)
-    for value in (result, expected):
-        value.sum().backward()
-    torch.testing.assert_close(there.grad.cpu(), a.grad)
+    assert_computes_layers(tmp_path / "m", a, w, device)
     assert activity() != before

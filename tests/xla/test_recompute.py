@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conformance.conformance_cases_recompute import layers
 from support.blocks import WIDTH, Around, Blocks, plain, recomputed, reentrant
 from torch import Tensor
 
@@ -16,6 +17,8 @@ import aotpack
 from aotpack.targets.xla import barriers
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
+
+from .models import assert_computes_layers
 
 BLOCKS, ROWS = 4, 256
 ACTIVATION = ROWS * WIDTH * 4
@@ -115,12 +118,6 @@ def test_a_recomputed_dropout_drops_the_same(tmp_path: Path, device: torch.devic
     torch.testing.assert_close(there.grad.cpu(), result.detach().cpu() * mask / 0.7 * x.cos())
 
 
-def layers(a: Tensor, w: Tensor) -> Tensor:
-    """The function of the notebook that the project was created from."""
-    a = torch.sin(a) @ w
-    return torch.sigmoid(torch.cos(a) @ w)
-
-
 @pytest.mark.parametrize(
     ("around", "saved"),
     [
@@ -134,9 +131,4 @@ def test_the_notebooks_checkpoints(around: Around, saved: int, tmp_path: Path, d
     """There it raised, or was looked through: the forward saved all intermediate values."""
     a, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
     assert build(lambda a, w: around(layers, a, w), a, w, out=tmp_path / "m") == saved * 4 * 4 * 4  # type: ignore[call-arg]
-    there = a.detach().to(device).requires_grad_()
-    result, expected = load(tmp_path / "m", device="xla")(there, w.to(device)), layers(a, w)
-    torch.testing.assert_close(result.cpu(), expected)
-    for value in (result, expected):
-        value.sum().backward()
-    torch.testing.assert_close(there.grad.cpu(), a.grad)
+    assert_computes_layers(tmp_path / "m", a, w, device)
