@@ -45,6 +45,7 @@ from .inductor import (
     x86_vector_bits,
 )
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
+from .lines import recorded_lines
 from .messages import own_warnings, quiet_fake_tensors
 from .overlaps import OverlapError
 from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, is_compiling, kept_state_changes, rehearse
@@ -141,6 +142,7 @@ __all__ = [
     "plain_saving",
     "quiet_fake_tensors",
     "real_tensor",
+    "recorded_lines",
     "refuse_changes",
     "rehearse",
     "scans_without_aliases",

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -50,7 +50,8 @@ class Joint:
     """The joint graph of a model, or its forward graph alone where nothing needs a gradient.
 
     ``num_forward``: how many of the graph's outputs are the forward's. ``gradient_metas``: which gradients are tensor
-    subclasses, as AOTAutograd describes them; None where no subclass is involved.
+    subclasses, as AOTAutograd describes them; None where no subclass is involved. ``sparse``: numbers of results that are made
+    sparse after the graph, each with how many of its dimensions.
     """
 
     graph_module: torch.fx.GraphModule
@@ -67,6 +68,7 @@ class Joint:
     tokens: int
     backward_tokens: int
     touched: Touched | None = None
+    sparse: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def num_forward_outputs(self) -> int:

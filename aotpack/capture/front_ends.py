@@ -29,6 +29,7 @@ from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .examples import spelled_out
 from .returned import Returned
+from .sparse import with_dense_results
 
 FRONT_ENDS = ("dynamo", "export", "trace")
 
@@ -102,6 +103,7 @@ def capture(
                 followed = follow(model, observed) if observed else []
                 joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
                 _check_constants(joint)
+                joint = with_dense_results(joint)
                 _check_layouts(joint)
         except AotpackError:
             raise
@@ -198,10 +200,12 @@ def _check_layouts(joint: compat.Joint) -> None:
         for value in pytree.tree_leaves(node.meta.get("val"))
         if isinstance(value, torch.Tensor) and value.layout != torch.strided
     ]
-    problems = {source_line(node) or node.name: f"{node.target} makes a tensor of layout {value.layout}" for node, value in made}
+    problems: dict[str, str] = {}
+    for node, value in made:
+        problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
     if problems:
         raise UnsupportedError(
-            "The model or its gradient makes sparse tensors, of which a bundle holds none: torch trusts their indices.",
+            "The model or its gradient makes sparse tensors; a bundle takes them only as results that carry no gradient.",
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )
@@ -321,7 +325,9 @@ def _with_export(
         trial = rehearsals.rehearse(model, args, kwargs)
         if trial.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
-        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients():
+        # Of a function torch.export would know no line: it looks for those of modules.
+        lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
+        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     _refuse_storage_changes(exported.graph)
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)

@@ -237,7 +237,8 @@ def _leaf(leaf: schema.InputLeaf) -> str:
 
 def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -> str:
     if isinstance(result, schema.FreshResult):
-        return _value(graph, result.output) + (", differentiable" if result.requires_grad else "")
+        notes = ", differentiable" if result.requires_grad else "" if result.sparse_dim is None else ", sparse"
+        return _value(graph, result.output) + notes
     if isinstance(result, schema.InputResult):
         return f"is {_primal(method, result.primal)}"
     if isinstance(result, schema.AliasResult):

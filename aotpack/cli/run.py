@@ -173,7 +173,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        yield value
+        yield value if value.layout == torch.strided else value.to_dense()
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)

@@ -144,15 +144,16 @@ class Outputs(Inputs):
         if not isinstance(value, torch.Tensor):
             return schema.NumberResult(self._output(node, fresh=True))
         if info.output_type in FRESH:
+            sparse_dim = self.joint.sparse.get(i)
             if node in self.primal_nodes:
-                if self.parts.backward is None:
+                if self.parts.backward is None and sparse_dim is None:
                     return schema.InputResult(self.primal_nodes.index(node))
                 node = self._copied(node)
                 self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
             # Autograd knows several views made at once as such, and refuses in-place changes of them as eager does.
             unviewed = info.output_type == _OUT.unsafe_view_alias and node.target is not operator.getitem
-            return schema.FreshResult(placed[i], requires_grad=info.requires_grad, unviewed=unviewed)
+            return schema.FreshResult(placed[i], info.requires_grad, unviewed, sparse_dim)
         if info.output_type == _OUT.is_input:
             return schema.InputResult(self._primal_index(info.base_idx))
         if info.output_type == _OUT.alias_of_input:

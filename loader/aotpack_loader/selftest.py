@@ -73,7 +73,8 @@ def observe(
     if heads:
         torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
     for i, value in tensors:
-        yield f"result.{i}", value.detach()
+        value = value.detach()
+        yield f"result.{i}", value if value.layout == torch.strided else value.to_dense()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             yield f"gradient.{name}", parameter.grad

@@ -287,7 +287,38 @@ def changes_requires_grad_of_input(x: Tensor) -> Any:
     return x * 2
 
 
+def sparse_beside_differentiable(x: Tensor) -> tuple[Tensor, Tensor]:
+    h = x.relu()
+    return h * 2, h.detach().to_sparse()
+
+
+def sparse_then_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    sparse = x.to_sparse(1)
+    x.add_(1)
+    return sparse, x * 2
+
+
+def sparse_three_ways(x: Tensor) -> tuple[Tensor, ...]:
+    return x.to_sparse(1), x.to_sparse(), x.t().to_sparse(layout=torch.sparse_coo), x.sum().to_sparse()
+
+
+def sparse_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    sparse = x.to_sparse()
+    return sparse, sparse
+
+
 CASES: list[Case] = [
+    case("outputs: sparse", lambda x: x.relu().to_sparse(), t(3, 4)),
+    case("outputs: sparse, beside a differentiable one, cpu", sparse_beside_differentiable, g(3, 4), targets=("cpu",)),
+    case("outputs: sparse, beside a differentiable one", sparse_beside_differentiable, g(3, 4)),
+    case("outputs: sparse, the argument is written to afterwards", sparse_then_written, t(2, 3)),
+    case("outputs: sparse, with dense dimensions too, expanded, of no dimension", sparse_three_ways, t(2, 3)),
+    case("outputs: sparse, of an expanded argument", lambda x: x.expand(2, 3).to_sparse(), t(3, dtype=torch.bfloat16)),
+    case("outputs: sparse, of other sizes", lambda x: x.to_sparse(), t(2, 3), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}}),
+    case("outputs: sparse, one twice", sparse_twice, t(2, 3)),
+    case("outputs: sparse, with a gradient", lambda x: x.to_sparse(), g(2, 3)),
+    case("outputs: sparse, computed with", lambda x: (x.to_sparse() * 2).to_dense(), t(2, 3)),
+    case("outputs: sparse, of compressed rows", lambda x: x.to_sparse_csr(), t(2, 3)),
     case("outputs: fresh", lambda x: x * 2, g(2, 3)),
     case("outputs: fresh, in place afterwards", lambda x: x * 2, g(2, 3), calls=MUTATED),
     case("outputs: fresh, several, in place afterwards", lambda x: (x * 2, x + 1), g(2, 3), calls=MUTATED),

@@ -99,6 +99,8 @@ class Facts:
         }
         if tensor.layout != torch.strided:
             about["layout"] = tensor.layout
+            if tensor.layout == torch.sparse_coo:
+                about["sparse_dim"], about["coalesced"] = tensor.sparse_dim(), tensor.is_coalesced()
         elif _is_dense(tensor):
             # A dimension of size 1 has any stride.
             about["stride"] = tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)

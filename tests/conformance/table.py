@@ -37,7 +37,14 @@ _PYTHON_STATE = {
 }
 
 
+_SPARSE = r'makes sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
+
 REFUSED: dict[str, str] = {
+    "outputs: sparse, of other sizes": r"UnsupportedOperatorException: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
+    "outputs: sparse, one twice": _SPARSE,
+    "outputs: sparse, with a gradient": "SparseCPU",
+    "outputs: sparse, computed with": _SPARSE,
+    "outputs: sparse, of compressed rows": _SPARSE,
     "overlaps: uneven steps": r"args\[0\]\.shape\[0\]: asked to vary, but the model fixes it at 4",
     "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
     "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",

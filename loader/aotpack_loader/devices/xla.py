@@ -264,6 +264,8 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
     if any(isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) for primal in method.primals):
         problems.append(Problem(name, "writes to arguments that share memory"))
     for i, result in enumerate(method.results):
+        if isinstance(result, schema.FreshResult) and result.sparse_dim is not None:
+            problems.append(Problem(name, f"returns as result {i} a sparse tensor"))
         is_view = isinstance(result, schema.AliasResult) and result.primal is not None
         if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
             problems.append(Problem(name, f"returns as result {i} strides of an argument, counted from the start of its memory"))

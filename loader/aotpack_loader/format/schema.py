@@ -492,12 +492,14 @@ class ViewStep(Document, frozen=True):
 class FreshResult(Document, frozen=True, tag="fresh", tag_field="type"):
     """Forward output ``output``: a new tensor, differentiable if ``requires_grad``.
 
-    ``unviewed``: it may be a view of a value nobody else sees, and is handed out as a tensor of its own.
+    ``unviewed``: it may be a view of a value nobody else sees, and is handed out as a tensor of its own. ``sparse_dim``: it is
+    handed out as a sparse (COO) tensor with that many sparse dimensions; null: as it is.
     """
 
     output: Index
     requires_grad: bool = False
     unviewed: bool = False
+    sparse_dim: Index | None = None
 
 
 class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):

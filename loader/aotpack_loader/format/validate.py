@@ -19,7 +19,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, A1, A2, and K1 to K5.
+    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, and K1 to K5.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
@@ -306,6 +306,8 @@ def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
     if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         yield from in_range(at, "C9", [(result.output, outputs)])
+        if isinstance(result, schema.FreshResult) and result.sparse_dim is not None and result.requires_grad:
+            yield Problem(at, "C32: a sparse result carries no gradient")
     elif isinstance(result, schema.InputResult):
         yield from in_range(at, "C9", [(result.primal, primals)])
     elif isinstance(result, schema.AliasResult):

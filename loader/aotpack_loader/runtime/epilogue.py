@@ -48,6 +48,8 @@ class Epilogue:
 def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
     if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         position = result.output
+        if isinstance(result, schema.FreshResult) and (sparse_dim := result.sparse_dim) is not None:
+            return lambda primals, outputs, environment, kept: outputs[position].to_sparse(sparse_dim)
         return lambda primals, outputs, environment, kept: outputs[position]
     if isinstance(result, schema.InputResult):
         primal = result.primal
