@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import AotpackError, AutogradError, CorruptBundleError, InputError, SubclassError, UnsupportedError
+from aotpack_loader.errors import AotpackError, AutogradError, CheckError, CorruptBundleError, InputError, SubclassError, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
 
@@ -131,9 +131,139 @@ def test_a_process_that_only_loads(tmp_path: Path, fresh_process: FreshProcess) 
     torch.testing.assert_close(torch.tensor(gradient), model.weight.grad)
 
 
-def test_full_checks_do_not_look_into_subclasses(bundle: Path) -> None:
-    with pytest.raises(AotpackError, match=r'check="full" does not look into tensor subclasses, which the method \'infer\' has'):
-        load(bundle, check="full")
+# ---------------------------------------------------------------- check="full"
+
+
+class Doubled(nn.Module):
+    """Subclasses everywhere: a parameter, an argument, a result, a saved value, a tangent, gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(two(torch.randn(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sin()
+
+
+@pytest.fixture(scope="module")
+def doubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("doubled") / "model.aotpack"
+    aotpack.build(Doubled(), (two(torch.randn(2, 3)).requires_grad_(),), out=path, targets=("portable",), cache=False)
+    return path
+
+
+def altered(holder: Any, name: str, change: Callable[[list[Any], list[Any]], Any]) -> None:
+    """``change`` sees the inputs and outputs of a graph, and may alter them."""
+    original = getattr(holder, name)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        given = list(inputs)
+        outputs: list[Any] = original(inputs)
+        change(given, outputs)
+        return outputs
+
+    setattr(holder, name, run)
+
+
+def doubling(values: list[Any], i: int) -> None:
+    values[i] = values[i].double()
+
+
+def half_double(values: Any, environment: Any) -> Tensor:
+    return two(next(values), next(values).double())
+
+
+def only_a(values: Any, environment: Any) -> Tensor:
+    first, _ = next(values), next(values)
+    return first  # type: ignore[no-any-return]
+
+
+class Widened:
+    """Gives a tangent one of whose parts is of another type than the graph was made for."""
+
+    def __init__(self, tangent: Any) -> None:
+        self._tangent, self.position = tangent, tangent.position
+
+    def __call__(self, *args: Any) -> Tensor:
+        found = self._tangent(*args)
+        found.b = found.b.double()
+        return found  # type: ignore[no-any-return]
+
+
+FAULTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "a part that goes out": (
+        lambda call, step: altered(call._boundary, "forward", lambda given, out: doubling(out, 1)),
+        r"train\.forward, output 0 \(result\)\.b: should be float32\[2,3\] on cpu, is float64\[2,3\] on cpu",
+    ),
+    "a part that is written to": (
+        lambda call, step: altered(call._boundary, "forward", lambda given, out: given[0].data.add_(1)),
+        r"train\.forward, parameter 'weight'\.a: was changed by the forward, which only computes",
+    ),
+    "a result of no class": (
+        lambda call, step: setattr(call._boundary.outputs[0], "put_together", only_a),
+        r"train\.forward, output 0 \(result\): expected a TwoTensor, got a Tensor",
+    ),
+    "a result of other parts": (
+        lambda call, step: setattr(call._boundary.outputs[0], "put_together", half_double),
+        r"train\.forward, output 0 \(result\)\.b: expected float32\[2,3\], got float64\[2,3\]",
+    ),
+    "a tangent of other parts": (
+        lambda call, step: step.tangents.__setitem__(0, Widened(step.tangents[0])),
+        r"train\.backward, the tangent of output 0\.b: should be float32\[2,3\] on cpu, is float64\[2,3\] on cpu",
+    ),
+    "a part of a gradient": (
+        lambda call, step: altered(step, "_backward", lambda given, out: doubling(out, 0)),
+        r"train\.backward, the gradient of parameter 'weight'\.a: should be float32\[3\] on cpu, is float64\[3\] on cpu",
+    ),
+    "a gradient of no class": (
+        lambda call, step: setattr(step._gradients[0], "put_together", only_a),
+        r"train\.backward, the gradient of parameter 'weight': expected a TwoTensor, got a Tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_full_checks_name_the_part(doubled: Path, fault: str) -> None:
+    model = load(doubled, check="full")
+    call = model._aotpack_calls[True, True]
+    violate, message = FAULTS[fault]
+    violate(call, call.differentiable)
+    with pytest.raises(CheckError, match=message):
+        model(two(torch.randn(2, 3)).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_full_checks_notice_a_saved_part_that_is_changed_unseen(doubled: Path, part: str) -> None:
+    model = load(doubled, check="full")
+    result = model(two(torch.randn(2, 3)).requires_grad_())
+    getattr(model.weight, part).detach().data.add_(1)
+    with pytest.raises(CheckError, match=rf"saved parameter 'weight'\.{part}: was changed since the forward, unseen"):
+        result.sum().backward()
+
+
+def test_full_checks_notice_a_write_to_a_part_that_is_not_declared(doubled: Path) -> None:
+    model = load(doubled, check="full")
+    call = model._aotpack_calls[True, True]
+    mutate = call._epilogue._mutate
+
+    def more(primals: list[Any], *rest: Any) -> None:
+        mutate(primals, *rest)
+        primals[0].b.detach().add_(1)
+
+    call._epilogue._mutate = more
+    with pytest.raises(CheckError, match="parameter 'weight': was written to, which the bundle does not declare"):
+        model(two(torch.randn(2, 3)).requires_grad_())
+
+
+def test_what_keeps_to_it_passes_full_checks(bundle: Path) -> None:
+    model, eager = load(bundle, check="full"), make()
+    x = torch.randn(2, 3)
+    for module in (model, eager):
+        sum(value.sum() for value in module(x)[:1]).backward()
+    assert all(map(torch.equal, parts(model.nested), parts(eager.nested)))
+    torch.testing.assert_close(model.bias.grad, eager.bias.grad)
+    with torch.no_grad():
+        model.eval()(x)
 
 
 # ---------------------------------------------------------------- state

@@ -226,22 +226,26 @@ def _call(
         backward = code.executable(f"{name}.backward", method.backward.graph, backward_arity(method.backward))
     device = code.device
     held = uses_subclasses(method, entries)
-    checks = _checks(name, method, bundle, chosen) if check == "full" and not held else None
-    if not held and not method.sizes:
-        return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=_is_native(chosen))
+    is_plain = not held and not method.sizes
+    checks = _checks(name, method, entries, bundle, chosen, None if is_plain else classes) if check == "full" else None
+    native = _is_native(chosen)
+    if is_plain:
+        return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=native)
     from .runtime.subclass_call import SubclassCall
 
-    if check == "full" and held:
-        raise AotpackError(
-            f'check="full" does not look into tensor subclasses, which the method {name!r} has.',
-            hint='Load the bundle with check="arguments".',
-        )
-    native = _is_native(chosen)
     return SubclassCall(name, method, forward, backward, constants, entries, device, classes, checks, native=native)
 
 
-def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection) -> Checks:
-    from .runtime.checks import Checks  # rarely wanted: not part of what every start imports
+def _checks(
+    name: str,
+    method: schema.Method,
+    entries: Mapping[str, schema.StateEntry],
+    bundle: Bundle,
+    chosen: Selection,
+    classes: Classes | None,
+) -> Checks:
+    """The checks of a method; without ``classes`` its tensors are plain."""
+    from .runtime.checks import Checks, SubclassChecks  # rarely wanted: not part of what every start imports
 
     if chosen.target.device == "xla":
         raise AotpackError(
@@ -249,7 +253,10 @@ def _checks(name: str, method: schema.Method, bundle: Bundle, chosen: Selection)
             hint='Load the bundle with check="arguments", or on the CPU.',
         )
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
-    return Checks(name, method, bundle.graph(method.forward), backward, chosen.device.device, own_layout=_is_native(chosen))
+    graphs = bundle.graph(method.forward), backward, chosen.device.device
+    if classes is None:
+        return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
+    return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
 
 
 def _is_native(chosen: Selection) -> bool:

@@ -161,8 +161,8 @@ def compare(case: Case, out: Path, backend: str) -> None:
         native = load_native(out, subclasses=case.subclasses)
         if "native" in native.aotpack.calls.values():
             found += _compare(case, native, "native ")
-    if not case.subclasses:  # full checks do not look into them
-        found += _check_errors(case, aotpack.load(out, backend=backend, check="full"), seeded(case.make)[1])
+    checked = aotpack.load(out, backend=backend, check="full", subclasses=case.subclasses)
+    found += _check_errors(case, checked, seeded(case.make)[1])
     if found:
         raise MismatchError("\n".join([case.name, *found]))
 

@@ -19,6 +19,33 @@ def plain_tensors(subclass: schema.Subclass | None) -> int:
     return 1 if subclass is None else sum(plain_tensors(_nested(part)) for part in subclass.parts)
 
 
+def part_names(subclass: schema.Subclass | None) -> list[str]:
+    """The attributes that lead to each plain tensor of a value (``.a.b``), in order; those of a plain tensor are none."""
+    if subclass is None:
+        return [""]
+    held = zip(subclass.attributes, subclass.parts, strict=True)
+    return [f".{attribute}{name}" for attribute, part in held for name in part_names(_nested(part))]
+
+
+def part_positions(values: Sequence[schema.Subclass | None]) -> list[range]:
+    """Where each of several values stands among a graph's inputs or outputs, which are plain tensors."""
+    found: list[range] = []
+    for value in values:
+        start = found[-1].stop if found else 0
+        found.append(range(start, start + plain_tensors(value)))
+    return found
+
+
+def of_outputs(method: schema.Method) -> list[schema.Subclass | None]:
+    """What each output of the forward is put together to; null: a plain value."""
+    return method.subclasses or [None] * method.num_outputs
+
+
+def of_gradients(backward: schema.Backward) -> list[schema.Subclass | None]:
+    """What each output of the backward is put together to; null: a plain tensor."""
+    return backward.subclasses or [None] * num_gradients(backward)
+
+
 def of_primals(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> list[schema.Subclass | None]:
     """What each primal of ``method`` is, given the program's state by name; null: a plain tensor."""
     return [_of_primal(primal, entries, method.leaves) for primal in method.primals]

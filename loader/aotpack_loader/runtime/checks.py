@@ -7,15 +7,19 @@ code of its target, the loader or somebody who writes to memory behind autograd'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import CheckError, Problem
-from ..format import expressions, schema
+from ..format import expressions, schema, subclasses
 from ..format.subgraphs import output_values
-from .expectations import Expected, digest, fingerprint, origins, storage_of
+from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
+from .subclasses import Wrapper, plain_tensors
 from .tree import leaf_paths
+
+if TYPE_CHECKING:
+    from .subclasses import Classes
 
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
@@ -26,14 +30,15 @@ Marks = list[tuple[int, int] | None]
 
 
 class Checks:
-    """The checks of one method.
+    """The checks of one method. Its graphs take and return plain tensors, also where what a caller sees are subclasses.
 
     Args:
         name: the method's name.
         method: its description.
         forward, backward: its graphs, which record the type of every value.
-        own_layout: whether the target's code chooses the strides of what it saves for its own backward.
         device: where the executables run.
+        entries: the program's state by name.
+        own_layout: whether the target's code chooses the strides of what it saves for its own backward.
     """
 
     def __init__(
@@ -43,23 +48,30 @@ class Checks:
         forward: schema.Graph,
         backward: schema.Graph | None,
         device: torch.device,
+        entries: Mapping[str, schema.StateEntry],
         *,
         own_layout: bool,
     ) -> None:
         self._name, self._method, self._device = name, method, device
-        primals = [_primal_name(primal, method) for primal in method.primals]
-        self._paths = primals
+        self._paths = [_primal_name(primal, method) for primal in method.primals]
+        self._held = subclasses.of_primals(method, entries)
+        self._primals = subclasses.part_positions(self._held)
+        words = _parts(self._paths, self._held) + [f"size {size}" for size in method.sizes]
+        self._inputs = [Expected(f"{name}.forward, {w}", v) for w, v in zip(words, forward.input_values, strict=True)]
         results = _results_by_output(method)
         private = {i for i in range(method.num_outputs) if i not in results} if own_layout else set()
-        tensors = forward.input_values[: len(primals)]  # after them come sizes, which follow from the arguments
-        self._inputs = [Expected(f"{name}.forward, {p}", v) for p, v in zip(primals, tensors, strict=True)]
+        outputs = subclasses.of_outputs(method)
+        self._places = subclasses.part_positions(outputs)
+        counts = [i not in private for i, places in enumerate(self._places) for _ in places]
+        words = _parts([f"output {i}{results.get(i, '')}" for i in range(method.num_outputs)], outputs)
         self._outputs = [
-            Expected(f"{name}.forward, output {i}{results.get(i, '')}", value, i not in private)
-            for i, value in enumerate(output_values(forward))
+            Expected(f"{name}.forward, {word}", value, count)
+            for word, value, count in zip(words, output_values(forward), counts, strict=True)
         ]
         self._origins = origins(forward)
         self._graph_inputs = set(forward.inputs)
-        self._fresh = [r.output for r in method.results if isinstance(r, schema.FreshResult)]
+        self._fresh = [i for r in method.results if isinstance(r, schema.FreshResult) for i in self._places[r.output]]
+        self._visible = [i for output in results for i in self._places[output]]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
         self._written = {mutation.primal for mutation in method.mutations} | set(method.touched)
         self._saved: list[schema.Saved] = []
@@ -68,44 +80,81 @@ class Checks:
 
     def _prepare_backward(self, convention: schema.Backward, graph: schema.Graph, private: set[int]) -> None:
         self._saved = convention.saved
+        tangents = [tangent.subclass for tangent in convention.tangents]
         words = [self._saved_name(saved) for saved in convention.saved]
-        words += [f"the tangent of output {tangent.output}" for tangent in convention.tangents]
+        words += _parts([f"the tangent of output {tangent.output}" for tangent in convention.tangents], tangents)
         strides = [not (isinstance(s, schema.SavedOutput) and s.output in private) for s in convention.saved]
-        strides += [True] * len(convention.tangents)
+        strides += [True] * (len(words) - len(strides))
         at = f"{self._name}.backward"
         self._backward_inputs = [
             Expected(f"{at}, {word}", value, counts)
             for word, value, counts in zip(words, graph.input_values, strides, strict=True)
         ]
         of = {position: self._paths[i] for i, position in enumerate(convention.gradients) if position is not None}
+        gradients = subclasses.of_gradients(convention)
+        words = _parts([f"the gradient of {of.get(i, f'output {i}')}" for i in range(len(gradients))], gradients)
         self._backward_outputs = [
-            Expected(f"{at}, the gradient of {of.get(i, f'output {i}')}", value, strides=False)
-            for i, value in enumerate(output_values(graph))
+            Expected(f"{at}, {word}", value, strides=False)
+            for word, value in zip(words, output_values(graph), strict=True)
         ]
-        self._gradients = convention.gradients
+        places = subclasses.part_positions(gradients)
+        # Of a subclass the parts of a gradient need not be like those of what it is the gradient of.
+        self._alike = [
+            (self._inputs[self._primals[i].start].value, places[position].start)
+            for i, position in enumerate(convention.gradients)
+            if position is not None and self._held[i] is None and gradients[position] is None
+        ]
 
     def _saved_name(self, saved: schema.Saved) -> str:
         if isinstance(saved, schema.SavedPrimal):
-            return f"saved {self._paths[saved.primal]}"
+            part = "" if saved.part is None else subclasses.part_names(self._held[saved.primal])[saved.part]
+            return f"saved {self._paths[saved.primal]}{part}"
         return f"saved output {saved.output}" if isinstance(saved, schema.SavedOutput) else f"saved size {saved.expr}"
 
     # ------------------------------------------------------------ forward
 
-    def run_forward(self, forward: Executable, primals: Sequence[torch.Tensor], environment: Environment) -> list[Any]:
+    def run_forward(self, forward: Executable, inputs: Sequence[Any], environment: Environment) -> list[Any]:
         """Run the forward graph, and see that its inputs and outputs are what the graph says.
 
         Raises:
             CheckError: lists all that is not.
         """
-        self._raise([*self._symbol_problems(environment), *self._problems(self._inputs, primals, environment)])
-        before = [fingerprint(primal) for primal in primals]
-        outputs = forward(list(primals))
-        problems = list(self._problems(self._outputs, outputs, environment))
+        self._raise([*self._symbol_problems(environment), *self._problems(self._inputs, inputs, environment)])
+        before = [fingerprint(value) for value in inputs]
+        outputs = forward(list(inputs))
+        problems = list(self._problems(self._outputs, outputs, {**environment, **self._measured(outputs)}))
         if not problems:
-            problems += self._changed(self._inputs, primals, before, "was changed by the forward, which only computes")
-            problems += self._sharing(primals, outputs)
+            problems += self._changed(self._inputs, inputs, before, "was changed by the forward, which only computes")
+            problems += self._sharing(inputs, outputs)
         self._raise(problems)
         return outputs
+
+    def _measured(self, outputs: Sequence[Any]) -> dict[str, int]:
+        """The sizes that depend on data, as the plain outputs tell them."""
+        found = {}
+        for symbol in self._method.output_symbols:
+            places = self._places[symbol.output]
+            value = outputs[places.start] if len(places) == 1 and places.start < len(outputs) else None
+            if symbol.dim is None and type(value) is int:
+                found[symbol.name] = value
+            elif symbol.dim is not None and isinstance(value, torch.Tensor) and symbol.dim < value.dim():
+                found[symbol.name] = value.shape[symbol.dim]
+        return found
+
+    def see_sizes(self, environment: Environment) -> None:
+        """See that the sizes that depend on data are in the ranges that the trace knew.
+
+        Raises:
+            CheckError: lists those that are not.
+        """
+        problems = []
+        for symbol in self._method.output_symbols:
+            size = environment[symbol.name]
+            if not symbol.takes(size):
+                least, most = ("" if limit is None else limit for limit in (symbol.minimum, symbol.maximum))
+                where = f"{self._name}, size {symbol.name}, which depends on data"
+                problems.append(Problem(where, f"should be in {least}..{most}, is {size}"))
+        self._raise(problems)
 
     def _symbol_problems(self, environment: Environment) -> Iterator[Problem]:
         for symbol in self._method.symbols:
@@ -119,26 +168,26 @@ class Checks:
             if environment.keys() >= expressions.symbols(text) and not holds(environment):
                 yield Problem(f"{self._name}, sizes", f"should satisfy {text}, are {dict(environment)}")
 
-    def _sharing(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Iterator[Problem]:
+    def _sharing(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Problem]:
         """Fresh results are in memory of their own, donated values in memory that nothing else is in."""
-        of_primals = {storage_of(primal): self._paths[i] for i, primal in enumerate(primals)}
+        tensors = [(item, value) for item, value in zip(self._inputs, inputs, strict=True) if isinstance(value, torch.Tensor)]
+        of_primals = {storage_of(value): item.where.partition(", ")[2] for item, value in tensors}
         for i in self._fresh:
             own = isinstance(outputs[i], torch.Tensor) and self._origins[i] not in self._graph_inputs
             place = storage_of(outputs[i]) if own else 0
             if place and place in of_primals:
                 yield Problem(self._outputs[i].where, f"is a fresh result, and shares its memory with {of_primals[place]}")
-        visible = _results_by_output(self._method)
         for saved in self._saved:
             if not isinstance(saved, schema.SavedOutput) or not saved.donated:
                 continue
-            value = outputs[saved.output]
+            position = self._places[saved.output].start
+            value = outputs[position]
             place = storage_of(value) if isinstance(value, torch.Tensor) else 0
-            others = {storage_of(outputs[i]): self._outputs[i].where for i in visible if isinstance(outputs[i], torch.Tensor)}
+            seen = [i for i in self._visible if isinstance(outputs[i], torch.Tensor)]
+            others = {storage_of(outputs[i]): self._outputs[i].where for i in seen}
             if place and place in (others | of_primals):
                 other = (others | of_primals)[place]
-                yield Problem(
-                    self._outputs[saved.output].where, f"is donated to the backward, and shares its memory with {other}"
-                )
+                yield Problem(self._outputs[position].where, f"is donated to the backward, and shares its memory with {other}")
 
     def remember(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Remembered:
         """What the backward will need, as it is now."""
@@ -146,7 +195,7 @@ class Checks:
         for saved in self._saved:
             value = None
             if isinstance(saved, schema.SavedPrimal):
-                value = primals[saved.primal]
+                value = list(plain_tensors(primals[saved.primal]))[saved.part or 0]
             elif isinstance(saved, schema.SavedOutput):
                 value = outputs[saved.output]
             found.append((value.untyped_storage(), value.data_ptr(), digest(value)) if isinstance(value, torch.Tensor) else None)
@@ -184,11 +233,10 @@ class Checks:
         return results
 
     def _gradient_problems(self, results: Sequence[Any], environment: Environment) -> Iterator[Problem]:
-        for i, position in enumerate(self._gradients):
-            if position is not None:
-                where = f"{self._name}.backward, the gradient of {self._paths[i]}"
-                expected = Expected(where, self._inputs[i].value, strides=False)
-                yield from expected.problems(results[position], environment, self._device)
+        """A gradient is of the type and sizes of what it is the gradient of."""
+        for value, position in self._alike:
+            expected = Expected(self._backward_outputs[position].where, value, strides=False)
+            yield from expected.problems(results[position], environment, self._device)
 
     # ------------------------------------------------------------ results
 
@@ -202,15 +250,16 @@ class Checks:
         Raises:
             CheckError: lists all that is not so.
         """
-        written = {storage_of(primals[i]) for i in self._written}
-        apart = [None if storage_of(primal) in written else mark for primal, mark in zip(primals, before, strict=True)]
-        problems = list(self._changed(self._inputs, primals, apart, "was written to, which the bundle does not declare"))
+        written = frozenset().union(*(storages_of(primals[i]) for i in self._written))
+        apart = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
+        places = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
+        problems = list(self._changed(places, primals, apart, "was written to, which the bundle does not declare"))
         paths = leaf_paths(self._method.outputs, "result")
         for path, description, result in zip(paths, self._method.results, results, strict=True):
             where = f"{self._name}, {path}"
             if isinstance(description, schema.AliasResult):
                 base = primals[description.primal] if description.primal is not None else outputs[description.output or 0]
-                if storage_of(result) != storage_of(base):
+                if storages_of(result) != storages_of(base):
                     problems.append(Problem(where, "should be a view of its base, and is in other memory"))
             graded = getattr(description, "requires_grad", True)
             if isinstance(result, torch.Tensor) and result.requires_grad and not graded:
@@ -240,6 +289,78 @@ class Checks:
                 problems,
                 hint="Where backend='portable' passes, the target's code is at fault.",
             )
+
+
+class SubclassChecks(Checks):
+    """The checks of a method some of whose values are subclasses, or whose forward takes sizes.
+
+    What is run here is the way from a caller's tensors through the graph to the caller's: an executable that is given, beside its
+    arguments, what runs the graph itself on plain tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: schema.Method,
+        forward: schema.Graph,
+        backward: schema.Graph | None,
+        device: torch.device,
+        entries: Mapping[str, schema.StateEntry],
+        classes: Classes,
+        *,
+        own_layout: bool,
+    ) -> None:
+        super().__init__(name, method, forward, backward, device, entries, own_layout=own_layout)
+        results = _results_by_output(method)
+        outputs = {i: f"{name}.forward, output {i}{results.get(i, '')}" for i in range(method.num_outputs)}
+        self._made = [
+            (i, where, Wrapper(subclass, classes))
+            for (i, where), subclass in zip(outputs.items(), subclasses.of_outputs(method), strict=True)
+            if subclass is not None
+        ]
+        convention = method.backward
+        gradients = [] if convention is None else convention.gradients
+        of_gradients = [] if convention is None else subclasses.of_gradients(convention)
+        self._made_gradients = [
+            (position, f"{name}.backward, the gradient of {path}", Wrapper(subclass, classes))
+            for path, position in zip(self._paths, gradients, strict=False)
+            if position is not None and (subclass := of_gradients[position]) is not None
+        ]
+
+    def run_forward(self, forward: Callable[..., list[Any]], inputs: Sequence[Any], environment: Environment) -> list[Any]:
+        """As of plain tensors, and see that the subclasses made of them are the recorded ones."""
+        run = super().run_forward
+        outputs = forward(list(inputs), lambda graph, plain: run(graph, plain, environment))
+        self._raise([*_made_otherwise(self._made, outputs, environment)])
+        return outputs
+
+    def run_backward(
+        self,
+        backward: Callable[..., list[Any]],
+        arguments: list[Any],
+        remembered: Remembered,
+        environment: Environment,
+        *,
+        retained: bool,
+    ) -> list[Any]:
+        """As of plain tensors, and see that the subclasses made of them are the recorded ones."""
+        run = super().run_backward
+        results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
+        self._raise([*_made_otherwise(self._made_gradients, results, environment)])
+        return results
+
+
+def _made_otherwise(
+    made: Sequence[tuple[int, str, Wrapper]], values: Sequence[Any], environment: Environment
+) -> Iterator[Problem]:
+    for position, where, wrapper in made:
+        for path, message in wrapper.deviations(values[position], environment):
+            yield Problem(f"{where}{path}", message)
+
+
+def _parts(names: Sequence[str], values: Sequence[schema.Subclass | None]) -> list[str]:
+    """Names of values, those of a subclass's parts in place of its own."""
+    return [f"{name}{part}" for name, value in zip(names, values, strict=True) for part in subclasses.part_names(value)]
 
 
 def _primal_name(primal: schema.Primal, method: schema.Method) -> str:

@@ -11,6 +11,7 @@ import torch
 from ..devices import operators
 from ..errors import CorruptBundleError, Problem
 from ..format import expressions, schema
+from .subclasses import plain_tensors
 
 Environment = Mapping[str, int]
 _CHUNK = 1 << 20
@@ -93,8 +94,13 @@ def _viewed(node: schema.Node) -> str | None:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins; 0 where it has no memory."""
+    """Where a plain tensor's storage begins; 0 where it has no memory."""
     return tensor.untyped_storage().data_ptr()
+
+
+def storages_of(tensor: torch.Tensor) -> frozenset[int]:
+    """Where the storage of a tensor begins, or those of the tensors that it holds."""
+    return frozenset(map(storage_of, plain_tensors(tensor)))
 
 
 def digest(tensor: torch.Tensor) -> int:
@@ -108,7 +114,12 @@ def digest(tensor: torch.Tensor) -> int:
 
 
 def fingerprint(value: Any) -> tuple[int, int] | None:
-    """Version and digest of a tensor; None for what is no tensor. A tensor of inference mode has no version."""
+    """Version and digest of a tensor and of those it holds; None for what is no tensor. One of inference mode has no version."""
     if not isinstance(value, torch.Tensor):
         return None
-    return (0 if value.is_inference() else value._version), digest(value)
+    parts = list(plain_tensors(value))
+    counted = {id(tensor): tensor for tensor in (value, *parts) if not tensor.is_inference()}
+    total = 0
+    for part in parts:
+        total = (total * 31 + digest(part)) % 2**64
+    return sum(tensor._version for tensor in counted.values()), total

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +70,8 @@ class SubclassCall(MethodCall):
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         if self.checks is None:
-            return self._boundary(primals, environment)
-        return self.checks.run_forward(lambda arguments: self._boundary(arguments, environment), primals, environment)
+            return self._boundary(primals, environment=environment)
+        return self.checks.run_forward(partial(self._boundary, environment=environment), primals, environment)
 
 
 class _Memory(Memory):
@@ -105,17 +106,25 @@ def _storages(tensor: torch.Tensor) -> set[int]:
     return {part.untyped_storage().data_ptr() for part in plain_tensors(tensor)} - {0}
 
 
+_Run = Callable[[Executable, list[Any]], list[Any]]
+"""Runs a graph on plain tensors; checks do so their own way."""
+
+
+def _plainly(graph: Executable, arguments: list[Any]) -> list[Any]:
+    return graph(arguments)
+
+
 class _Boundary:
     """A forward graph between the caller's tensors and its own plain ones."""
 
     def __init__(self, forward: Executable, primals: _Wrappers, sizes: Sequence[schema.Dim], outputs: _Wrappers) -> None:
         self.forward, self.primals, self.sizes, self.outputs = forward, primals, sizes, outputs
 
-    def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
+    def __call__(self, primals: list[torch.Tensor], run: _Run = _plainly, *, environment: Environment) -> list[Any]:
         arguments = _taken_apart(self.primals, primals, environment)
         arguments += [expressions.evaluate(size, environment) for size in self.sizes]
         primals.clear()
-        return _put_together(self.outputs, self.forward(arguments), environment)
+        return _put_together(self.outputs, run(self.forward, arguments), environment)
 
 
 class _Differentiable(Differentiable):
@@ -144,19 +153,21 @@ class _Differentiable(Differentiable):
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """As for plain tensors. What varies in size is put together with the sizes of this call."""
         call = copy.copy(self)
-        call.forward = lambda arguments: self._boundary(arguments, environment)
-        call.backward = lambda arguments: self._run_backward(self._backward, arguments, environment)
-        call.retaining = lambda arguments: self._run_backward(self.retaining, arguments, environment)
+        call.forward = partial(self._boundary, environment=environment)
+        call.backward = partial(self._run_backward, self._backward, environment=environment)
+        call.retaining = partial(self._run_backward, self.retaining, environment=environment)
         return super(_Differentiable, call).__call__(primals, environment)
 
-    def _run_backward(self, backward: Executable, arguments: list[Any], environment: Environment) -> list[Any]:
+    def _run_backward(
+        self, backward: Executable, arguments: list[Any], run: _Run = _plainly, *, environment: Environment
+    ) -> list[Any]:
         saved = [
             self._part(item, value, environment) if isinstance(item, schema.SavedPrimal) else value
             for item, value in zip(self._items, arguments[: len(self._items)], strict=True)
         ]
         saved += _taken_apart(self._tangents, arguments[len(self._items) :], environment)
         arguments.clear()
-        return _put_together(self._gradients, backward(saved), environment)
+        return _put_together(self._gradients, run(backward, saved), environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
         """A saved primal, or a part of it: a subclass is saved whole, so that a change of it is noticed as in eager."""

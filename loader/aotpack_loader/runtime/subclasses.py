@@ -101,6 +101,14 @@ class Wrapper:
             for path, message in part.mismatch(inner, environment):
                 yield f".{name}{path}", message
 
+    def deviations(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
+        """:meth:`mismatch`, and what the class itself must have made right: the sizes and strides of the whole."""
+        yield from self.mismatch(value, environment)
+        if type(value) is self.kind and not self._shape.fit(value.shape, environment):
+            yield "", f"expected the sizes {list(self._shape.sizes)}, got {list(value.shape)}"
+        elif type(value) is self.kind and value.numel() and not self._stride.fit(value.stride(), environment):
+            yield "", f"expected the strides {list(self._stride.sizes)}, got {list(value.stride())}"
+
     def plain_parts(self) -> Iterator[tuple[tuple[str, ...], Plain]]:
         """The plain tensors, nested ones included, each under the attributes that lead to it."""
         for name, part in zip(self.attributes, self.parts, strict=True):
