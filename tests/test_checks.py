@@ -237,6 +237,36 @@ def test_violation_is_named(bundle: Path, name: str) -> None:
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
+@pytest.fixture(scope="module")
+def selecting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("checks") / "selecting.aotpack"
+    aotpack.build(
+        lambda x: (x[x > 0] * 2, (x > 0).nonzero()), (torch.randn(6),), out=out, targets=("portable",), methods=("infer",)
+    )
+    return out
+
+
+def test_ranges_of_sizes_that_depend_on_data_are_kept_and_checked(selecting: Path) -> None:  # C24
+    model = aotpack.load(selecting, check="full")
+    (symbol,) = model.aotpack.program.methods["infer"].output_symbols
+    assert (symbol.minimum, symbol.maximum) == (0, 6)
+    assert [len(value) for value in model.eval()(torch.ones(6))] == [6, 6]
+    call: Any = model._aotpack_calls[False, False]
+    call.forward = _changed(
+        call.forward, lambda given, out: out.__setitem__(slice(None), [x.new_zeros(9, *x.shape[1:]) for x in out])
+    )
+    with pytest.raises(CheckError, match=r"infer, size u\d+, which depends on data: should be in 0\.\.6, is 9"):
+        model(torch.ones(6))
+
+
+def test_sizes_that_depend_on_data_are_the_same_everywhere(selecting: Path) -> None:
+    model = aotpack.load(selecting, check="full").eval()
+    call: Any = model._aotpack_calls[False, False]
+    call.forward = _changed(call.forward, lambda given, out: put(out, 1, out[1][:2]))
+    with pytest.raises(CheckError, match=r"output 1 \(result\[1\]\): should be int64\[6,1\] on cpu, is int64\[2,1\] on cpu"):
+        model(torch.ones(6))
+
+
 def test_donated_values_outlive_a_retained_graph(bundle: Path) -> None:
     def overwrite(given: list[Any], out: list[Any]) -> None:
         assert broken.method.backward is not None

@@ -504,6 +504,7 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
         # C24 sizes that depend on data
         ("C24: index", {"output_symbols": [schema.OutputSymbol("u0", 9)]}),
         ("C24: 'u0'", {"output_symbols": [schema.OutputSymbol("u0", 0), schema.OutputSymbol("u0", 0, 0)]}),
+        ("C24: the maximum", {"output_symbols": [schema.OutputSymbol("u0", 0, 0, 3, 2)]}),
         ("C24: '1'", {"output_symbols": [schema.OutputSymbol("1", 0)]}),
         ("C13: unknown symbols u0", {"output_symbols": [schema.OutputSymbol("u0", 0)], "constraints": ["u0 > 1"]}),
     ],

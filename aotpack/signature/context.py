@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from .. import _torch_compat as compat
 from .. import partition
 from ..capture.rearrange import Arrangement
 from ..capture.returned import Returned
-from ..graph.expressions import size_expression
+from ..graph.expressions import bound, size_expression
 from ..state import StoredTensors
 from . import subclasses
 
@@ -112,8 +113,9 @@ class Context:
         found = []
         for name in sorted(self._wanted):
             dims = [(i, dim) for i, node in enumerate(self.outputs) if (dim := self._dimension(node, name)) is not None]
+            limits = self._limits(name)
             if dims:
-                found.append(schema.OutputSymbol(name, *dims[0]))
+                found.append(schema.OutputSymbol(name, *dims[0], *limits))
                 continue
             node, dim = self._origin(name)  # type: ignore[misc]
             if dim is not None:
@@ -122,8 +124,16 @@ class Context:
                     size = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
                 size.meta["val"] = node.meta["val"].shape[dim]
                 node = size
-            found.append(schema.OutputSymbol(name, self._output(node, fresh=False)))
+            found.append(schema.OutputSymbol(name, self._output(node, fresh=False), None, *limits))
         return found
+
+    def _limits(self, name: str) -> tuple[int | None, int | None]:
+        """What the trace knows of a size that depends on data."""
+        assert self.shape_env is not None
+        (symbol,) = compat.symbols_of(self.shape_env, name)
+        limits = self.shape_env.var_to_range[symbol]
+        least, most = bound(limits.lower), bound(limits.upper)
+        return least, None if most is None or most >= sys.maxsize - 1 else most  # what torch says where it knows none
 
     def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
         """Names of the symbols in sizes."""

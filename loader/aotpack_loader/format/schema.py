@@ -361,11 +361,20 @@ class Symbol(Document, frozen=True):
 
 
 class OutputSymbol(Document, frozen=True):
-    """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer."""
+    """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer.
+
+    ``minimum`` and ``maximum``: what the trace knew of it, both inclusive; null: no limit.
+    """
 
     name: Name
     output: Index
     dim: Index | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+
+    def takes(self, value: int) -> bool:
+        """Whether a value is in the range."""
+        return (self.minimum is None or self.minimum <= value) and (self.maximum is None or value <= self.maximum)
 
 
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):

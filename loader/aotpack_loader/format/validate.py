@@ -374,6 +374,8 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         yield from in_range(where, "C24", [(size.output, method.num_outputs)])
         if not expressions.is_symbol(size.name) or size.name in known or measured.count(size.name) > 1:
             yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
+        if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
+            yield Problem(where, "C24: the maximum is below the minimum")
     yield from _unknown_symbols(_expressions_after(method), known.union(measured), at)
 
 

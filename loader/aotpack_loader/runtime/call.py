@@ -167,6 +167,8 @@ class MethodCall:
                 outputs = self._without_gradients(primals, environment)
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
+        if self._measured and self.checks is not None:
+            self.checks.see_sizes(environment)
         return outputs
 
 
