@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,13 +68,20 @@ def write(
 
 
 def self_test(
-    making: Making, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing, *, trusted: bool
+    making: Making,
+    program: schema.Program,
+    entries: Sequence[TargetEntry],
+    existing: Existing,
+    subclasses: Collection[type],
+    *,
+    trusted: bool,
 ) -> None:
     """Run the recorded inputs on each new target that runs here.
 
     Raises:
         BuildError: a target computes something else than was recorded.
         TrustError: native code of a bundle that is not ``trusted``.
+        SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
     """
     if program.self_test is None:
         making.run.warn("no self-test is recorded in the bundle, so none was run")
@@ -86,7 +93,8 @@ def self_test(
         digest = write_bundle(trial, making.store, program, complete, layout="directory", existing=existing)
         for entry in complete:
             try:
-                report = run_self_test(trial, entry.target.name, digest if trusted else None, program.requirements.operators)
+                operators = program.requirements.operators
+                report = run_self_test(trial, entry.target.name, digest if trusted else None, operators, subclasses)
             except TargetError as error:
                 making.run.warn(f"{entry.target.name} was not tested: {error}")
                 continue

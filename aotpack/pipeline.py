@@ -128,6 +128,7 @@ def compile_bundle(
     cache: bool = True,
     layout: Literal["file", "directory"] = "file",
     specializations: Sequence[Mapping[str, int]] = (),
+    subclasses: Collection[type] = (),
     observer: Observer | None = None,
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
@@ -145,6 +146,7 @@ def compile_bundle(
         cache: reuse compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
         specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build` takes them.
+        subclasses: classes of tensors that the bundle holds, as ``aotpack_loader.load`` takes them; ``self_test`` needs them.
         observer: watches progress.
 
     Raises:
@@ -168,7 +170,7 @@ def compile_bundle(
             entries = finish.compile_targets(making, chosen, graphs)
         kept = existing.keep(opened, store)
         if self_test:
-            finish.self_test(making, opened.program, entries, kept, trusted=trusted.trusted)
+            finish.self_test(making, opened.program, entries, kept, subclasses, trusted=trusted.trusted)
         report = finish.write(making, opened.program, entries, kept)
         present = tuple(opened.targets)
     if trusted.trusted:

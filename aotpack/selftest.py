@@ -30,7 +30,7 @@ def record(
     tensors: dict[str, torch.Tensor] = {}
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if isinstance(leaf, torch.Tensor):
-            tensors[f"input.{i}"] = leaf.detach().clone()
+            tensors |= {name: value.clone() for name, value in selftest.stored_as(f"input.{i}", leaf)}
     first = _observe(model, method, args, kwargs)
     random: list[str] = []
     if method.rng != "eager":  # a bundle that draws eager's numbers repeats them

@@ -308,11 +308,11 @@ def test_what_only_the_gradient_makes_is_refused_with_the_line_it_belongs_to(tmp
         portable(SparseGradient(), (torch.tensor([1, 2]),), tmp_path / "m.aotpack", front_ends=(front_end,))
 
 
-def test_a_sparse_result_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_what_is_sparse_inside_is_refused_with_its_line(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).to_sparse()
+        return (x * 2).to_sparse() * 2
 
-    with pytest.raises(UnsupportedError, match=r"return \(x \* 2\)\.to_sparse\(\): aten\._to_sparse\.default makes"):
+    with pytest.raises(UnsupportedError, match=r"return \(x \* 2\)\.to_sparse\(\) \* 2: aten\._to_sparse\.default makes"):
         portable(function, (torch.eye(3),), tmp_path / "m.aotpack", front_ends=("trace",))
 
 

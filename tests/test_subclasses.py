@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conformance.conformance_cases_subclasses import Described
 from conformance.quantised import Quantised
 from conftest import FreshProcess
@@ -17,10 +19,20 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotpack
+from aotpack.cli import main
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import AotpackError, AutogradError, CheckError, CorruptBundleError, InputError, SubclassError, UnsupportedError
+from aotpack_loader.errors import (
+    AotpackError,
+    AutogradError,
+    CheckError,
+    CorruptBundleError,
+    InputError,
+    SubclassError,
+    UnsupportedError,
+)
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
+from aotpack_loader.selftest import run_self_test
 
 TWO = "torch.testing._internal.two_tensor.TwoTensor"
 
@@ -264,6 +276,76 @@ def test_what_keeps_to_it_passes_full_checks(bundle: Path) -> None:
     torch.testing.assert_close(model.bias.grad, eager.bias.grad)
     with torch.no_grad():
         model.eval()(x)
+
+
+# ---------------------------------------------------------------- self-test and command line
+
+MODULES = ("--import", "conformance.quantised", "--import", "torch.testing._internal.two_tensor")
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tested") / "model.aotpack"
+    example = (two(torch.randn(2, 3)).requires_grad_(),)
+    aotpack.build(Doubled(), example, out=path, targets=("portable",), cache=False, self_test=True)
+    return path
+
+
+def invoke(*words: object) -> Any:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_self_test_holds_the_plain_tensors(tested: Path) -> None:
+    report = run_self_test(tested, subclasses=[TwoTensor])
+    assert report.ok
+    names = ["result.0", "gradient.weight", "input_gradient.0"]
+    assert [row[0] for row in report.rows] == [f"{name}.{part}" for name in names for part in "ab"]
+    with pytest.raises(SubclassError, match="TwoTensor: is not among the subclasses given"):
+        run_self_test(tested)
+
+
+def test_state_of_subclasses_in_a_self_test(tmp_path: Path) -> None:
+    aotpack.build(make(), (torch.randn(2, 3),), out=tmp_path / "m", targets=("portable",), cache=False, self_test=True)
+    report = run_self_test(tmp_path / "m", subclasses=[TwoTensor, Quantised])
+    assert report.ok
+    assert {"buffer.shift.a", "buffer.shift.b", "gradient.bias"} <= {row[0] for row in report.rows}
+
+
+def test_the_command_line_takes_the_classes_of_imported_modules(tested: Path) -> None:
+    checks = json.loads(invoke("verify", tested, *MODULES, "--json"))["checks"]
+    assert [check["status"] for check in checks] == ["ok", "ok", "ok"]
+    (*_, without) = json.loads(invoke("verify", tested, "--json"))["checks"]
+    assert without["status"] == "skipped"
+    assert "--import MODULE" in without["detail"]
+    step = json.loads(invoke("run", tested, *MODULES, "--check", "full", "--steps", 2, "--json"))
+    assert step["inputs"] == "recorded"
+    assert step["losses"][0] != step["losses"][1]
+
+
+def test_the_command_line_runs_random_subclasses(doubled: Path) -> None:
+    step = json.loads(invoke("run", doubled, *MODULES, "--check", "full", "--json"))
+    assert step["inputs"] == "random, seed 0"
+    assert step["gradient_norm"] > 0
+
+
+def test_a_self_test_of_a_new_target_needs_the_classes(tested: Path, tmp_path: Path) -> None:
+    words = ("compile", tested, "--target", "cpu", "--self-test", "-o", tmp_path / "more.aotpack")
+    refused = CliRunner().invoke(main, [str(word) for word in words])
+    assert refused.exit_code == 1
+    assert "TwoTensor: is not among the subclasses given" in refused.output
+    report = json.loads(invoke(*words, *MODULES, "--json"))
+    assert any("cpu" in note and "6 tensors agree" in note for note in report["notes"])
+
+
+def test_inspect_shows_the_classes_and_what_they_hold(doubled: Path) -> None:
+    shown = " ".join(invoke("inspect", "-v", doubled).split())
+    held = f"{TWO} of a float32[2, 3], b float32[2, 3]"
+    assert f"class {TWO}" in shown
+    assert f"x float32[2, 3], requires grad, {held}" in shown
+    assert f"result: {held}, differentiable" in shown
+    assert f"weight parameter float32[3] {TWO} of a float32[3], b float32[3]" in shown
 
 
 # ---------------------------------------------------------------- state

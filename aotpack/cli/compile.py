@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aotpack_loader.errors import EntryError, Problem
-
 from .console import json_option, stderr, trust_option, verbose_option
+from .importing import import_modules, import_option
 from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report, specialize_option
 
 
@@ -26,13 +23,7 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
     metavar="NAME",
     help=TARGETS_HELP,
 )
-@click.option(
-    "--import",
-    "modules",
-    multiple=True,
-    metavar="MODULE",
-    help="Python module to import first, which registers operators that the bundle requires. May be repeated.",
-)
+@import_option
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
 @specialize_option
 @no_cache_option
@@ -58,30 +49,14 @@ def command(
     with progress.stage("import", " ".join(modules)):
         import aotpack
 
-        _import(modules)
+        subclasses = import_modules(modules)
     report = aotpack.compile_bundle(
         bundle,
         out=out,
         layout=layout_of(out, directory=directory),
         cache=not no_cache,
+        subclasses=subclasses,
         observer=progress,
         **options,
     )
     print_report(report, as_json=as_json)
-
-
-def _import(modules: tuple[str, ...]) -> None:
-    """Import the user's modules, which may lie in the working directory.
-
-    Raises:
-        EntryError: one cannot be imported.
-    """
-    from aotpack.entry import directory_on_path
-
-    with directory_on_path(Path(os.getcwd(), "-")):
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                problem = Problem(name, f"{type(error).__name__}: {error}")
-                raise EntryError("A module that --import names cannot be imported.", [problem]) from error

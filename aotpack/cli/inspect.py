@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.format import media_types, schema, subclasses
 
 from .console import json_option, print_json, size_text, stdout, verbose_option
 
@@ -96,6 +96,7 @@ def _overview(path: Path, bundle: Bundle) -> Table:
     needs = [
         f"torch {program.requirements.torch}",
         *(f"operators of {name}" for name in program.requirements.operators),
+        *(f"class {name}" for name in program.requirements.subclasses),
     ]
     table.add_row("needs", Text(", ".join(needs + program.features)))
     table.add_row("state", Text(_state(program)))
@@ -135,6 +136,7 @@ def _state_table(program: schema.Program) -> Table:
             notes.append("frozen")
         if not entry.persistent:
             notes.append("not in the state dict")
+        notes += _of_class(entry.subclass)
         table.add_row(Text(entry.name), entry.kind, _tensor_type(entry.dtype, entry.shape), Text(", ".join(notes)))
     return table
 
@@ -232,13 +234,23 @@ def _leaf(leaf: schema.InputLeaf) -> str:
     notes = [] if leaf.device == "cpu" else [leaf.device]
     if leaf.requires_grad:
         notes.append("requires grad")
+    notes += _of_class(leaf.subclass)
     return _tensor_type(leaf.dtype, leaf.shape) + "".join(f", {note}" for note in notes)
+
+
+def _of_class(subclass: schema.Subclass | None) -> list[str]:
+    """What a tensor subclass is, and the types of the tensors it holds."""
+    if subclass is None:
+        return []
+    parts = zip(subclasses.part_names(subclass), subclasses.stored_parts(subclass), strict=True)
+    held = ", ".join(f"{name.removeprefix('.')} {_tensor_type(part.dtype, part.shape)}" for name, part in parts)
+    return [f"{subclass.name} of {held}"]
 
 
 def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -> str:
     if isinstance(result, schema.FreshResult):
         notes = ", differentiable" if result.requires_grad else "" if result.sparse_dim is None else ", sparse"
-        return _value(graph, result.output) + notes
+        return _value(method, graph, result.output) + notes
     if isinstance(result, schema.InputResult):
         return f"is {_primal(method, result.primal)}"
     if isinstance(result, schema.AliasResult):
@@ -251,9 +263,12 @@ def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -
     return f"= {_constant(result.value)}"
 
 
-def _value(graph: schema.Graph, output: int) -> str:
-    """The type of a graph's output, looked up where the value is made."""
-    found = graph.outputs[output]
+def _value(method: schema.Method, graph: schema.Graph, output: int) -> str:
+    """The type of a forward output, looked up where the value is made."""
+    outputs = subclasses.of_outputs(method)
+    if outputs[output] is not None:
+        return ", ".join(_of_class(outputs[output]))
+    found = graph.outputs[subclasses.part_positions(outputs)[output].start]
     if not isinstance(found, schema.ValueRef):
         return repr(found)
     values = {node.name: node.value for node in graph.nodes} | dict(zip(graph.inputs, graph.input_values, strict=True))

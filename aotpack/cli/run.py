@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from rich.text import Text
 from aotpack_loader.errors import AotpackError
 
 from .console import json_option, print_json, stdout, time_text, trust_option
+from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +52,7 @@ class StepReport:
     show_default=True,
     help="Full: assert all that the build assumed.",
 )
+@import_option
 @trust_option
 @json_option
 def command(
@@ -60,6 +62,7 @@ def command(
     lr: float,
     seed: int,
     check: Literal["arguments", "full"],
+    modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +72,7 @@ def command(
     floating-point outputs.
     A bundle without a `train` method runs forward only.
     """
-    report = _run(bundle, backend, trust, steps, lr, seed, check)
+    report = _run(bundle, backend, trust, steps, lr, seed, check, modules)
     if as_json:
         print_json(asdict(report))
     else:
@@ -84,20 +87,22 @@ def _run(
     lr: float,
     seed: int,
     check: Literal["arguments", "full"],
+    modules: tuple[str, ...],
 ) -> StepReport:
     import torch
 
+    subclasses = import_modules(modules)
     start = time.perf_counter()
     import aotpack
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack.BackendWarning)  # the report says the same
-        model = aotpack.load(path, backend=backend, trust=trust, check=check)
+        model = aotpack.load(path, backend=backend, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
     info: Any = model.aotpack
     training = "train" in info.methods
-    args, kwargs, inputs = _inputs(path, info.program.methods["train" if training else "infer"], seed)
+    args, kwargs, inputs = _inputs(path, "train" if training else "infer", seed, subclasses)
     torch.manual_seed(seed)
     model.train(training)
     losses, norms, times = [], [], []
@@ -122,38 +127,49 @@ def _run(
     )
 
 
-def _inputs(path: Path, method: Any, seed: int) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+def _inputs(path: Path, method: str, seed: int, subclasses: Sequence[type]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
     from aotpack_loader.archive.bundle import Bundle
     from aotpack_loader.selftest import random_inputs, recorded_inputs
 
     with Bundle.open(path) as bundle:
-        recorded = recorded_inputs(bundle)
+        recorded = recorded_inputs(bundle, subclasses)
+        program = bundle.program
     if recorded is not None:
         return (*recorded, "recorded")
-    args, kwargs = random_inputs(method, seed)
+    args, kwargs = random_inputs(program, program.methods[method], seed, subclasses)
     return args, kwargs, f"random, seed {seed}"
 
 
 def _train_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lr: float) -> tuple[float, float]:
     import torch
 
+    from aotpack_loader.runtime.subclasses import plain_tensors
+
     loss = _loss(model(*args, **kwargs))
     loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = sum(float(torch.linalg.vector_norm(g)) ** 2 for g in gradients) ** 0.5
+    floating = [part for g in gradients for part in plain_tensors(g) if part.is_floating_point()]
+    norm = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in floating) ** 0.5
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.sub_(gradient, alpha=lr)
             parameter.grad = None
-    return loss.item(), norm
+    return _number(loss), norm
+
+
+def _number(loss: Tensor) -> float:
+    """The value of a loss; of a tensor subclass, which need have none, that of the first tensor it holds."""
+    from aotpack_loader.runtime.subclasses import plain_tensors
+
+    return float(next(plain_tensors(loss)).item())
 
 
 def _infer_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     import torch
 
     with torch.no_grad():
-        return float(_loss(model(*args, **kwargs)).item())
+        return _number(_loss(model(*args, **kwargs)))
 
 
 def _loss(outputs: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,9 +11,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from aotpack_loader.errors import AotpackError, BundleNotFoundError, TargetError, TrustError
+from aotpack_loader.errors import AotpackError, BundleNotFoundError, SubclassError, TargetError, TrustError
 
 from .console import json_option, print_json, stdout, trust_option
+from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -32,15 +33,18 @@ class Check:
 
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
 @click.argument("bundle", type=click.Path(path_type=Path))
+@import_option
 @trust_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, bundle: Path, trust: str | tuple[str, ...] | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, bundle: Path, modules: tuple[str, ...], trust: str | tuple[str, ...] | None, as_json: bool
+) -> None:
     """Check every digest and document of BUNDLE and run its self-test, where it has one, on every target that may run.
 
     The exit code is 1 if a check fails; a check that could not be made here is skipped and says why.
     """
-    checks = list(_checks(bundle, trust))
+    checks = list(_checks(bundle, trust, modules))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -50,7 +54,7 @@ def command(ctx: click.Context, bundle: Path, trust: str | tuple[str, ...] | Non
         ctx.exit(1)
 
 
-def _checks(path: Path, trust: str | tuple[str, ...] | None) -> Iterator[Check]:
+def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str, ...]) -> Iterator[Check]:
     from aotpack_loader.archive.bundle import Bundle
 
     try:
@@ -69,8 +73,9 @@ def _checks(path: Path, trust: str | tuple[str, ...] | None) -> Iterator[Check]:
     elif bundle.program.self_test is None:
         yield Check("self-test", "skipped", "none is recorded (build with --self-test)")
     else:
+        subclasses = import_modules(modules)
         for target in bundle.targets:
-            yield _self_test(path, target, trust)
+            yield _self_test(path, target, trust, subclasses)
 
 
 def _digests(bundle: Bundle) -> Check:
@@ -81,12 +86,14 @@ def _digests(bundle: Bundle) -> Check:
     return Check("digests", "ok", bundle.digest)
 
 
-def _self_test(path: Path, target: str, trust: str | tuple[str, ...] | None) -> Check:
+def _self_test(path: Path, target: str, trust: str | tuple[str, ...] | None, subclasses: Sequence[type]) -> Check:
     from aotpack_loader.selftest import run_self_test
 
     name = f"self-test {target}"
     try:
-        report = run_self_test(path, backend=target, trust=trust)
+        report = run_self_test(path, backend=target, trust=trust, subclasses=subclasses)
+    except SubclassError as error:
+        return Check(name, "skipped", f"{error} On the command line: --import MODULE, which has them.")
     except (TargetError, TrustError) as error:
         return Check(name, "skipped", str(error))
     except AotpackError as error:

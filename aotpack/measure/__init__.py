@@ -107,6 +107,7 @@ def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str
         if method is None:
             raise AotpackError("This bundle has no train method, so there is no step to measure.")
         recorded = recorded_inputs(bundle)
+        program = bundle.program
     if not any(not reason for reason in reasons.values()):
         raise AotpackError("No target of this bundle can run here.", [Problem(name, why) for name, why in reasons.items()])
     if model is not None:
@@ -115,7 +116,7 @@ def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str
         entry = load_entry(model)
         given: Any = entry.args, entry.kwargs
     else:
-        given = recorded or random_inputs(method, seed)
+        given = recorded or random_inputs(program, method, seed)
     torch.save(given, inputs)
     return [name for name, reason in reasons.items() if not reason]
 

@@ -1,7 +1,8 @@
 """The self-test of a bundle: recorded inputs, and what eager made of them, compared with what the bundle makes.
 
 Stored tensors are named ``input.<leaf>``, ``result.<number>``, ``gradient.<parameter>``, ``input_gradient.<leaf>`` and
-``buffer.<name>``. The backward starts from ones in every result that requires a gradient.
+``buffer.<name>``; of a tensor subclass those that it holds are stored, under its name and the attributes that lead to them. The
+backward starts from ones in every result that requires a gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .archive.weights import CODES, View, WeightMap
 from .devices.literals import literal
 from .errors import CorruptBundleError
 from .format import expressions, schema
+from .format import subclasses as held
 from .loading import load
 from .runtime.tree import flattener, unflattener
 
@@ -40,20 +42,23 @@ def run_self_test(
     backend: str | None = None,
     trust: str | Collection[str] | None = None,
     operators: Collection[str] = (),
+    subclasses: Collection[type] = (),
 ) -> SelfTestReport:
-    """Load the bundle, run its recorded inputs through one step and compare.
+    """Load the bundle, run its recorded inputs through one step and compare; arguments as :func:`load` takes them.
 
     Raises:
         TargetError, TrustError: ``backend`` cannot run here.
+        SubclassError: it holds tensors of a class that is not among ``subclasses``.
     """
     with Bundle.open(path) as bundle:
         recorded = bundle.self_test()
         if recorded is None:
             return SelfTestReport(False, True, [])
         expected = {name: _read(recorded, name).clone() for name in recorded.names()}
-    model = load(path, backend=backend, trust=trust, operators=operators)
-    method = _method(model.aotpack.program)
-    args, kwargs = _arguments(method, expected)
+    model = load(path, backend=backend, trust=trust, operators=operators, subclasses=subclasses)
+    program = model.aotpack.program
+    method = _method(program)
+    args, kwargs = _arguments(method, expected, _classes(program, subclasses))
     rows = [_compare(name, expected.pop(name, None), value) for name, value in observe(model, method, args, kwargs)]
     rows += [(name, float("inf"), 0.0, False) for name in expected if not name.startswith("input.")]
     return SelfTestReport(True, all(row[3] for row in rows), rows)
@@ -73,31 +78,52 @@ def observe(
     if heads:
         torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
     for i, value in tensors:
-        value = value.detach()
-        yield f"result.{i}", value if value.layout == torch.strided else value.to_dense()
+        yield from stored_as(f"result.{i}", value)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            yield f"gradient.{name}", parameter.grad
+            yield from stored_as(f"gradient.{name}", parameter.grad)
     for i, leaf in enumerate(_flatten(method.inputs, (args, kwargs))):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad is not None:
-            yield f"input_gradient.{i}", leaf.grad
+            yield from stored_as(f"input_gradient.{i}", leaf.grad)
     for name, buffer in model.named_buffers():
-        yield f"buffer.{name}", buffer
+        yield from stored_as(f"buffer.{name}", buffer)
 
 
-def recorded_inputs(bundle: Bundle) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The recorded example inputs, or None where the bundle has none."""
+def stored_as(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is stored of a tensor: itself, dense; of a subclass the tensors it holds."""
+    if not hasattr(value, "__tensor_flatten__"):
+        value = value.detach()
+        yield name, value if value.layout == torch.strided else value.to_dense()
+        return
+    for attribute in value.__tensor_flatten__()[0]:
+        yield from stored_as(f"{name}.{attribute}", getattr(value, attribute))
+
+
+def recorded_inputs(bundle: Bundle, subclasses: Collection[type] = ()) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The recorded example inputs, or None where the bundle has none.
+
+    Raises:
+        SubclassError: some are of a class that is not among ``subclasses``.
+    """
     recorded = bundle.self_test()
     if recorded is None:
         return None
     names = [name for name in recorded.names() if name.startswith("input.")]
-    return _arguments(_method(bundle.program), {name: _read(recorded, name).clone() for name in names})
+    found = {name: _read(recorded, name).clone() for name in names}
+    return _arguments(_method(bundle.program), found, _classes(bundle.program, subclasses))
 
 
-def random_inputs(method: schema.Method, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that fit ``method``: normal floats, integers and booleans of 0 and 1 (safe as indices), sizes as at build."""
+def random_inputs(
+    program: schema.Program, method: schema.Method, seed: int, subclasses: Collection[type] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that fit ``method``: normal floats, integers and booleans of 0 and 1 (safe as indices), sizes as at build.
+
+    Raises:
+        SubclassError: some are of a class that is not among ``subclasses``.
+    """
     generator = torch.Generator().manual_seed(seed)
-    sizes = {symbol.name: symbol.hint or symbol.minimum for symbol in method.symbols}
+    sizes = _sizes(method)
+    classes = _classes(program, subclasses)
     leaves: list[Any] = []
     for leaf in method.leaves:
         if isinstance(leaf, schema.ConstantLeaf):
@@ -106,8 +132,14 @@ def random_inputs(method: schema.Method, seed: int) -> tuple[tuple[Any, ...], di
         if isinstance(leaf, schema.IntegerLeaf):
             leaves.append(sizes[leaf.size])
             continue
-        shape = [expressions.evaluate(size, sizes) for size in leaf.shape]
-        leaves.append(_random(shape, getattr(torch, leaf.dtype), generator).requires_grad_(leaf.requires_grad))
+        parts = [(leaf.dtype, leaf.shape)]
+        if leaf.subclass is not None:
+            parts = [(part.dtype, part.shape) for part in held.stored_parts(leaf.subclass)]
+        values = [
+            _random([expressions.evaluate(size, sizes) for size in shape], getattr(torch, dtype), generator)
+            for dtype, shape in parts
+        ]
+        leaves.append(_together(leaf, values, sizes, classes))
     args, kwargs = unflattener(method.inputs)(iter(leaves))
     return args, kwargs
 
@@ -124,17 +156,48 @@ def _method(program: schema.Program) -> schema.Method:
     return methods.get("train") or next(iter(methods.values()))
 
 
-def _arguments(method: schema.Method, recorded: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _classes(program: schema.Program, given: Collection[type]) -> Mapping[str, type[torch.Tensor]]:
+    required = program.requirements.subclasses
+    if not required:
+        return {}
+    from .runtime.subclasses import resolve  # most programs have none
+
+    return resolve(required, given)
+
+
+def _sizes(method: schema.Method) -> dict[str, int]:
+    """The example's."""
+    return {symbol.name: symbol.hint or symbol.minimum for symbol in method.symbols}
+
+
+def _together(
+    leaf: schema.TensorLeaf, parts: list[torch.Tensor], sizes: Mapping[str, int], classes: Mapping[str, type[torch.Tensor]]
+) -> torch.Tensor:
+    """The argument that is made of these plain tensors."""
+    if leaf.subclass is None:
+        (value,) = parts
+    else:
+        from .runtime.subclasses import Wrapper
+
+        value = Wrapper(leaf.subclass, classes).put_together(iter(parts), sizes)
+    return value.requires_grad_(leaf.requires_grad)
+
+
+def _arguments(
+    method: schema.Method, recorded: Mapping[str, torch.Tensor], classes: Mapping[str, type[torch.Tensor]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     leaves: list[Any] = []
+    sizes = _sizes(method)
     for i, leaf in enumerate(method.leaves):
         if isinstance(leaf, schema.ConstantLeaf):
             leaves.append(literal(leaf.value))
         elif isinstance(leaf, schema.IntegerLeaf):
-            leaves.append(next(symbol.hint or symbol.minimum for symbol in method.symbols if symbol.name == leaf.size))
-        elif f"input.{i}" in recorded:
-            leaves.append(recorded[f"input.{i}"].requires_grad_(leaf.requires_grad))
+            leaves.append(sizes[leaf.size])
         else:
-            raise CorruptBundleError(f"The self-test lacks the input {leaf.path}.")
+            names = [f"input.{i}{part}" for part in held.part_names(leaf.subclass)]
+            if not all(name in recorded for name in names):
+                raise CorruptBundleError(f"The self-test lacks the input {leaf.path}.")
+            leaves.append(_together(leaf, [recorded[name] for name in names], sizes, classes))
     args, kwargs = unflattener(method.inputs)(iter(leaves))
     return args, kwargs
 

@@ -307,6 +307,8 @@ def sparse_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return sparse, sparse
 
 
+VARYING = {"x": {0: torch.export.Dim.DYNAMIC}}
+
 CASES: list[Case] = [
     case("outputs: sparse", lambda x: x.relu().to_sparse(), t(3, 4)),
     case("outputs: sparse, beside a differentiable one, cpu", sparse_beside_differentiable, g(3, 4), targets=("cpu",)),
@@ -314,7 +316,7 @@ CASES: list[Case] = [
     case("outputs: sparse, the argument is written to afterwards", sparse_then_written, t(2, 3)),
     case("outputs: sparse, with dense dimensions too, expanded, of no dimension", sparse_three_ways, t(2, 3)),
     case("outputs: sparse, of an expanded argument", lambda x: x.expand(2, 3).to_sparse(), t(3, dtype=torch.bfloat16)),
-    case("outputs: sparse, of other sizes", lambda x: x.to_sparse(), t(2, 3), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}}),
+    case("outputs: sparse, of other sizes", lambda x: x.to_sparse(), t(2, 3), dynamic_shapes=VARYING),
     case("outputs: sparse, one twice", sparse_twice, t(2, 3)),
     case("outputs: sparse, with a gradient", lambda x: x.to_sparse(), g(2, 3)),
     case("outputs: sparse, computed with", lambda x: (x.to_sparse() * 2).to_dense(), t(2, 3)),

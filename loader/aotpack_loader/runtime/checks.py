@@ -94,8 +94,7 @@ class Checks:
         gradients = subclasses.of_gradients(convention)
         words = _parts([f"the gradient of {of.get(i, f'output {i}')}" for i in range(len(gradients))], gradients)
         self._backward_outputs = [
-            Expected(f"{at}, {word}", value, strides=False)
-            for word, value in zip(words, output_values(graph), strict=True)
+            Expected(f"{at}, {word}", value, strides=False) for word, value in zip(words, output_values(graph), strict=True)
         ]
         places = subclasses.part_positions(gradients)
         # Of a subclass the parts of a gradient need not be like those of what it is the gradient of.
