@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
+    statically_known_true,
 )
 
 from .dynamo import COMPARES, SIDE_EFFECTS
@@ -201,11 +202,12 @@ def _wrappers_with_room(inputs: Any) -> Iterator[None]:
     """
     plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
     sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
-    room = [size for size, own in sizes if type(size) is type(own) is int and size > own]  # others vary
+    room = [size for size, own in sizes if statically_known_true(size > own)]
     make = torch.Tensor._make_wrapper_subclass
 
     def roomy(cls: type, *described: Any, **named: Any) -> Any:
-        return make(cls, *described, *((max(room),) if cls is FunctionalTensor else ()), **named)
+        # For each as much as for all: the larger of two sizes that vary need not be known.
+        return make(cls, *described, *((sum(room),) if cls is FunctionalTensor else ()), **named)
 
     with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
         yield

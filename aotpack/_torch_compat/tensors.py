@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from aotpack_loader.runtime.memory import extent
+
 
 class Bounds(NamedTuple):
     """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``).
@@ -80,11 +82,20 @@ def fake_mode_with_shapes() -> FakeTensorMode:
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
     """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; those of a subclass's parts where they have its sizes."""
     fake = mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
-    if not dims and not is_wrapper_subclass(tensor) and tensor.layout == torch.strided:
-        held = tensor.untyped_storage().nbytes()
-        if held > fake.untyped_storage().nbytes():  # torch makes it as large as the tensor
-            fake.untyped_storage().resize_(held)
-    return fake
+    if is_wrapper_subclass(tensor) or tensor.layout != torch.strided:
+        return fake
+    held = tensor.untyped_storage().nbytes()
+    own = extent(tensor.shape, tensor.stride()) * tensor.element_size() if tensor.numel() else 0
+    if held <= own:  # torch makes a storage as large as the tensor
+        return fake
+    if not dims:
+        fake.untyped_storage().resize_(held)
+        return fake
+    # As much as the example holds, beside what varies: then what fits there fits whatever the sizes, and nothing is asked of them.
+    with mode:
+        room = torch.empty(fake.untyped_storage().nbytes() + held, dtype=torch.uint8, device=tensor.device)
+    with torch.no_grad():
+        return fake.set_(room.untyped_storage(), 0, fake.shape, fake.stride())
 
 
 def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.SymInt:

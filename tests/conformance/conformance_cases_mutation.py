@@ -400,6 +400,13 @@ CASES: list[Case] = [
         calls=(Call(1), Call(2, grad=False, training=False)),
     ),
     case(
+        "input mutation: metadata only, as_strided_, of any size, beyond the argument (eager raises where the storage ends)",
+        beyond_itself,
+        at_an_offset(8),
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+        calls=tuple(Call(seed, inputs=inputs(at_an_offset(size))) for seed, size in enumerate((8, 11, 7, 3))),
+    ),
+    case(
         "input mutation: metadata only, other strides at call",
         metadata,
         t(3, 4),
