@@ -239,17 +239,19 @@ def test_violation_is_named(bundle: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def selecting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def positive(x: Tensor) -> tuple[Tensor, Tensor]:
+        places = (x > 0).nonzero()
+        return x[places[:, 0]] * 2, places
+
     out = tmp_path_factory.mktemp("checks") / "selecting.aotpack"
-    aotpack.build(
-        lambda x: (x[x > 0] * 2, (x > 0).nonzero()), (torch.randn(6),), out=out, targets=("portable",), methods=("infer",)
-    )
+    aotpack.build(positive, (torch.randn(6),), out=out, targets=("portable",), methods=("infer",))
     return out
 
 
 def test_ranges_of_sizes_that_depend_on_data_are_kept_and_checked(selecting: Path) -> None:  # C24
     model = aotpack.load(selecting, check="full")
     (symbol,) = model.aotpack.program.methods["infer"].output_symbols
-    assert (symbol.minimum, symbol.maximum) == (0, 6)
+    assert (symbol.minimum, symbol.maximum, symbol.needed) == (0, 6, False)
     assert [len(value) for value in model.eval()(torch.ones(6))] == [6, 6]
     call: Any = model._aotpack_calls[False, False]
     call.forward = _changed(

@@ -501,6 +501,8 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
             "C18: no member is a view",
             _shared_memory(schema.BaseMember(0, detached=True), schema.BaseMember(1, detached=True), view=True),
         ),
+        # C32 sparse results
+        ("C32: a sparse", {"results": [schema.FreshResult(0, requires_grad=True, sparse_dim=1)]}),
         # C24 sizes that depend on data
         ("C24: index", {"output_symbols": [schema.OutputSymbol("u0", 9)]}),
         ("C24: 'u0'", {"output_symbols": [schema.OutputSymbol("u0", 0), schema.OutputSymbol("u0", 0, 0)]}),

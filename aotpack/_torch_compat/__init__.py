@@ -44,8 +44,8 @@ from .inductor import (
     lower_with_aoti,
     x86_vector_bits,
 )
-from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .lines import recorded_lines
+from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
 from .overlaps import OverlapError
 from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, is_compiling, kept_state_changes, rehearse

@@ -91,7 +91,7 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
     if not dims:
         fake.untyped_storage().resize_(held)
         return fake
-    # As much as the example holds, beside what varies: then what fits there fits whatever the sizes, and nothing is asked of them.
+    # As much as the example holds, beside what varies: what fits there fits whatever the sizes, and nothing is asked of them.
     with mode:
         room = torch.empty(fake.untyped_storage().nbytes() + held, dtype=torch.uint8, device=tensor.device)
     with torch.no_grad():

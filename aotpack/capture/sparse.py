@@ -49,7 +49,7 @@ def _sparse_dim(node: Node) -> int | None:
     if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
         return None
     if node.target is torch.ops.aten._to_sparse.sparse_dim:
-        return int(node.args[1])  # type: ignore[call-overload]
+        return int(node.args[1])  # type: ignore[arg-type]
     options = [value for key, value in node.kwargs.items() if not (key == "layout" and value is torch.sparse_coo)]
     is_plain = node.target is torch.ops.aten._to_sparse.default and all(value is None for value in options)
     return source.dim() if is_plain else None

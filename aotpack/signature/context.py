@@ -109,23 +109,39 @@ class Context:
         return isinstance(size, torch.SymInt) and size_expression(size, self.shape_env) == name
 
     def _output_symbols(self) -> list[schema.OutputSymbol]:
-        """Where the sizes that depend on data are found; the forward returns those that no output has. After all outputs."""
-        found = []
-        for name in sorted(self._wanted):
-            dims = [(i, dim) for i, node in enumerate(self.outputs) if (dim := self._dimension(node, name)) is not None]
-            limits = self._limits(name)
-            if dims:
-                found.append(schema.OutputSymbol(name, *dims[0], *limits))
-                continue
-            node, dim = self._origin(name)  # type: ignore[misc]
-            if dim is not None:
-                graph = self.parts.forward.graph
-                with graph.inserting_after(node):
-                    size = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                size.meta["val"] = node.meta["val"].shape[dim]
-                node = size
-            found.append(schema.OutputSymbol(name, self._output(node, fresh=False), None, *limits))
+        """Where the sizes that depend on data are found, after all outputs.
+
+        The forward returns those that are wanted and that no output has; of others that outputs have, the range is kept.
+        """
+        places = self._sizes_of_outputs()
+        found = [
+            schema.OutputSymbol(name, *(places.get(name) or (self._returned_size(name), None)), *self._limits(name))
+            for name in sorted(self._wanted)
+        ]
+        others = sorted(places.keys() - self._wanted)
+        return found + [schema.OutputSymbol(name, *places[name], *self._limits(name), needed=False) for name in others]
+
+    def _sizes_of_outputs(self) -> dict[str, tuple[int, int]]:
+        """Sizes that no argument determines: the first output, and its dimension, that has each."""
+        found: dict[str, tuple[int, int]] = {}
+        for i, node in enumerate(self.outputs):
+            tensor = tensor_of(node)
+            for dim, size in enumerate(() if tensor is None else tensor.shape):
+                name = size_expression(size, self.shape_env)
+                if isinstance(name, str) and expressions.is_symbol(name) and name not in self._bound:
+                    found.setdefault(name, (i, dim))
         return found
+
+    def _returned_size(self, name: str) -> int:
+        """The number of the forward output that is that size."""
+        node, dim = self._origin(name)  # type: ignore[misc]
+        if dim is not None:
+            graph = self.parts.forward.graph
+            with graph.inserting_after(node):
+                size = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+            size.meta["val"] = node.meta["val"].shape[dim]
+            node = size
+        return self._output(node, fresh=False)
 
     def _limits(self, name: str) -> tuple[int | None, int | None]:
         """What the trace knows of a size that depends on data."""

@@ -363,7 +363,8 @@ class Symbol(Document, frozen=True):
 class OutputSymbol(Document, frozen=True):
     """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer.
 
-    ``minimum`` and ``maximum``: what the trace knew of it, both inclusive; null: no limit.
+    ``minimum`` and ``maximum``: what the trace knew of it, both inclusive; null: no limit. ``needed`` false: nothing of a method
+    is computed from it.
     """
 
     name: Name
@@ -371,6 +372,7 @@ class OutputSymbol(Document, frozen=True):
     dim: Index | None = None
     minimum: int | None = None
     maximum: int | None = None
+    needed: bool = True
 
     def takes(self, value: int) -> bool:
         """Whether a value is in the range."""

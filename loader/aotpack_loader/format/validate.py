@@ -376,7 +376,8 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
             yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
         if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
             yield Problem(where, "C24: the maximum is below the minimum")
-    yield from _unknown_symbols(_expressions_after(method), known.union(measured), at)
+    needed = {symbol.name for symbol in method.output_symbols if symbol.needed}
+    yield from _unknown_symbols(_expressions_after(method), known | needed, at)
 
 
 def _unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:

@@ -64,7 +64,7 @@ class MethodCall:
         # The original turns gradients on while its caller has them off.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
-        self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols]
+        self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols if symbol.needed]
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
@@ -167,8 +167,6 @@ class MethodCall:
                 outputs = self._without_gradients(primals, environment)
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
-        if self._measured and self.checks is not None:
-            self.checks.see_sizes(environment)
         return outputs
 
 

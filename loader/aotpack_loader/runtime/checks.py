@@ -121,7 +121,8 @@ class Checks:
         self._raise([*self._symbol_problems(environment), *self._problems(self._inputs, inputs, environment)])
         before = [fingerprint(value) for value in inputs]
         outputs = forward(list(inputs))
-        problems = list(self._problems(self._outputs, outputs, {**environment, **self._measured(outputs)}))
+        found = self._measured(outputs)
+        problems = [*self._sizes_out_of_range(found), *self._problems(self._outputs, outputs, {**environment, **found})]
         if not problems:
             problems += self._changed(self._inputs, inputs, before, "was changed by the forward, which only computes")
             problems += self._sharing(inputs, outputs)
@@ -140,20 +141,14 @@ class Checks:
                 found[symbol.name] = value.shape[symbol.dim]
         return found
 
-    def see_sizes(self, environment: Environment) -> None:
-        """See that the sizes that depend on data are in the ranges that the trace knew.
-
-        Raises:
-            CheckError: lists those that are not.
-        """
-        problems = []
+    def _sizes_out_of_range(self, found: Environment) -> Iterator[Problem]:
+        """Sizes that depend on data, and are not what the trace knew of them."""
         for symbol in self._method.output_symbols:
-            size = environment[symbol.name]
-            if not symbol.takes(size):
+            size = found.get(symbol.name)
+            if size is not None and not symbol.takes(size):
                 least, most = ("" if limit is None else limit for limit in (symbol.minimum, symbol.maximum))
                 where = f"{self._name}, size {symbol.name}, which depends on data"
-                problems.append(Problem(where, f"should be in {least}..{most}, is {size}"))
-        self._raise(problems)
+                yield Problem(where, f"should be in {least}..{most}, is {size}")
 
     def _symbol_problems(self, environment: Environment) -> Iterator[Problem]:
         for symbol in self._method.symbols:

@@ -73,7 +73,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "check='full' looks at every call": call.checks is not None,
         "its graphs return numbers": not all(graph.returns_tensors for graph in graphs),
         "its code returns fewer values than its target uses": any(_is_short(graph, library) for graph in graphs),
-        "its sizes depend on data": bool(method.output_symbols),
+        "its sizes depend on data": any(symbol.needed for symbol in method.output_symbols),
         "it was built under autocast": method.autocast is not None,
         "it turns gradients on itself": not grad and backward is not None,
         "it belongs to derivatives of gradients": not method.serves or (backward is not None and backward.second is not None),
