@@ -151,13 +151,13 @@ def test_the_pins_are_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("forward", "backward", "message"),
     [
-        ([1], [], "C26: parameter 1 is no input whose memory may be taken"),  # a primal that nothing writes to
+        ([1], [], "C26: input 1 is none whose memory may be taken"),  # a primal that nothing writes to
         ([0], [], ""),
         ([], [0], ""),
-        ([], [1], "C26: parameter 1 is no"),  # saved, and a result as well
-        ([], [2], "C26: parameter 2 is no"),  # a primal
-        ([], [9], "C26: parameter 9 is no"),
-        ([], [0, 0], "C26: the memory of a parameter is taken twice"),
+        ([], [1], "C26: input 1 is none"),  # saved, and a result as well
+        ([], [2], "C26: input 2 is none"),  # a primal
+        ([], [9], "C26: input 9 is none"),
+        ([], [0, 0], "C26: the memory of an input is taken twice"),
     ],
 )
 def test_whose_memory_may_be_taken(program: schema.Program, forward: list[int], backward: list[int], message: str) -> None:  # C26

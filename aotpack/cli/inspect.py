@@ -16,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree as RichTree
 
 from aotpack_loader.format import media_types, schema, subclasses
+from aotpack_loader.format.computations import computations
 
 from .console import json_option, print_json, size_text, stdout, verbose_option
 
@@ -319,11 +320,7 @@ def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
     """The blobs that hold a target's code, and what each is of."""
     for key, executable in target.executables.items():
         yield executable.code, f"code {key}"
-    computations = list(target.xla.items())
-    for name, codes in target.specializations.items():
-        computations += [(f"{name}.forward", code.forward) for code in codes]
-        computations += [(f"{name}.backward", code.backward) for code in codes if code.backward is not None]
-    for key, computation in computations:
+    for _, key, computation in computations(target):
         for kind, blob in (("HLO", computation.hlo), ("StableHLO", computation.stablehlo), ("code", computation.code)):
             if blob is not None:
                 yield blob, f"{kind} {key}"

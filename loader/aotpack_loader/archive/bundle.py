@@ -28,7 +28,6 @@ from ..format.schema import (
     Requirements,
     Target,
     Version,
-    XlaExecutable,
 )
 from ..format.validate import validate_program, validate_target
 from ..format.versions import check_version
@@ -384,23 +383,19 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:
             yield f"target.executables.{name}.fallbacks", executable.fallbacks, "a list of fallbacks"
-    for place, computation in _computations(target):
+    if target.xla or target.specializations:
+        yield from _references_of_computations(target)
+    if target.call is not None:
+        yield "target.call.code", target.call.code, "a call library"
+
+
+def _references_of_computations(target: Target) -> Iterator[tuple[str, Descriptor, str]]:
+    from ..format.computations import computations  # rarely there: not part of what every start imports
+
+    for place, _, computation in computations(target):
         if computation.hlo is not None:
             yield f"target.{place}.hlo", computation.hlo, "an HLO module"
         if computation.stablehlo is not None:
             yield f"target.{place}.stablehlo", computation.stablehlo, "a StableHLO module"
         if computation.code is not None:
             yield f"target.{place}.code", computation.code, "an executable of XLA"
-    if target.call is not None:
-        yield "target.call.code", target.call.code, "a call library"
-
-
-def _computations(target: Target) -> Iterator[tuple[str, XlaExecutable]]:
-    """A target's computations of XLA, each with its path."""
-    for key, computation in target.xla.items():
-        yield f"xla.{key}", computation
-    for name, codes in target.specializations.items():
-        for i, code in enumerate(codes):
-            yield f"specializations.{name}[{i}].forward", code.forward
-            if code.backward is not None:
-                yield f"specializations.{name}[{i}].backward", code.backward

@@ -14,10 +14,10 @@ import torch
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, TargetError
 from ..format import schema
+from ..format.computations import of_sizes
 from ..format.expressions import evaluate
 from ..format.subgraphs import output_values
 from .computed import Outputs
-from .xla import computations_of
 
 if TYPE_CHECKING:
     from .. import _jax_compat as compat
@@ -99,7 +99,7 @@ class PjrtDevice:
     def specialized(self, name: str, code: schema.Specialization) -> PjrtDevice:
         """This device with the code that the method called ``name`` has for one set of sizes."""
         device = copy.copy(self)
-        device._computations, device._sizes = computations_of(name, code), code.sizes
+        device._computations, device._sizes = of_sizes(name, code), code.sizes
         return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PjrtExecutable:

@@ -19,6 +19,7 @@ from msgspec import structs
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, Problem, TargetError
 from ..format import schema
+from ..format.computations import of_sizes
 from ..format.versions import torch_satisfies
 from .computed import Outputs
 
@@ -53,12 +54,6 @@ def unfit(target: schema.Target) -> str:
 
 def _remedy(package: str) -> str:
     return f": pip install 'aotpack-loader[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
-
-
-def computations_of(name: str, code: schema.Specialization) -> dict[str, schema.XlaExecutable]:
-    """What the method called ``name`` has for one set of sizes, keyed as a target's ``xla`` is."""
-    found = {f"{name}.forward": code.forward}
-    return found if code.backward is None else {**found, f"{name}.backward": code.backward}
 
 
 class XlaExecutable:
@@ -183,7 +178,7 @@ class XlaDevice:
     def specialized(self, name: str, code: schema.Specialization) -> XlaDevice:
         """This device with the computations of the method called ``name`` for one set of sizes."""
         device = copy.copy(self)
-        device._computations = computations_of(name, code)
+        device._computations = of_sizes(name, code)
         return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> XlaExecutable:

@@ -1,13 +1,29 @@
 """Which inputs of a method's graphs a computation may take the memory of, for its results.
 
-One place for the compiler, which writes them down, and for the reader, which checks what is written (rule C26).
+One place for the compiler, which writes them down, and for the reader, which checks what is written (rules C26 and C27).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
+from ..errors import Problem
 from . import schema
+
+
+def problems(
+    rule: str, donated: Sequence[int], inputs: Sequence[int | None], allowed: Collection[int], at: str
+) -> Iterator[Problem]:
+    """What breaks ``rule`` where code takes the memory of its inputs ``donated``.
+
+    ``inputs`` are the inputs of the graph that the code takes, ``allowed`` those whose memory may be taken.
+    """
+    for position in donated:
+        if position >= len(inputs) or inputs[position] not in allowed:
+            yield Problem(at, f"{rule}: input {position} is none whose memory may be taken")
+    if len(set(donated)) != len(donated):
+        yield Problem(at, f"{rule}: the memory of an input is taken twice")
 
 
 def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:

@@ -66,12 +66,8 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
 
 def _overwritten_problems(executable: schema.Executable, allowed: Collection[int], at: str) -> Iterator[Problem]:
     """C27: code overwrites only what is donated to it."""
-    for position in executable.donated:
-        item = executable.inputs[position] if position < len(executable.inputs) else None
-        if not isinstance(item, schema.GivenInput) or item.index not in allowed:
-            yield Problem(at, f"C27: input {position} is nothing that the code may overwrite")
-    if len(set(executable.donated)) != len(executable.donated):
-        yield Problem(at, "C27: an input is donated twice")
+    inputs = [item.index if isinstance(item, schema.GivenInput) else None for item in executable.inputs]
+    return donations.problems("C27", executable.donated, inputs, allowed, at)
 
 
 def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:

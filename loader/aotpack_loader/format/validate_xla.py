@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import Problem
 from . import donations, schema, subclasses
+from .computations import computations, of_method
 from .validate import in_range, refuse
 
 
@@ -18,23 +19,28 @@ def validate_computations(target: schema.Target, program: schema.Program, where:
     problems: list[Problem] = []
     if target.specializations and target.kind != "xla":
         problems.append(Problem("$.specializations", "C14: only code for XLA has sizes of its own"))
-    entries = {entry.name: entry for entry in program.state}
+    arities = _arities(program)
+    for place, key, computation in computations(target):
+        if key in arities:
+            problems += _computation_problems(computation, *arities[key], f"$.{place}")
     for name, method in program.methods.items():
-        codes = target.specializations.get(name, [])
-        forward, backward = target.xla.get(f"{name}.forward"), target.xla.get(f"{name}.backward")
-        problems += _specialization_problems(codes, method, entries, f"$.specializations[{name!r}]")
-        if forward is not None:
-            problems += _computation_problems(forward, *subclasses.forward_arity(method, entries), f"$.xla['{name}.forward']")
-        if backward is not None and method.backward is not None:
-            problems += _computation_problems(backward, *subclasses.backward_arity(method.backward), f"$.xla['{name}.backward']")
+        problems += _specialization_problems(target.specializations.get(name, []), method, f"$.specializations[{name!r}]")
     refuse(where, problems)  # what follows relies on indices
     for name, method in program.methods.items():
-        pairs = [(code.forward, code.backward) for code in target.specializations.get(name, [])]
-        if f"{name}.forward" in target.xla:
-            pairs.append((target.xla[f"{name}.forward"], target.xla.get(f"{name}.backward")))
-        for forward, backward in pairs:
-            problems += _donation_problems(method, forward, backward, f"$.xla[{name!r}]")
+        for found in of_method(name, target):
+            if (forward := found.get(f"{name}.forward")) is not None:
+                problems += _donation_problems(method, forward, found.get(f"{name}.backward"), f"$.xla[{name!r}]")
     refuse(where, problems)
+
+
+def _arities(program: schema.Program) -> dict[str, tuple[int, int]]:
+    """How many inputs and outputs each graph has, by its key."""
+    entries = {entry.name: entry for entry in program.state}
+    found = {f"{name}.forward": subclasses.forward_arity(method, entries) for name, method in program.methods.items()}
+    for name, method in program.methods.items():
+        if method.backward is not None:
+            found[f"{name}.backward"] = subclasses.backward_arity(method.backward)
+    return found
 
 
 def _computation_problems(computation: schema.XlaExecutable, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
@@ -57,31 +63,21 @@ def _donation_problems(
     method: schema.Method, forward: schema.XlaExecutable, backward: schema.XlaExecutable | None, at: str
 ) -> Iterator[Problem]:
     """C26: memory is taken of inputs that nobody else sees, or that are overwritten. To be asked where C14 holds."""
-    yield from _not_donatable(forward, donations.of_forward(method, forward), f"{at}.forward")
+    halves = [(forward, donations.of_forward(method, forward), f"{at}.forward")]
     if backward is not None and method.backward is not None:
-        yield from _not_donatable(backward, donations.of_backward(method, forward), f"{at}.backward")
+        halves.append((backward, donations.of_backward(method, forward), f"{at}.backward"))
+    for computation, allowed, where in halves:
+        inputs = [parameter.input for parameter in computation.parameters]
+        yield from donations.problems("C26", computation.donated, inputs, allowed, where)
 
 
-def _not_donatable(computation: schema.XlaExecutable, allowed: Collection[int], at: str) -> Iterator[Problem]:
-    for position in computation.donated:
-        if position >= len(computation.parameters) or computation.parameters[position].input not in allowed:
-            yield Problem(at, f"C26: parameter {position} is no input whose memory may be taken")
-    if len(set(computation.donated)) != len(computation.donated):
-        yield Problem(at, "C26: the memory of a parameter is taken twice")
-
-
-def _specialization_problems(
-    codes: Sequence[schema.Specialization], method: schema.Method, entries: Mapping[str, schema.StateEntry], at: str
-) -> Iterator[Problem]:
-    """C25: sizes are values that the symbols may have, each set once. C14: their computations fit the graphs."""
+def _specialization_problems(codes: Sequence[schema.Specialization], method: schema.Method, at: str) -> Iterator[Problem]:
+    """C25: sizes are values that the symbols may have, each set once. C14: there are computations for the same graphs."""
     symbols = {symbol.name: symbol for symbol in method.symbols}
     for i, code in enumerate(codes):
         where = f"{at}[{i}]"
-        yield from _computation_problems(code.forward, *subclasses.forward_arity(method, entries), f"{where}.forward")
         if (code.backward is None) != (method.backward is None):
             yield Problem(where, "C14: there is a computation for each graph of the method")
-        elif code.backward is not None and method.backward is not None:
-            yield from _computation_problems(code.backward, *subclasses.backward_arity(method.backward), f"{where}.backward")
         if code.sizes.keys() != symbols.keys() or not symbols:
             yield Problem(where, "C25: there is a size for each symbol of the method")
         elif not all(symbols[name].takes(size) for name, size in code.sizes.items()):

@@ -1,0 +1,29 @@
+"""A target's computations of XLA: one for each graph, or one for each graph and set of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import schema
+
+
+def computations(target: schema.Target) -> Iterator[tuple[str, str, schema.XlaExecutable]]:
+    """Every computation of a target: its path in the document, the graph's key (``train.forward``), and it."""
+    for key, computation in target.xla.items():
+        yield f"xla[{key!r}]", key, computation
+    for name, codes in target.specializations.items():
+        for i, code in enumerate(codes):
+            for key, computation in of_sizes(name, code).items():
+                yield f"specializations[{name!r}][{i}].{key.rpartition('.')[2]}", key, computation
+
+
+def of_sizes(name: str, code: schema.Specialization) -> dict[str, schema.XlaExecutable]:
+    """What the method called ``name`` has for one set of sizes, keyed as a target's ``xla`` is."""
+    found = {f"{name}.forward": code.forward}
+    return found if code.backward is None else {**found, f"{name}.backward": code.backward}
+
+
+def of_method(name: str, target: schema.Target) -> list[dict[str, schema.XlaExecutable]]:
+    """The computations of a method that belong together, keyed as a target's ``xla`` is: for any sizes, or each set of them."""
+    fixed = {key: target.xla[key] for key in (f"{name}.forward", f"{name}.backward") if key in target.xla}
+    return [*([fixed] if fixed else []), *(of_sizes(name, code) for code in target.specializations.get(name, []))]
