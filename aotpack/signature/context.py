@@ -113,13 +113,12 @@ class Context:
 
         The forward returns those that are wanted and that no output has; of others that outputs have, the range is kept.
         """
-        places = self._sizes_of_outputs()
-        found = [
-            schema.OutputSymbol(name, *(places.get(name) or (self._returned_size(name), None)), *self._limits(name))
-            for name in sorted(self._wanted)
+        places: dict[str, tuple[int, int | None]] = {**self._sizes_of_outputs()}
+        for name in sorted(self._wanted - places.keys()):
+            places[name] = self._returned_size(name), None
+        return [
+            schema.OutputSymbol(name, *places[name], *self._limits(name), needed=name in self._wanted) for name in sorted(places)
         ]
-        others = sorted(places.keys() - self._wanted)
-        return found + [schema.OutputSymbol(name, *places[name], *self._limits(name), needed=False) for name in others]
 
     def _sizes_of_outputs(self) -> dict[str, tuple[int, int]]:
         """Sizes that no argument determines: the first output, and its dimension, that has each."""
