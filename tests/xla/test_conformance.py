@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,16 @@ def test_a_known_difference_hides_no_other(tmp_path: Path, device: torch.device,
     assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
     monkeypatch.setitem(rows.KNOWN, name, rows.Known(known.cause, "structure: of another kind"))
     assert rows.run(rows.named(CASES, name), tmp_path, device).status == "wrong"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name, known in rows.KNOWN.items() if known.within])
+def test_known_differences_of_values_are_small(
+    name: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = rows.KNOWN[name]
+    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
+    monkeypatch.setitem(rows.KNOWN, name, replace(known, within=1e-6))
+    outcome = rows.run(rows.named(CASES, name), tmp_path, device)
+    assert outcome.status == "wrong"
+    assert re.search(r"values differ, .*… by [\d.e-]+ of the largest", outcome.reason)
