@@ -9,7 +9,6 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 from itertools import pairwise
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from aotpack_loader.runtime.memory import extent
 
 from .tensors import is_wrapper_subclass
+from .writes import written
 
 _AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
 _PARAMETERS = ("tensor", "size", "stride", "offset")
@@ -62,32 +62,15 @@ class RefusedOverlaps(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        for tensor in _written(function, args, kwargs):
-            if isinstance(tensor, torch.Tensor) and _meets_itself(tensor):
+        for tensor in written(function, args, kwargs):
+            if _meets_itself(tensor) and not _is_of_a_part(function, args):
                 raise OverlapError("writes to a tensor whose elements share memory with each other")
         return function(*args, **kwargs)
 
 
-_ASSIGNED = tuple(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"))
-
-
-def _written(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    name = getattr(function, "__name__", "")
-    if function is torch.Tensor.__setitem__:
-        return [args[0][args[1]]] if _meets_itself(args[0]) else []
-    found = list(kwargs["out"]) if isinstance(kwargs.get("out"), (tuple, list)) else [kwargs.get("out")]
-    if args and (name in _ASSIGNED or kwargs.get("inplace") is True or _writes_elements(name)):
-        found.append(args[0])
-    return found
-
-
-@functools.cache
-def _writes_elements(name: str) -> bool:
-    """Whether an operator of that name writes to its first argument, and does not only change its sizes or strides."""
-    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") and not name.startswith("_") else None
-    if packet is None or name == "requires_grad_":
-        return False
-    return all(torch.Tag.inplace_view not in getattr(packet, overload).tags for overload in packet.overloads())
+def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether an indexed assignment writes to a part of a tensor whose elements are apart."""
+    return function is torch.Tensor.__setitem__ and not _meets_itself(args[0][args[1]])
 
 
 def _meets_itself(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from .. import origin
 from .overlaps import RefusedOverlaps
 from .tensors import blank_like
+from .writes import operator_of, written
 
 
 class Touched(NamedTuple):
@@ -161,20 +162,15 @@ class _RefusedFunctions(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
         result = func(*args, **(kwargs or {}))
-        for tensor in _written(func, args, kwargs or {}):
+        for tensor in written(func, args, kwargs or {}) if _is_custom(func) else []:
             torch.autograd.graph.increment_version(tensor)
         return result
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What an operator that is not torch's own writes to by its schema: its code for fake tensors need not do so."""
-    if isinstance(func, torch._ops.OpOverloadPacket) and len(func.overloads()) == 1:
-        func = getattr(func, func.overloads()[0])
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace in ("aten", "prims"):
-        return []
-    given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
-    written = [given.get(argument.name) for argument in func._schema.arguments if argument.is_write]
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+def _is_custom(func: Any) -> bool:
+    """Whether an operator is not torch's own: its code for fake tensors need not write to what it writes to."""
+    operator = operator_of(func)
+    return operator is not None and operator.namespace not in ("aten", "prims")
 
 
 def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.utils.checkpoint import checkpoint
 
+from .conformance_cases_random import filled
 from .conformance_cases_shapes import BATCH, at
 from .harness import TRAIN, Case, case, g, t
 
@@ -91,6 +92,18 @@ def windows_that_grow(x: Tensor) -> Tensor:
     return y.as_strided((y.shape[0], 3, y.shape[1] - 4), (y.stride(0), 2, 1)).cos()
 
 
+def expanded_filled(x: Tensor) -> Tensor:
+    wide = x.clone().expand(3, 4)
+    filled(wide, 2.0)
+    return wide * 2
+
+
+def expanded_overload(x: Tensor) -> Tensor:
+    wide = x.clone().expand(3, 4)
+    torch.ops.aten.add_.Scalar(wide, 2)
+    return wide * 2
+
+
 def expanded_written(x: Tensor) -> Tensor:
     y = x * 2
     y.expand(3, 4).zero_()
@@ -159,6 +172,8 @@ CASES: list[Case] = [
         calls=(TRAIN, at(g(7, 6)), at(g(2, 64)), at(g(3, 9), grad=False)),
     ),
     case("overlaps: windows that grow", windows_that_grow, g(4, 8), dynamic_shapes={"x": {1: LENGTH}}),
+    case("overlaps: an expanded tensor is written to by a custom operator", expanded_filled, t(4), front_ends=("trace",)),
+    case("overlaps: an expanded tensor is written to by an operator's overload", expanded_overload, t(4), front_ends=("trace",)),
     *[
         case(f"overlaps: an expanded tensor is written to, {name}", expanded_written, t(4), front_ends=(name,))
         for name in ("dynamo", "export", "trace")

@@ -49,6 +49,8 @@ REFUSED: dict[str, str] = {
     "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
     "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
     **{f"overlaps: an expanded tensor is written to, {name}": _OVERLAP for name in ("dynamo", "export", "trace")},
+    "overlaps: an expanded tensor is written to by a custom operator": _OVERLAP,
+    "overlaps: an expanded tensor is written to by an operator's overload": _OVERLAP,
     "overlaps: an expanded argument is written to (eager raises)": _OVERLAP,
     "overlaps: an overlapping as_strided is written to": _OVERLAP,
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},

@@ -1,0 +1,58 @@
+"""What a call writes to: by its schema where it is an operator's, else by the names that torch's own functions go by.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def written(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors to elements of which a call writes; of an indexed assignment the one that is indexed.
+
+    Changes of sizes and strides alone are no writes.
+    """
+    operator = operator_of(function)
+    if operator is None:
+        found = _by_name(function, args, kwargs)
+    elif torch.Tag.inplace_view in operator.tags:
+        found = []
+    else:
+        declared = operator._schema.arguments
+        given = {**dict(zip((argument.name for argument in declared), args, strict=False)), **kwargs}
+        found = [given.get(argument.name) for argument in declared if argument.is_write]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def operator_of(function: Callable[..., Any]) -> torch._ops.OpOverload | None:
+    """The operator that is called, where that is known before its arguments are looked at."""
+    if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
+        function = getattr(function, function.overloads()[0])
+    return function if isinstance(function, torch._ops.OpOverload) else None
+
+
+def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    found = [kwargs.get("out")]
+    if args and (getattr(function, "__name__", "") in _WRITING or kwargs.get("inplace") is True):
+        found.append(args[0])
+    return found
+
+
+def _in_place() -> frozenset[str]:
+    """Names of ATen's operators that write to their first argument, and do not only change its sizes or strides."""
+    listed = torch._C._dispatch_get_all_op_names()
+    names = {name.removeprefix("aten::").partition(".")[0] for name in listed if name.startswith("aten::")}
+    packets = [getattr(torch.ops.aten, name) for name in names if name.endswith("_") and not name.startswith("_")]
+    return frozenset(
+        packet.__name__
+        for packet in packets
+        if all(torch.Tag.inplace_view not in getattr(packet, overload).tags for overload in packet.overloads())
+    )
+
+
+_ASSIGNMENTS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITING = _in_place() | {f"__i{name}__" for name in _ASSIGNMENTS} | {"__setitem__"}
