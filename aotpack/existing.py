@@ -50,7 +50,7 @@ def graphs_of(bundle: Bundle) -> list[GraphToCompile]:
         for key, graph in halves.items():
             with _restoring(key):
                 found[key] = (graph, to_fx(graph, symbols))
-    return graphs_to_compile(program.methods, found, program.state)
+    return graphs_to_compile(program.methods, found)
 
 
 def keep(bundle: Bundle, store: BlobStore) -> Existing:

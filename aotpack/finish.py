@@ -35,12 +35,14 @@ class Making:
     layout: Literal["file", "directory"]
 
 
-def compile_targets(making: Making, targets: Sequence[Target], graphs: Sequence[GraphToCompile]) -> list[TargetEntry]:
-    """Every target's code, in the store."""
+def compile_targets(
+    making: Making, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
+) -> list[TargetEntry]:
+    """Every target's code for a program's graphs and state, in the store."""
     entries = []
     for target in targets:
         with making.run.stage("compile", target.name):
-            entries.append(target.compile(graphs, making.store, making.cache))
+            entries.append(target.compile(graphs, state, making.store, making.cache))
     return entries
 
 

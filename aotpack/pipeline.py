@@ -102,7 +102,7 @@ def build(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
         making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
-        entries = finish.compile_targets(making, chosen, graphs)
+        entries = finish.compile_targets(making, chosen, graphs, work.state)
         with run.stage("weights"):
             weights = write_weights(list(work.stored.tensors.items()), store)
         tested = None
@@ -167,7 +167,7 @@ def compile_bundle(
             graphs = specialize(existing.graphs_of(opened), specializations)
         making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
         with existing.deterministic_algorithms(existing.uses_deterministic_algorithms(opened.program)):
-            entries = finish.compile_targets(making, chosen, graphs)
+            entries = finish.compile_targets(making, chosen, graphs, opened.program.state)
         kept = existing.keep(opened, store)
         if self_test:
             finish.self_test(making, opened.program, entries, kept, subclasses, trusted=trusted.trusted)

@@ -55,7 +55,7 @@ def describe(
             rng=item.rng,
             **item.convention.method,
         )
-    return methods, graphs_to_compile(methods, graphs, list(work.state))
+    return methods, graphs_to_compile(methods, graphs)
 
 
 def _halves(

@@ -47,7 +47,9 @@ class Seen:
     def decompositions(self, *, exact_random: bool) -> None:
         return None
 
-    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+    def compile(
+        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
         self.graphs = graphs
         listed = [[g.key, g.training, sorted(g.private), sorted(g.saved.items())] for g in graphs]
         code = store.add_compressed(json.dumps(listed).encode(), "application/vnd.aotpack.code.seen.v1+zstd")

@@ -375,9 +375,9 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GraphModule]:
     """The fx graphs of a model, as a target is given them."""
     given: dict[str, GraphModule] = {}
 
-    def compile(self: Any, graphs: Any, store: Any, cache: Any) -> Any:
+    def compile(self: Any, graphs: Any, *rest: Any) -> Any:
         given.update({item.key: item.module for item in graphs})
-        return original(self, graphs, store, cache)
+        return original(self, graphs, *rest)
 
     original = PortableTarget.compile
     with pytest.MonkeyPatch.context() as patch:

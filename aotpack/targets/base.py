@@ -22,7 +22,7 @@ class GraphToCompile:
 
     ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
     reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
-    ``method`` is the one it is part of, null for a part of a graph, and ``state`` the program's parameters and buffers.
+    ``method`` is the one it is part of, null for a part of a graph.
     ``specializations`` are the sizes that targets for fixed sizes compile it for, each a value for every symbol of the method.
     """
 
@@ -35,13 +35,11 @@ class GraphToCompile:
     saved: Mapping[int, int] = field(default_factory=dict)
     method: schema.Method | None = None
     specializations: Sequence[Mapping[str, int]] = ()
-    state: Sequence[schema.StateEntry] = ()
 
 
 def graphs_to_compile(
     methods: Mapping[str, schema.Method],
     graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]],
-    state: Sequence[schema.StateEntry],
 ) -> list[GraphToCompile]:
     """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward.
 
@@ -54,7 +52,7 @@ def graphs_to_compile(
         outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}
         seen = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
         private = frozenset(outputs.values()) - seen
-        made = partial(GraphToCompile, training=backward is not None, method=method, state=state)
+        made = partial(GraphToCompile, training=backward is not None, method=method)
         forward = graphs[f"{name}.forward"]
         found.append(made(f"{name}.forward", forward[0], method.forward, forward[1], private=private))
         if backward is not None:
@@ -79,9 +77,11 @@ class Target(Protocol):
         ``exact_random``: none that draws other random numbers than eager.
         """
 
-    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
-        """Compile ``graphs`` and put the code into ``store``.
+    def compile(
+        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
+        """Compile ``graphs`` and put the code into ``store``; ``state`` are the program's parameters and buffers.
 
         Raises:
-            BuildError: a graph this target cannot run; names the operator.
+            BuildError: a graph this target cannot run; names the operator. Or state that it cannot hold.
         """

@@ -69,7 +69,9 @@ class CpuTarget:
         """Inductor's own: its partition is then ``torch.compile``'s."""
         return compat.inductor_decompositions(exact_random=exact_random)
 
-    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+    def compile(
+        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
         _refuse_unknown(graphs)
         graphs, sequences = in_parts(graphs)
         executables: dict[str, schema.Executable] = {}

@@ -31,7 +31,9 @@ class PortableTarget:
         Beside a target that does decompose, the shared graphs are that target's, and their random numbers with them.
         """
 
-    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+    def compile(
+        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
         names = {node.op: item for item in reversed(graphs) for node in subgraphs.all_nodes(item.graph)}
         problems = [Problem(_place(name, item), message) for name, item in names.items() if (message := _refusal(name))]
         if problems:

@@ -68,9 +68,11 @@ class XlaTarget:
             raise UnsupportedError("The xla target draws its own random numbers.", hint="Build it without --rng eager.")
         return table()
 
-    def compile(self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache) -> TargetEntry:
+    def compile(
+        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
+    ) -> TargetEntry:
         if self._platform is None:  # else it runs on tensors with strides and addresses
-            _refuse_state(graphs)
+            _refuse_state(state)
         modules = _normalised(graphs)
         computations: dict[str, list[schema.XlaExecutable]] = {}
         for item in graphs:  # a forward before its backward
@@ -149,9 +151,9 @@ def _method_of(item: GraphToCompile) -> str:
     return item.key.rpartition(".")[0]
 
 
-def _refuse_state(graphs: Sequence[GraphToCompile]) -> None:
+def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
     """Refuse parameters and buffers that a load on an XLA device would."""
-    if found := [problem for graph in graphs[:1] for problem in unsupported_state(graph.state)]:
+    if found := unsupported_state(state):
         raise UnsupportedError(
             "An XLA device cannot hold all of this model's parameters and buffers.",
             found,
