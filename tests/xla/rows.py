@@ -49,10 +49,6 @@ KNOWN = {
     "outputs: view of a view under no_grad": _UNDER_NO_GRAD,
     "outputs: views that change requires_grad, view under no_grad": _UNDER_NO_GRAD,
     "outputs: views that change requires_grad, view of the input under no_grad": _UNDER_NO_GRAD,
-    "outputs: views that change requires_grad, mixed": Known(
-        "requires_grad of views beside a base with it: not understood yet",
-        r"out\[[02]\]\.requires_grad: eager False, bundle True",
-    ),
     "outputs: multi-output views, unbind, in place afterwards (eager raises)": Known(
         "torch_xla does not raise either", "eager's forward raises RuntimeError: Output 0 of UnbindBackward0 .*; the bundle works"
     ),

@@ -19,6 +19,7 @@ PASS = (
     "outputs: alias of intermediate, base also output, in place afterwards",  # X6
     "outputs: alias of intermediate without gradients",
     "outputs: multi-output views of an intermediate, unbind and base",
+    "outputs: views that change requires_grad, mixed",
     "autograd: torch.autograd.grad of some",
     "tied weights",
 )

@@ -193,9 +193,10 @@ class _Step(torch.autograd.Function):
         _save(ctx, call, primals, outputs)
         for position in method.unviewed:
             outputs[position] = _own(outputs[position])
-        returned = tuple([outputs[position] for position in method.visible])
+        idle = method.without_gradient(primals)
+        returned = _apart([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
-        ctx.mark_non_differentiable(*[returned[i] for i in method.without_gradient(primals)])
+        ctx.mark_non_differentiable(*[returned[i] for i in idle])
         ctx.set_materialize_grads(False)
         # Metadata-only updates need their sizes and strides; everything else the caller gets comes back through autograd.
         call.outputs = [value if position not in method.visible else None for position, value in enumerate(outputs)]
@@ -257,6 +258,15 @@ def _own(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value._is_view():
         return torch.ops.aten._unsafe_view(value, value.shape)
     return value
+
+
+def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
+    """Outputs of which those in ``idle``, which carry no gradient, are no views of others: a view requires what its base does."""
+    for i in idle:
+        base = values[i]._base
+        if base is not None and any(base is value for place, value in enumerate(values) if place not in idle):
+            values[i] = values[i].detach()
+    return tuple(values)
 
 
 def _run(backward: Executable, arguments: list[Any], device: torch.device) -> list[Any]:
