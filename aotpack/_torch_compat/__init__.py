@@ -25,7 +25,6 @@ from .autograd import (
     is_plain_call,
     participates_in_backward,
     partition,
-    scans_without_aliases,
     split_regions,
     tell_calls_apart,
     tree_children,
@@ -48,7 +47,16 @@ from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
 from .overlaps import OverlapError
-from .rehearsal import ASSIGNS_STATE, Rehearsed, SideEffectError, Touched, is_compiling, kept_state_changes, rehearse
+from .rehearsal import (
+    ASSIGNS_STATE,
+    Rehearsed,
+    SideEffectError,
+    Touched,
+    is_compiling,
+    kept_state_changes,
+    rehearse,
+    suspended_while_compiling,
+)
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
     Bounds,
@@ -145,8 +153,8 @@ __all__ = [
     "recorded_lines",
     "refuse_changes",
     "rehearse",
-    "scans_without_aliases",
     "split_regions",
+    "suspended_while_compiling",
     "symbols_of",
     "tell_calls_apart",
     "tree_children",

@@ -93,14 +93,20 @@ class Joint:
 
 
 @contextlib.contextmanager
-def scans_without_aliases() -> Iterator[None]:
+def traceable_scans() -> Iterator[None]:
     """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias.
 
-    Torch 2.9 has none of this: its scans compute the step again.
+    Torch 2.9 computes the step again, refuses a carry's gradient that is a slice of another, and follows no gradient through a
+    carry that begins as a tensor without one: eager's own are wrong there.
     """
     implementation: Any = getattr(_SCANS, "ScanAutogradImpl", None)
     if implementation is None:
-        yield
+        create, operator = _SCANS.create_bw_fn, _SCANS.ScanAutogradOp
+        with (
+            mock.patch.object(_SCANS, "create_bw_fn", _with_dense_gradients(create)),
+            mock.patch.object(operator, "apply", _with_carry_followed(operator.apply)),
+        ):
+            yield
         return
     original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
@@ -116,6 +122,26 @@ def scans_without_aliases() -> Iterator[None]:
 
     with mock.patch.object(implementation, "_optimize_forward_intermediates", patched):
         yield
+
+
+def _with_dense_gradients(create: Callable[..., Callable[..., list[Any]]]) -> Callable[..., Callable[..., list[Any]]]:
+    def created(*args: Any) -> Callable[..., list[Any]]:
+        backward = create(*args)
+        return lambda *given: [item.contiguous() if isinstance(item, torch.Tensor) else item for item in backward(*given)]
+
+    return created
+
+
+def _with_carry_followed(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(combine: Any, count: int, *rest: Any) -> Any:
+        numbers, operands = rest[:2], list(rest[2:])
+        if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in operands):
+            for i, item in enumerate(operands[:count]):
+                if not item.requires_grad and (item.is_floating_point() or item.is_complex()):
+                    operands[i] = item.detach().requires_grad_()
+        return apply(combine, count, *numbers, *operands)
+
+    return applied
 
 
 def export_joint(
@@ -161,7 +187,7 @@ def _export_joint(
         _wrappers_with_room((args, kwargs)),
         _aliases_named(),
         _faithful_results(note, inside),
-        scans_without_aliases(),
+        traceable_scans(),
         _trained_lstms(),
         recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),

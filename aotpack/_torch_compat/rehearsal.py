@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch._inductor
 import torch._inductor.lowering
 import torch.utils.checkpoint
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.eval_frame import skip_code
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -80,6 +82,24 @@ def kept_state_changes() -> Iterator[None]:
 def is_compiling() -> bool:
     """Whether Dynamo is at work: it traces what calls this, or what runs is its own Python (``CompileContext``, torch 2.9)."""
     return torch.compiler.is_compiling() or CompileContext.try_get() is not None
+
+
+@contextlib.contextmanager
+def suspended_while_compiling(
+    codes: Iterable[CodeType], suspend: Callable[[], None], resume: Callable[[], None]
+) -> Iterator[None]:
+    """Keep functions with these ``codes``, which ``resume`` puts into Python, from Dynamo: it traces whatever runs."""
+    for code in codes:
+        skip_code(code)
+    handler = torch._dynamo.callback.callback_handler
+    start = handler.register_start_callback(lambda _: suspend())
+    end = handler.register_end_callback(lambda _: resume())
+    try:
+        yield
+    finally:
+        for callbacks, callback in ((handler.start_callbacks, start), (handler.end_callbacks, end)):
+            if callback in callbacks:  # torch._dynamo.reset() takes all out
+                callbacks.remove(callback)
 
 
 def rehearse(

@@ -54,6 +54,7 @@ class Symbols:
         self.env = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.by_name: dict[str, sympy.Symbol | sympy.Integer] = {}
+        self._unbacked = 0
         found = getattr(self.env, "backed_var_to_val", None)
         self.hints: dict[Any, Any] = self.env.var_to_val if found is None else found  # torch 2.9
 
@@ -81,8 +82,9 @@ class Symbols:
         """A size that depends on data. Symbols that torch makes later have other names."""
         symbol = self.by_name[name] = sympy.Symbol(name, integer=True)
         self._bound(symbol, minimum, maximum)
-        number = int(_UNBACKED.fullmatch(name)[1])  # type: ignore[index]
-        self.env.unbacked_symint_counter = max(self.env.unbacked_symint_counter, number + 1)
+        self._unbacked = max(self._unbacked, int(_UNBACKED.fullmatch(name)[1]) + 1)  # type: ignore[index]
+        counter: Any = self.env.unbacked_symint_counter
+        self.env.unbacked_symint_counter = type(counter)(self._unbacked)  # of torch 2.9 an itertools.count
 
     def _bound(self, symbol: sympy.Symbol, minimum: int, maximum: int | None) -> None:
         self.env.constrain_symbol_range(symbol, minimum, int_oo if maximum is None else maximum)

@@ -86,13 +86,20 @@ def _watched_attributes(model: torch.nn.Module, seen: Watched) -> Iterator[None]
             seen.changed.add(f"{names[key[0]]}.{name}".removeprefix("."))
         written.add(key)
 
-    torch.nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
-    torch.nn.Module.__setattr__ = writing  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
+    def watch() -> None:
+        torch.nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
+        torch.nn.Module.__setattr__ = writing  # type: ignore[method-assign, assignment]
+
+    def leave() -> None:
         del torch.nn.Module.__getattribute__
         torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+
+    watch()
+    try:
+        with compat.suspended_while_compiling((reading.__code__, writing.__code__), leave, watch):
+            yield
+    finally:
+        leave()
         for module, attributes in originals:
             plain = {name: value for name, value in attributes.items() if isinstance(value, _PLAIN)}
             module.__dict__.update(plain)

@@ -181,7 +181,7 @@ def source_line(node: FxNode) -> str:
     found = [
         (match.group(1), f"{where.strip()}: {code.strip()}")
         for where, code in itertools.pairwise(trace)
-        if (match := re.match(r'\s*File "([^"]+)"', where)) and not origin.is_ours(match.group(1))
+        if (match := re.match(r'\s*File "([^<"][^"]*)"', where)) and not origin.is_ours(match.group(1))  # "<…": generated
     ]
     model = [line for path, line in found if origin.is_model(path)]
     return next(iter(model[-1:] or [line for _, line in found[-1:]]), "")
