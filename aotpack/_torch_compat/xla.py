@@ -17,7 +17,7 @@ import torch
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 import torch_xla
-from torch_xla.core import xla_builder
+from torch_xla.core import xla_builder as xla_builder
 
 TRIED_ON = ("2.9.0",)
 
@@ -58,6 +58,19 @@ def seed() -> torch.Tensor:
     """A new int64 scalar that the operators called next draw their random numbers from."""
     tensor: torch.Tensor = _xla._get_base_seed_as_tensor(_DEVICE)
     return tensor
+
+
+SEED_FACTOR, SEED_STEP = 0x5851F42D4C957F2D, 0x9E3779B97F4A7C1
+"""Of one seed those of its calls or turns: times the factor (Knuth's, of MMIX), plus the step times the number. Modulo 2**64.
+
+Without the factor, turn 1 of call 2 would draw as turn 2 of call 1.
+"""
+
+
+def derived_seed(seed: torch.Tensor, number: int) -> torch.Tensor:
+    """The seed of the call with this number, of the seed of all."""
+    added = SEED_STEP * number % 2**64
+    return seed * SEED_FACTOR + (added - 2**64 if added >= 2**63 else added)
 
 
 def barrier(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -126,6 +139,10 @@ def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:
 
 def call(hlo: bytes, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What a program returns, recorded as a call of it: its types are those that a loader sees."""
-    computation = xla_builder.computation_from_module_proto("aotpack", hlo)
+    return call_computation(xla_builder.computation_from_module_proto("aotpack", hlo), arguments)
+
+
+def call_computation(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a computation of torch_xla's builder returns, recorded as a call of it."""
     found: list[torch.Tensor] = _xla._xla_user_computation("xla::aotpack", list(arguments), computation)
     return found

@@ -209,9 +209,8 @@ def branches(x: torch.Tensor) -> torch.Tensor:
     [
         (TwoViews(), r"part: shares its memory with whole\n.*clone\(\)"),
         (constants, r"infer\.forward depends on no argument, parameter or buffer.*\nMake what it returns outside the model"),
-        (branches, r"higher_order\.cond has no form for XLA: compute both results and choose with torch\.where"),
     ],
-    ids=["shared state", "constants alone", "cond"],
+    ids=["shared state", "constants alone"],
 )
 def test_what_is_refused_and_what_to_do(model: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=message):

@@ -176,6 +176,11 @@ def test_calls_of_a_region_draw_differently(device: torch.device) -> None:
     assert torch.equal(runs[0], again.cpu())
 
 
+def test_calls_in_any_number_may_draw() -> None:
+    found = lowered(chain(30, dropped, X, X))
+    assert [parameter.input for parameter in found.parameters].count(None) == 1
+
+
 def test_what_a_region_may_not_hold_is_refused() -> None:
     module = chain(2, lambda x, y: [torch.special.bessel_j0(x) + y], X, X)
     region = module.region

@@ -17,11 +17,11 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.devices.generator import exchange_random_state
 
 from ..._torch_compat.xla import barrier
-from .normalise import CALL
+from .normalise import CALL, CONTROL_FLOW
 
 aten = torch.ops.aten
 
-_COSTLY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, CALL)
+_COSTLY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, *CONTROL_FLOW)
 """What the partitioner computes again only where it is told to; cheap operators are better left to be fused."""
 
 

@@ -12,35 +12,38 @@ from aotpack_loader.errors import Problem
 
 from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
-from .normalise import CALL, regions
+from .normalise import CONTROL_FLOW, graphs_run_by, regions
 
 _HELD = "holds a graph or an object of its own, which a computation for XLA cannot"
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
-_LOOP = ": a Python loop has, and layers that repeat are one computation"
-_INSTEAD = {
-    "cond": ": compute both results and choose with torch.where",
-    "scan": _LOOP,
-    "map_impl": _LOOP,
-    "associative_scan": _LOOP,
-}
-"""What a model can do where control flow is refused; the loops are those that run a number of times that the build knows."""
+_NUMBER, _SIZE = f"computes with a size or a number that {_VARIES}", f"has a size that {_VARIES}"
+_VARYING = (_NUMBER, _SIZE)
+_INSTEAD = {"while_loop_stack_output": ": for gradients a while_loop keeps a row for each turn, however many; use scan"}
+"""Why control flow is refused, and what a model can do."""
+_WHILE_LOOP = torch.ops.higher_order.while_loop
 _OWN = (random_state, exchange_random_state)
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
 
 def problems(module: GraphModule, key: str) -> Iterator[Problem]:
-    """Everything in ``module`` that cannot be lowered, with the user's line; ``key`` names the graph."""
+    """Everything in ``module`` that cannot be lowered, with the user's line; ``key`` names the graph.
+
+    Of what varies it is what makes it so; not what is computed from that.
+    """
+    refused: set[Node] = set()
     for node in module.graph.nodes:
         message = _refusal(node)
-        if message:
+        if message and (message not in _VARYING or refused.isdisjoint(node.all_input_nodes)):
             yield Problem(source_line(node) or f"{key}: {node.name}", message)
-    for region in regions(module).values():
+        if message:
+            refused.add(node)
+    for region in regions(module, but=refused).values():
         yield from problems(region, key)
 
 
 def _refusal(node: Node) -> str:
     if node.op == "get_attr":
-        return "" if all(_calls(user, node) for user in node.users) else _HELD
+        return "" if all(_runs(user, node) for user in node.users) else _HELD
     if node.op == "output":
         is_plain = all(item is None or isinstance(item, Node) for item in node.args[0])  # type: ignore[union-attr]
         return "" if is_plain else "returns something else than a tensor"
@@ -48,14 +51,15 @@ def _refusal(node: Node) -> str:
         return ""
     if node.target in _CHECKS:
         return f"checks a size or a number that {_VARIES}"
-    values = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    target, values = node.target, node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        if target not in CONTROL_FLOW:
+            return f"higher_order.{target.name()} has no form for XLA{_INSTEAD.get(target.name(), '')}"
+        if target is _WHILE_LOOP and not all(isinstance(value, torch.Tensor) for value in values):
+            return "carries a Python number from turn to turn: carry a tensor, torch.tensor(0) in place of 0"
     for value in values:
         if message := _bad_value(value):
             return message
-    target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) and target is not CALL:
-        instead = _INSTEAD.get(target.name(), "")
-        return f"higher_order.{target.name()} has no form for XLA{instead}"
     if isinstance(target, torch._ops.OpOverload):
         if not has_kernel(target):
             return f"torch_xla has no kernel for {target}"
@@ -64,18 +68,19 @@ def _refusal(node: Node) -> str:
     return ""
 
 
-def _calls(user: Node, graph: Node) -> bool:
-    """Whether ``user`` is a call of ``graph``, or control flow, which is refused by its own name."""
-    return user.args[0] is graph if user.target is CALL else isinstance(user.target, torch._ops.HigherOrderOperator)
+def _runs(user: Node, graph: Node) -> bool:
+    """Whether ``user`` is control flow that runs ``graph``, or is refused by its own name."""
+    is_other = isinstance(user.target, torch._ops.HigherOrderOperator) and user.target not in CONTROL_FLOW
+    return is_other or graph in graphs_run_by(user)
 
 
 def _bad_value(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, torch.Tensor):
-        return f"computes with a size or a number that {_VARIES}"
+        return _NUMBER
     if any(not isinstance(size, int) for size in value.shape):
-        return f"has a size that {_VARIES}"
+        return _SIZE
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,15 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from ..._torch_compat import xla
+from ..._torch_compat import xla_control_flow as control_flow
 from ..._torch_compat.randomness import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name
 from .hlo import share_computations
-from .normalise import CALL, regions
+from .normalise import CONTROL_FLOW, regions
 from .sharing import Views
 
-_STRIDE = 0x9E3779B97F4A7C1
-"""From the seed of one call of a region to the next: odd, and so large that their sequences do not meet."""
+_HIGHER_ORDER = torch.ops.higher_order
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,18 @@ def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xl
     return program, [sources[i] for i in program.order], results
 
 
-class _Region:
-    """A nested compile region as a program that others call; equal calls are one computation."""
+def _program(module: GraphModule, key: str) -> control_flow.Program:
+    """A nested compile region, a branch, or what a loop runs, as a program that others run; equal ones become one computation."""
+    outputs: Any = module.graph.output_node().args[0]
+    distinct = list(dict.fromkeys(node for node in outputs if node is not None))
+    program, used, values = _record(module, key, distinct)
+    places = [None if node is None else distinct.index(node) for node in outputs]
+    return control_flow.Program(program.hlo, [i for _, i in used], places, [(value.dtype, value.shape) for value in values])
 
-    def __init__(self, module: GraphModule, key: str) -> None:
-        outputs: Any = module.graph.output_node().args[0]
-        distinct = list(dict.fromkeys(node for node in outputs if node is not None))
-        program, used, _ = _record(module, key, distinct)
-        self._hlo, self._inputs = program.hlo, [i for _, i in used]
-        self._outputs = [None if node is None else distinct.index(node) for node in outputs]
 
-    def call(self, inputs: Sequence[torch.Tensor], seed: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        """Record a call; ``seed`` makes one that no other call has."""
-        results = xla.call(self._hlo, [seed() if i is None else inputs[i] for i in self._inputs])
-        return [None if place is None else results[place] for place in self._outputs]
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    """Operands, with None for the numbers: at fixed sizes nothing reads those."""
+    return [value if isinstance(value, torch.Tensor) else None for value in values]
 
 
 def _placeholder(value: Any) -> torch.Tensor | None:
@@ -147,7 +145,7 @@ class _Staged(Interpreter):
         self._is_seeded = False
         self._watched: list[torch.Tensor] | None = [] if watched else None
         self.seeds: list[_Source] = []
-        self.regions = {region: _Region(region, key) for region in regions(module).values()}
+        self.regions = {region: _program(region, key) for region in regions(module).values()}
         self._seed_of_calls: torch.Tensor | None = None
         self._calls = 0
 
@@ -165,7 +163,7 @@ class _Staged(Interpreter):
             self._seed(None)
         where = source_line(node) or f"{self._key}: {node.name}"
         try:
-            value = self._call(node) if node.target is CALL else super().run_node(node)
+            value = self._control_flow(node) if node.target in CONTROL_FLOW else super().run_node(node)
         except Exception as error:
             problem = Problem(where, str(error).strip().splitlines()[0])
             raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem]) from error
@@ -180,16 +178,30 @@ class _Staged(Interpreter):
         args, kwargs = pytree.tree_map_only(torch.device, lambda _: xla.device(), (args, kwargs))
         return super().call_function(target, args, kwargs)
 
-    def _call(self, node: Node) -> list[torch.Tensor | None]:
-        (region, _, *operands), _ = self.fetch_args_kwargs_from_env(node)
-        return self.regions[region].call(operands, self._another_seed)
+    def _control_flow(self, node: Node) -> list[torch.Tensor | None]:
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        programs = [self.regions[module] for module in args[CONTROL_FLOW[node.target]]]  # type: ignore[index]
+        seeds = [[self._another_seed() for _ in range(program.seeds)] for program in programs]
+        match node.target, [_tensors(arg) for arg in args if isinstance(arg, (list, tuple))]:
+            case _HIGHER_ORDER.cond, [operands] if isinstance(args[0], torch.Tensor):
+                return control_flow.cond(args[0], programs, operands, seeds)
+            case _HIGHER_ORDER.cond, [operands]:  # a number that is known by now
+                taken = 0 if args[0] else 1
+                return control_flow.call(programs[taken], operands, seeds[taken])
+            case _HIGHER_ORDER.while_loop, [carried, additional]:
+                return control_flow.while_loop(programs[0], programs[1], carried, additional, *seeds)
+            case _HIGHER_ORDER.scan, [carry, xs, additional]:
+                return control_flow.scan(programs[0], carry, xs, additional, seeds[0])
+            case _HIGHER_ORDER.map_impl, [xs, additional]:
+                return control_flow.scan(programs[0], [], xs, additional, seeds[0])
+        return control_flow.call(programs[0], _tensors(args[2:]), seeds[0])
 
     def _another_seed(self) -> torch.Tensor:
-        """A seed that depends on one that all calls of regions share: a parameter for each would be slow to pass."""
+        """A seed made of one that all control flow shares: a parameter for each would be slow to pass."""
         if self._seed_of_calls is None:
             self._seed_of_calls = self._seed(None)
         self._calls += 1
-        return self._seed_of_calls + _STRIDE * self._calls
+        return xla.derived_seed(self._seed_of_calls, self._calls)
 
     def _exchange(self, state: object) -> None:
         """Draw from the seed that came in; or, where the state from before comes back, from one of this graph's own."""

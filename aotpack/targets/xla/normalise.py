@@ -6,7 +6,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,16 +37,29 @@ _ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, 
 CALL = torch.ops.higher_order.invoke_subgraph
 """Calls a nested compile region, a graph that the graph around it holds."""
 
+CONTROL_FLOW = {
+    CALL: slice(1),
+    torch.ops.higher_order.cond: slice(1, 3),
+    torch.ops.higher_order.while_loop: slice(2),
+    torch.ops.higher_order.scan: slice(1),
+    torch.ops.higher_order.map_impl: slice(1),
+}
+"""What runs such graphs and has a form for XLA, and which of its arguments they are."""
 
-def regions(module: GraphModule) -> dict[str, GraphModule]:
-    """The regions that a graph calls, by name."""
-    called = module.graph.find_nodes(op="call_function", target=CALL)
-    names = dict.fromkeys(str(node.args[0].target) for node in called)
-    return {name: getattr(module, name) for name in names}
+
+def graphs_run_by(node: Node) -> tuple[Node, ...]:
+    """The arguments of a node that name graphs which it runs."""
+    return node.args[CONTROL_FLOW[node.target]] if node.target in CONTROL_FLOW else ()  # type: ignore[return-value]
+
+
+def regions(module: GraphModule, but: Collection[Node] = ()) -> dict[str, GraphModule]:
+    """The graphs that the nodes of a graph run, those ``but`` that run them apart, by name."""
+    names = dict.fromkeys(str(arg.target) for node in module.graph.nodes if node not in but for arg in graphs_run_by(node))
+    return {name: module.get_submodule(name) for name in names}  # type: ignore[misc]
 
 
 def normalise(module: GraphModule) -> GraphModule:
-    """A copy of ``module``, and of the regions that it calls, with the same inputs and outputs.
+    """A copy of ``module``, and of the graphs that it runs, with the same inputs and outputs. It returns a tuple, as all do.
 
     Raises:
         Exception: whatever a decomposition raises on arguments it does not take.
@@ -70,6 +83,9 @@ def normalise(module: GraphModule) -> GraphModule:
         elif isinstance(node.target, torch._ops.OpOverload):
             _number_truths(node, node.target)
             _cancel_transposes(node)
+    output = graph.output_node()
+    if isinstance(output.args[0], Node):  # the condition of a loop
+        output.args = ((output.args[0],),)
     graph.eliminate_dead_code(lambda node: node.is_impure() or node.target is exchange_random_state)
     graph.lint()
     copied.recompile()

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch_compat.randomness import is_random
-from .normalise import CALL
+from .normalise import CALL, CONTROL_FLOW
 
 _REPEATS = 3
 _SAVING = 64
@@ -125,8 +125,8 @@ class _Word:
 
 
 def _letter(node: Node) -> object:
-    """Equal for nodes that compute the same from arguments of their own. A call is equal to no other node."""
-    if node.target is CALL:
+    """Equal for nodes that compute the same from arguments of their own. Control flow is equal to no other node."""
+    if node.target in CONTROL_FLOW:
         return node
     return node.target, repr(map_arg((node.args, node.kwargs), lambda arg: _type(arg.meta["val"]))), _type(node.meta["val"])
 

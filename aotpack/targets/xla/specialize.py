@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.nn import Module
 
 from ...graph.restore import symbols_of, to_fx
 from ..base import GraphToCompile
@@ -17,13 +18,22 @@ def at_sizes(item: GraphToCompile, sizes: Mapping[str, int]) -> GraphModule:
     """The graph for one value of each symbol of its method, with the lines of the user's code. Integer inputs are not read."""
     assert item.method is not None
     module = to_fx(item.graph, symbols_of(item.method, [item.graph], sizes))
-    lines = {node.name: node.meta["stack_trace"] for node in item.module.graph.nodes if "stack_trace" in node.meta}
+    _fix(module, item.module)
+    return module
+
+
+def _fix(module: GraphModule, traced: Module | None) -> None:
+    """Give nodes the lines of those that were ``traced``, and fold what is a number by now; the same in the graphs they run."""
+    nodes = traced.graph.nodes if isinstance(traced, GraphModule) else ()
+    lines = {node.name: node.meta["stack_trace"] for node in nodes if "stack_trace" in node.meta}
     for node in module.graph.nodes:
         if node.name in lines:
             node.meta["stack_trace"] = lines[node.name]
     _fold(module.graph)
     module.recompile()
-    return module
+    for name, inner in module.named_children():
+        assert isinstance(inner, GraphModule)
+        _fix(inner, getattr(traced, name, None))
 
 
 def _fold(graph: Graph) -> None:
