@@ -336,7 +336,7 @@ def inner_kernel(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (counted, r"while_loop: carries a Python number from turn to turn: carry a tensor, torch\.tensor\(0\) in place of 0"),
+        (counted, r"carries a Python number from turn to turn: carry a tensor, torch\.tensor\(0\) in place of 0"),
         (doubled, r"while_loop_stack_output has no form for XLA: for gradients a while_loop keeps a row for each turn"),
         (inner_kernel, r"bessel_j0.*would read data"),
     ],
