@@ -30,6 +30,7 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import BuildError, CaptureError, InputError, ModeError, UnsupportedError
 from aotpack_loader.format import schema
+from aotpack_loader.selftest import run_self_test
 
 
 class Network(nn.Module):
@@ -597,6 +598,13 @@ def test_the_self_test_passes_and_notices_other_weights(
 
     monkeypatch.setattr(PortableExecutable, "__call__", wrong)
     assert verify(tmp_path / "m")["ok"] is False
+
+
+def test_a_self_test_holds_sparse_results(tmp_path: Path) -> None:
+    portable(lambda x: (x * 2).to_sparse(), (torch.eye(3),), tmp_path / "m", self_test=True, front_ends=("trace",))
+    report = run_self_test(tmp_path / "m")
+    assert report.ok
+    assert [row[0] for row in report.rows] == ["result.0"]
 
 
 def test_a_model_that_draws_cannot_be_self_tested(tmp_path: Path) -> None:

@@ -602,11 +602,11 @@ def test_cpu_target(tmp_path: Path) -> None:
     given = (torch.randn(2, 3, requires_grad=True), two(torch.zeros(4), torch.ones(4)))
     shapes = {"x": {0: torch.export.Dim("batch", min=2)}, "seen": None}
     aotpack.build(model, given, out=tmp_path / "net.aotpack", targets=("cpu",), dynamic_shapes=shapes, methods=("train",))
-    loaded = load(tmp_path / "net.aotpack", backend="cpu")
+    loaded = [load(tmp_path / "net.aotpack", backend="cpu", check=check) for check in ("arguments", "full")]
     for batch in (2, 5):
         seen: list[list[Tensor]] = []
         x, start = torch.randn(batch, 3), two(torch.randn(4), torch.randn(4))
-        for module in (model, loaded):
+        for module in (model, *loaded):
             module.zero_grad()
             leaves = x.clone().requires_grad_(), start.clone()
             out = module(*leaves)
@@ -614,4 +614,5 @@ def test_cpu_target(tmp_path: Path) -> None:
             results = [*out, leaves[0].grad, leaves[1], module.weight.grad, module.scale.grad]
             assert [type(value) for value in results] == [TwoTensor, Tensor, TwoTensor, TwoTensor, TwoTensor, TwoTensor]
             seen.append([part.detach() for value in results for part in parts(value)])
-        torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+        for found in seen[1:]:
+            torch.testing.assert_close(found, seen[0], rtol=1e-4, atol=1e-5)
