@@ -13,7 +13,7 @@ from msgspec import structs
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
 
-from . import capture, edges, partition, second, signature
+from . import capture, edges, layouts, partition, second, signature
 from ._torch_compat import Decompositions
 from .capture.branches import Branch
 from .capture.dynamic_shapes import DynamicShapes
@@ -217,6 +217,7 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
         run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
     if plan in options.plans:
         convention = _without_edges(work, plan, convention, captured.branches)
+        convention = _with_layouts(work, plan, convention, captured.branches)
     constraints = convention.method["constraints"]
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
@@ -244,6 +245,15 @@ def _without_edges(
         )
     constraints = sorted({*convention.method["constraints"], *(edge.constraint for edge in found)})
     return replace(convention, method={**convention.method, "constraints": constraints})
+
+
+def _with_layouts(
+    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+) -> signature.Convention:
+    """The method with what it does otherwise where an argument has other strides than it was traced with."""
+    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = layouts.sensitive(work.module, work.args, work.kwargs, convention, work.gaps)
+    return layouts.marked(convention, found, work.gaps)
 
 
 def _check_turned_on(convention: signature.Convention) -> None:

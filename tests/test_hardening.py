@@ -41,6 +41,7 @@ from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.runtime.bases import Base
 from aotpack_loader.runtime.call import MethodCall
 from aotpack_loader.runtime.epilogue import Epilogue
+from aotpack_loader.runtime.views import Given
 from aotpack_loader.selftest import run_self_test
 
 CPU = torch.device("cpu")
@@ -451,9 +452,9 @@ def _shared_memory(*members: schema.BaseMember, dtype: Any = "float32", view: bo
     return {**_arguments(schema.TupleNode([_LEAF, _LEAF])), "leaves": leaves, "primals": [base]}
 
 
-def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = (), history: bool = True) -> dict[str, Any]:
+def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = (), **different: bool) -> dict[str, Any]:
     """An alias that goes on from an earlier one."""
-    first = [] if earlier is None else [schema.AliasResult([_VIEW], primal=0, history=history)]
+    first = [] if earlier is None else [schema.AliasResult([_VIEW], primal=0, **different)]
     return {
         "outputs": schema.TupleNode([_LEAF] * (len(first) + 1)),
         "results": [*first, schema.AliasResult(view, primal=0, shared=shared)],
@@ -489,6 +490,10 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
         ("C17: ", _aliases([schema.ViewStep("aten.unsqueeze.default", [0])], schema.Shared(0, 1))),
         ("C17: ", _aliases([schema.ViewStep("aten.split.Tensor", [1], select=0)], schema.Shared(0, 0, call=True))),
         ("C17: ", _aliases([_VIEW], schema.Shared(0, 0))),
+        ("C17: ", _aliases([_VIEW], schema.Shared(0, 1), laid_out=True)),
+        # C28 results of arguments as they are laid out
+        ("C28: ", {"results": [schema.AliasResult([_VIEW], output=0, laid_out=True)]}),
+        ("C28: ", {"results": [schema.InputResult(0, laid_out=True)], "mutations": [schema.Mutation(0, 0, "data")]}),
         # C18 arguments in one memory
         ("C18: a base has two", _shared_memory(schema.BaseMember(0))),
         ("C18: a base has two", _shared_memory(schema.BaseMember(0), schema.BaseMember(0))),
@@ -523,7 +528,7 @@ def test_values_in_common_are_those_of_the_first() -> None:  # C17
     results = [schema.AliasResult(view, primal=0, shared=share) for view, share in zip(views, shares, strict=True)]
     validate_program(_program(outputs=schema.TupleNode([_LEAF] * 3), results=results), "program")
     x = torch.zeros(3)
-    made = Epilogue(_method(outputs=schema.TupleNode([_LEAF] * 3), results=results))([x], [], {})
+    made = Epilogue(_method(outputs=schema.TupleNode([_LEAF] * 3), results=results))(Given([x], [x], []), {})
     assert made[1]._base is x
     assert made[1] is not made[2]
     assert [value.shape for value in made] == [(3, 1), (1,), (1,)]

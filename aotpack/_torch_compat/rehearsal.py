@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import origin
 from .overlaps import RefusedOverlaps
@@ -35,10 +36,12 @@ class Touched(NamedTuple):
 class Rehearsed(NamedTuple):
     """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made.
 
-    ``reads_nodes``: whether the model reads nodes of that record.
+    ``reads_nodes``: whether the model reads nodes of that record. ``leaves``: what stood for the tensors among the arguments,
+    by leaf number.
     """
 
     result: Any
+    leaves: Mapping[int, torch.Tensor]
     touched: Touched
     records: bool
     reads_nodes: bool
@@ -103,11 +106,17 @@ def suspended_while_compiling(
 
 
 def rehearse(
-    mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, strict: bool = True
+    mode: FakeTensorMode,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    strict: bool = True,
+    operators: list[torch._ops.OpOverload] | None = None,
 ) -> Rehearsed:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
 
-    Not ``strict``: only to have it set up what it sets up at its first call.
+    Not ``strict``: only to have it set up what it sets up at its first call. Operators that are no views go to ``operators``.
 
     What it touches: kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
     nothing to do: only running tells.
@@ -117,21 +126,28 @@ def rehearse(
         Exception: whatever the model raises.
     """
     try:
-        return _run(mode, model, args, kwargs, strict)
+        return _run(mode, model, args, kwargs, strict, operators)
     except RuntimeError as error:
         if not isinstance(error, DataDependentOutputException) and "data is not allocated" not in str(error):
             raise
     with (
         enable_python_dispatcher()
     ):  # a C++ composition reads values (istft, tensor_split); its Python twin, which is traced, may not
-        return _run(mode, model, args, kwargs, strict)
+        return _run(mode, model, args, kwargs, strict, operators)
 
 
-def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool) -> Rehearsed:
+def _run(
+    mode: FakeTensorMode,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strict: bool,
+    operators: list[torch._ops.OpOverload] | None,
+) -> Rehearsed:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
         with torch.enable_grad():
-            return copy if tensor.is_leaf else copy.clone()
+            return copy if tensor.is_leaf else blank_like(tensor).copy_(copy)  # a clone would close gaps in memory
 
     with mode:
         twins: dict[int, torch.Tensor] = {}
@@ -145,6 +161,9 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         known = [tensor.grad_fn for tensor in given]
         watched = _RefusedFunctions()
         with contextlib.ExitStack() as stack:
+            if operators is not None:
+                operators.clear()
+                stack.enter_context(_Calls(operators))
             if strict:
                 stack.enter_context(RefusedOverlaps())
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
@@ -155,7 +174,20 @@ def _run(mode: FakeTensorMode, model: torch.nn.Module, args: tuple[Any, ...], kw
         )
         reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
-        return Rehearsed(result, touched, records, watched.reads_nodes)
+        return Rehearsed(result, leaves, touched, records, watched.reads_nodes)
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the operators that run and are no views: one view is as good as another."""
+
+    def __init__(self, operators: list[torch._ops.OpOverload]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operators = operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.namespace != "prim":  # a question about the tensor
+            self._operators.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__

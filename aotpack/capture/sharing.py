@@ -7,7 +7,7 @@ written to and the model does not ask which of its arguments are the same.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,8 @@ def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
 def separated(args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sharing, gaps: Collection[int] = ()) -> Inputs:
     """The arguments with a tensor of its own in every place, ``gaps`` without them; values are not kept."""
     leaves = pytree.tree_leaves((args, kwargs))
-    return replaced(args, kwargs, {i: like(leaves[i], dense=i in gaps) for i in shared.neighbours.union(gaps)})
+    strides = {i: dense_stride(leaves[i]) for i in gaps}
+    return replaced(args, kwargs, {i: like(leaves[i], stride=strides.get(i)) for i in shared.neighbours.union(gaps)})
 
 
 def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Mapping[int, Any]) -> Inputs:
@@ -100,11 +101,19 @@ def has_gaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, dense: bool = False) -> torch.Tensor:
-    """A tensor of the same type, a leaf or not as ``tensor`` is; its values do not matter. ``dense``: without gaps in memory."""
+def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its strides without gaps, the dimensions in the same order."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, stride: Sequence[int] | None = None) -> torch.Tensor:
+    """A tensor of the same type, a leaf or not as ``tensor`` is, with its strides or others; its values do not matter."""
     if not is_plain_tensor(tensor):
         return blank_like(tensor).requires_grad_(tensor.requires_grad)
-    fresh = torch.empty_like(tensor.detach()) if dense else blank_like(tensor)
+    if stride is None:
+        fresh = blank_like(tensor)
+    else:
+        fresh = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     if not (tensor.requires_grad if requires_grad is None else requires_grad):
         return fresh
     if tensor.is_leaf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import conformance_cases_autograd as autograd
 from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
+from . import conformance_cases_layouts as layouts
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
 from . import conformance_cases_overlaps as overlaps
@@ -19,6 +20,7 @@ from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
+CASES += [*layouts.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -40,6 +42,7 @@ _PYTHON_STATE = {
 _SPARSE = r'makes sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
 REFUSED: dict[str, str] = {
+    "layouts: a slice as the example, written where contiguous": r"writes to a copy.*args\[0\]: is a slice of a larger tensor",
     "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,
     "outputs: sparse, with a gradient": "SparseCPU",

@@ -382,7 +382,8 @@ class OutputSymbol(Document, frozen=True):
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor.
 
-    ``from_start``: it must begin at the first element of its storage.
+    ``from_start``: it must begin at the first element of its storage. ``fixed_stride``: a copy with these strides does not do
+    in its place.
     """
 
     path: str
@@ -393,6 +394,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     requires_grad: bool = False
     subclass: Subclass | None = None
     from_start: bool = False
+    fixed_stride: bool = False
 
 
 class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
@@ -514,9 +516,10 @@ class FreshResult(Document, frozen=True, tag="fresh", tag_field="type"):
 
 
 class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):
-    """Primal ``primal`` itself."""
+    """Primal ``primal`` itself. ``laid_out``: as the graphs are given it, a copy where the call's has other strides."""
 
     primal: Index
+    laid_out: bool = False
 
 
 class Shared(Document, frozen=True):
@@ -534,7 +537,7 @@ class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``.
 
     ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history. ``shared``: the first
-    steps are not repeated, but taken from another alias.
+    steps are not repeated, but taken from another alias. ``laid_out``: of the primal as the graphs are given it.
     """
 
     view: list[ViewStep]
@@ -543,6 +546,7 @@ class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     requires_grad: bool = False
     history: bool = True
     shared: Shared | None = None
+    laid_out: bool = False
 
 
 class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):

@@ -260,8 +260,11 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
             yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
     yield from in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
     yield from in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
+    written = {mutation.primal for mutation in method.mutations}
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
+        if getattr(result, "laid_out", False) and getattr(result, "primal", None) in {*written, None}:
+            yield Problem(f"{at}.results[{i}].laid_out", "C28: its base is no primal, or one that is written to")
         if isinstance(result, schema.AliasResult) and result.shared is not None:
             earlier = method.results[result.shared.result] if result.shared.result < i else None
             if not _continues(result, result.shared, earlier):
@@ -313,7 +316,9 @@ def _result_problems(result: schema.Result, primals: int, outputs: int, at: str)
 
 
 def _continues(result: schema.AliasResult, shared: schema.Shared, earlier: schema.Result | None) -> bool:
-    if not isinstance(earlier, schema.AliasResult) or (earlier.primal, earlier.output) != (result.primal, result.output):
+    if not isinstance(earlier, schema.AliasResult) or earlier.laid_out != result.laid_out:
+        return False
+    if (earlier.primal, earlier.output) != (result.primal, result.output):
         return False
     ours, theirs, steps = result.view, earlier.view, shared.steps
     if steps + shared.call > min(len(ours), len(theirs)) or (steps + shared.call == 0 and (ours or theirs)):

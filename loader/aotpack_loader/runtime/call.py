@@ -19,6 +19,7 @@ from .inputs import Inputs
 from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
+from .views import Given
 
 if TYPE_CHECKING:
     from ..devices.call_library import NativeCall, Slots
@@ -141,7 +142,8 @@ class MethodCall:
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
                 outputs = self._run(arguments, environment)
-        results = self._epilogue(primals, outputs, environment)
+        as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
+        results = self._epilogue(Given(primals, as_run, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(given, before)
         return results

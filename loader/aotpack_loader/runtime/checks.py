@@ -20,6 +20,7 @@ from .tree import leaf_paths
 
 if TYPE_CHECKING:
     from .subclasses import Classes
+    from .views import Given
 
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
@@ -238,12 +239,13 @@ class Checks:
         """What the caller's tensors are before mutations are written to them."""
         return [fingerprint(primal) for primal in primals]
 
-    def see_results(self, primals: Sequence[torch.Tensor], before: Marks, outputs: Sequence[Any], results: list[Any]) -> None:
+    def see_results(self, given: Given, before: Marks, results: list[Any]) -> None:
         """See that only declared tensors were written to, that aliases are aliases, and that gradients flow where they may.
 
         Raises:
             CheckError: lists all that is not so.
         """
+        primals, laid_out, outputs = given
         written = frozenset().union(*(storages_of(primals[i]) for i in self._written))
         apart = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
         places = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
@@ -251,8 +253,10 @@ class Checks:
         paths = leaf_paths(self._method.outputs, "result")
         for path, description, result in zip(paths, self._method.results, results, strict=True):
             where = f"{self._name}, {path}"
-            if isinstance(description, schema.AliasResult):
-                base = primals[description.primal] if description.primal is not None else outputs[description.output or 0]
+            primal = getattr(description, "primal", None)
+            was_copied = primal is not None and primals[primal] is not laid_out[primal]  # and may allow no such view
+            if isinstance(description, schema.AliasResult) and not was_copied:
+                base = outputs[description.output or 0] if primal is None else primals[primal]
                 if storages_of(result) != storages_of(base):
                     problems.append(Problem(where, "should be a view of its base, and is in other memory"))
             graded = getattr(description, "requires_grad", True)

@@ -14,13 +14,13 @@ from ..devices.literals import literal
 from ..format import expressions, schema
 from .mutations import Mutations
 from .tree import unflattener
-from .views import Kept, Key, replayer, shared_values, with_origins
+from .views import Given, Kept, Key, Replay, replayer, shared_values, with_origins
 
 if TYPE_CHECKING:
     from .checks import Checks
 
 Environment = Mapping[str, int]
-_Build = Callable[[list[torch.Tensor], list[Any], Environment, Kept], Any]
+_Build = Callable[[Given, Environment, Kept], Any]
 
 
 class Epilogue:
@@ -34,14 +34,15 @@ class Epilogue:
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
         self.unflatten = unflattener(method.outputs)
 
-    def __call__(self, primals: list[torch.Tensor], outputs: list[Any], environment: Environment) -> Any:
-        """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
+    def __call__(self, given: Given, environment: Environment) -> Any:
+        """The caller's results; ``given.outputs`` with a gradient are attached to autograd."""
+        primals, _, outputs = given
         before = [] if self._checks is None else self._checks.before_results(primals)
         self._mutate(primals, outputs, environment)
         kept: Kept = {}
-        results = [build(primals, outputs, environment, kept) for build in self._results]
+        results = [build(given, environment, kept) for build in self._results]
         if self._checks is not None:
-            self._checks.see_results(primals, before, outputs, results)
+            self._checks.see_results(given, before, results)
         return self.unflatten(iter(results))
 
 
@@ -49,24 +50,43 @@ def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
     if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         position = result.output
         if isinstance(result, schema.FreshResult) and (sparse_dim := result.sparse_dim) is not None:
-            return lambda primals, outputs, environment, kept: outputs[position].to_sparse(sparse_dim)
-        return lambda primals, outputs, environment, kept: outputs[position]
+            return lambda given, environment, kept: given.outputs[position].to_sparse(sparse_dim)
+        return lambda given, environment, kept: given.outputs[position]
     if isinstance(result, schema.InputResult):
-        primal = result.primal
-        return lambda primals, outputs, environment, kept: primals[primal]
+        return _primal_reader(result.primal, laid_out=result.laid_out)
     if isinstance(result, schema.AliasResult):
         return _alias_builder(number, result, wanted)
     if isinstance(result, schema.SizeResult):
         expr = result.expr
-        return lambda primals, outputs, environment, kept: expressions.evaluate(expr, environment)
+        return lambda given, environment, kept: expressions.evaluate(expr, environment)
     value = literal(result.value)
-    return lambda primals, outputs, environment, kept: value
+    return lambda given, environment, kept: value
+
+
+def _primal_reader(primal: int, *, laid_out: bool) -> _Build:
+    if laid_out:
+        return lambda given, environment, kept: given.laid_out[primal]
+    return lambda given, environment, kept: given.primals[primal]
+
+
+def _view_of_primal(primal: int, replay: Replay, *, laid_out: bool) -> _Build:
+    def build(given: Given, environment: Environment, kept: Kept) -> torch.Tensor:
+        own, copy = given.primals[primal], given.laid_out[primal]
+        if own is copy:
+            return replay(own, environment, kept)
+        if laid_out:
+            return replay(copy, environment, kept)
+        try:
+            return replay(own, environment, kept)
+        except RuntimeError:  # its strides allow no such view, so eager's is one of a copy (reshape)
+            return replay(copy.clone(), environment, kept)
+
+    return build
 
 
 def _alias_builder(number: int, result: schema.AliasResult, wanted: set[Key]) -> _Build:
     replay = replayer(number, result, wanted)
     if result.primal is not None:
-        primal = result.primal
-        return lambda primals, outputs, environment, kept: replay(primals[primal], environment, kept)
+        return _view_of_primal(result.primal, replay, laid_out=result.laid_out)
     output = result.output or 0
-    return lambda primals, outputs, environment, kept: replay(outputs[output], environment, kept)
+    return lambda given, environment, kept: replay(given.outputs[output], environment, kept)

@@ -244,7 +244,7 @@ class TensorCheck:
         if value.is_neg() or (self.complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         try:
-            return self._laid_out(value, environment)
+            return self._laid_out(value, environment, problems)
         except RuntimeError as error:  # sizes and strides that no tensor can have
             problems.append(Problem(self.leaf.path, f"cannot be laid out with the strides {self.stride}: {error}"))
             return value
@@ -277,7 +277,7 @@ class TensorCheck:
             for actual, size in zip(value.shape, self.leaf.shape, strict=True)
         )
 
-    def _laid_out(self, value: torch.Tensor, environment: Environment) -> torch.Tensor:
+    def _laid_out(self, value: torch.Tensor, environment: Environment, problems: list[Problem]) -> torch.Tensor:
         """The tensor with the strides the graphs rely on; a copy, which autograd follows, where it has others."""
         if self.stride is None:
             return value
@@ -288,6 +288,12 @@ class TensorCheck:
         known = [s for s in wanted if s is not None]
         fits = all(a == b or n <= 1 for a, b, n in zip(strides, wanted, value.shape, strict=True))
         if fits or len(known) < len(wanted) or not value.numel():
+            return value
+        if self.leaf.fixed_stride:
+            place = (
+                f"has the strides {list(strides)}, at build {known}: with others the model does not write to it as it was traced"
+            )
+            problems.append(Problem(self.leaf.path, f"{place}; pass a tensor with these strides"))
             return value
         if not self.warned:
             self.warned = True
@@ -304,7 +310,8 @@ class TensorCheck:
 def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
     return (
         f"{path} has the strides {strides}; the bundle was built for {wanted}. It is copied at every such call, and results "
-        "have the strides that follow from the build's: the same values, perhaps in another order in memory than eager's."
+        "have the strides that follow from the build's: the same values, perhaps in another order in memory than eager's, or in "
+        "memory of their own where eager gives a view."
     )
 
 

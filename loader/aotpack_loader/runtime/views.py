@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import structs
@@ -16,6 +16,14 @@ Key = tuple[int, int, bool]
 """A value on the way to a result: the result, the number of steps, and whether the next step's operator has been called."""
 Kept = dict[Key, Any]
 Replay = Callable[[torch.Tensor, Environment, Kept], torch.Tensor]
+
+
+class Given(NamedTuple):
+    """What results are built from: the caller's own tensors, the same as the graphs got them, and what the forward returned."""
+
+    primals: list[torch.Tensor]
+    laid_out: list[torch.Tensor]
+    outputs: list[Any]
 
 
 def with_origins(results: Sequence[schema.Result]) -> list[schema.Result]:

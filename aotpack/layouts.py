@@ -1,0 +1,176 @@
+"""Arguments laid out otherwise than at build, tried: a call copies such an argument, and goes on as it was traced.
+
+That is right as long as the model does the same. But where it meets other strides, eager copies what it would take a view of
+(``contiguous``, ``reshape``, ``ravel``): what is written to that copy does not reach the argument, and a result that is that copy
+is no view of it. So a model that writes to its arguments, or returns views of them, runs on fake tensors of both layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from msgspec import structs
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from . import _torch_compat as compat
+from . import signature
+from .capture import rehearsals
+from .capture.returned import result_leaves
+from .capture.sharing import dense_stride, like, replaced
+
+Strides = Mapping[int, Sequence[int]]
+"""Strides of arguments, by leaf number."""
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """Arguments that the model writes to otherwise, and results that it copies, where the layout is another; by number."""
+
+    leaves: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+
+
+def sensitive(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    convention: signature.Convention,
+    gaps: Collection[int],
+) -> Sensitive:
+    """What of a method depends on how its arguments are laid out.
+
+    Args:
+        model: in the state in which it was traced, as are gradients.
+        args: the example.
+        kwargs: the example's.
+        convention: the method.
+        gaps: leaf numbers of arguments that were traced dense, and are not.
+    """
+    flat = pytree.tree_leaves((args, kwargs))
+    written, returned = _exposed(convention.method)
+    plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method["leaves"][i], x)}
+    traced = {i: dense_stride(tensor) if i in gaps else tensor.stride() for i, tensor in plain.items()}
+    # What is copied in this layout may be a view in another, and written to.
+    tensors = {i: x for i, x in plain.items() if i in written | returned or traced[i] != _contiguous(x.shape)}
+    if not tensors:
+        return Sensitive()
+    first: _Seen | None = None
+    leaves: set[int] = set()
+    results: set[int] = set()
+    doubled = {i: tuple(2 * step for step in traced[i]) for i in tensors}
+    for other in _others(tensors, traced, doubled):
+        first = first or _run(model, args, kwargs, traced)
+        second = _run(model, args, kwargs, {**traced, **other})
+        if first is None or second is None:
+            continue  # the model takes no such layout, or nobody can tell on fake tensors
+        if first.operators != second.operators:
+            leaves |= written & other.keys()
+        leaves |= (first.touched ^ second.touched) & other.keys()
+        if other == doubled:  # in which every view can be taken that the traced layout allows: what is copied was to be copied
+            owners = zip(first.results, second.results, strict=True)
+            results = {i for i, (one, two) in enumerate(owners) if one in doubled and one not in written and one != two}
+    return Sensitive(frozenset(leaves), frozenset(results))
+
+
+def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[int]) -> signature.Convention:
+    """The method with what a call with other strides must not do.
+
+    Raises:
+        UnsupportedError: the example itself has other strides than those it was traced with (``gaps``).
+    """
+    method = convention.method
+    if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
+        raise UnsupportedError(
+            "The model writes to arguments that lie in memory with gaps, and whose sizes vary: with gaps it writes to a copy "
+            "(contiguous, reshape), without to the argument.",
+            [Problem(path, "is a slice of a larger tensor") for path in refused],
+            hint="Build with a contiguous example, or with sizes that do not vary.",
+        )
+    leaves = [structs.replace(leaf, fixed_stride=True) if i in found.leaves else leaf for i, leaf in enumerate(method["leaves"])]
+    results = [structs.replace(r, laid_out=True) if i in found.results else r for i, r in enumerate(method["results"])]
+    return replace(convention, method={**method, "leaves": leaves, "results": [_apart(result, results) for result in results]})
+
+
+def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
+    """The result without what it has in common with another alias, if that one is of the argument in another layout."""
+    if not isinstance(result, schema.AliasResult) or result.shared is None:
+        return result
+    other = results[result.shared.result]
+    return result if getattr(other, "laid_out", False) == result.laid_out else structs.replace(result, shared=None)
+
+
+def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
+    """Leaf numbers of arguments that are written to, and that are returned, whole or as views."""
+    primals = method["primals"]
+    seen = [r.primal for r in method["results"] if isinstance(r, (schema.InputResult, schema.AliasResult))]
+
+    def leaves(numbers: Sequence[int | None]) -> set[int]:
+        found = [primals[i] for i in numbers if i is not None]
+        return {primal.leaf for primal in found if isinstance(primal, schema.InputPrimal)}
+
+    return leaves([mutation.primal for mutation in method["mutations"]]), leaves(seen)
+
+
+def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
+    return isinstance(leaf, schema.TensorLeaf) and leaf.subclass is None and leaf.stride is not None and value.numel() > 1
+
+
+def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, doubled: Strides) -> list[Strides]:
+    """Layouts to try: the example's own, one in which no two dimensions are one, one without gaps, and ``doubled``."""
+    kinds: list[Strides] = [
+        {i: tensor.stride() for i, tensor in tensors.items()},
+        {i: _spread(tensor.shape, traced[i]) for i, tensor in tensors.items()},
+        {i: _contiguous(tensor.shape) for i, tensor in tensors.items()},
+    ]
+    others = [{i: stride for i, stride in kind.items() if tuple(stride) != tuple(traced[i])} for kind in kinds]
+    return [*filter(None, others), doubled]
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Strides in the same order in which no two dimensions are one, and no two elements are neighbours."""
+    step, found = 2, [0] * len(shape)
+    for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
+        found[dim], step = step, step * (shape[dim] + 1)
+    return tuple(found)
+
+
+class _Seen(NamedTuple):
+    """A run: operators in order, arguments whose version counter moved, and which argument's memory each result lies in."""
+
+    operators: list[torch._ops.OpOverload]
+    touched: frozenset[int]
+    results: list[int | None]
+
+
+def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
+    """Run the model on fake tensors, some with other strides; null where it cannot be run so."""
+    mode, operators = compat.fake_mode_with_shapes(), list[torch._ops.OpOverload]()
+    flat = pytree.tree_leaves((args, kwargs))
+    with mode:
+        made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
+    given = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    try:
+        with compat.quiet_fake_tensors(), rehearsals.unchanged(model), compat.kept_state_changes():
+            run = compat.rehearse(mode, model, *given, operators=operators)
+    except Exception:  # eager does not take such a layout (view), or it depends on values
+        return None
+    owners = [(compat.StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]
+    results = [_owner(result, owners) for result in result_leaves(run.result)]
+    return _Seen(operators, run.touched.leaves, results)
+
+
+def _owner(result: Any, owners: Sequence[tuple[compat.StorageWeakRef, int]]) -> int | None:
+    if not isinstance(result, torch.Tensor) or not compat.is_plain_tensor(result) or result.layout != torch.strided:
+        return None
+    storage = compat.StorageWeakRef(result.untyped_storage())
+    return next((i for other, i in owners if other == storage), None)

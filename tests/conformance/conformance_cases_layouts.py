@@ -1,0 +1,101 @@
+"""Arguments laid out otherwise than at build: eager copies what it would take a view of, which shows in writes and in results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from .conformance_cases_shapes import LAYOUT
+from .harness import INFER, TRAIN, Call, Case, case, g, inputs, t
+
+Made = Callable[[torch.Generator], Any]
+
+LAYOUTS: dict[str, Made] = {
+    "transposed": lambda gen: torch.randn(3, 4, generator=gen).t(),
+    "every other row": lambda gen: torch.randn(8, 3, generator=gen)[::2],
+    "every other column": lambda gen: torch.randn(4, 6, generator=gen)[:, ::2],
+    "contiguous": t(4, 3),
+}
+ANY_SIZE = {"x": {0: Dim.AUTO, 1: Dim.AUTO}}
+OTHER_STRIDES = r"args\[0\]: has the strides \[1, 4\], at build \[3, 1\]: with others the model does not write to it"  # A15
+
+
+def calls(**options: Any) -> tuple[Call, ...]:
+    return tuple(Call(3 + i, inputs=inputs(made), **options) for i, made in enumerate(LAYOUTS.values()))
+
+
+def graded(made: Made) -> Made:
+    return lambda gen: made(gen).requires_grad_()
+
+
+def returned(x: Tensor) -> Any:
+    return x.ravel()
+
+
+def returned_beside_views(x: Tensor) -> Any:
+    """What is always a view, and what is a copy where the elements are not in order."""
+    return x.contiguous(), x.reshape(-1), x[0], x.flatten()[1:]
+
+
+def written_where_contiguous(x: Tensor) -> Tensor:
+    y = x.reshape(-1)
+    y.mul_(2)
+    return x + 1
+
+
+def read_after_a_write(x: Tensor) -> Tensor:
+    """The argument is written to in either layout; what is read then is the old value in one of them."""
+    y = x.contiguous()
+    x.add_(1)
+    return y * 2
+
+
+def written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def _refused(name: str, function: Callable[[Tensor], Any], **options: Any) -> Case:
+    wrong = Call(3, inputs=inputs(LAYOUTS["transposed"]), refused=OTHER_STRIDES)
+    return case(name, function, t(4, 3), calls=(TRAIN, INFER, wrong, Call(4)), **options)
+
+
+CASES: list[Case] = [
+    case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
+    case(
+        "layouts: ravel, returned, graded",
+        returned,
+        g(4, 3),
+        calls=tuple(Call(3 + i, inputs=inputs(graded(made))) for i, made in enumerate(LAYOUTS.values())),
+    ),
+    case("layouts: ravel, returned, cpu", returned, t(4, 3), calls=(TRAIN, *calls()), targets=("cpu",)),
+    case("layouts: copies and views, returned", returned_beside_views, t(4, 3), calls=(TRAIN, *calls())),
+    case("layouts: contiguous, returned", lambda x: x.contiguous(), t(4, 3), calls=(TRAIN, *calls())),
+    case("layouts: contiguous, returned, full checks", lambda x: x.contiguous(), t(4, 3), calls=(TRAIN, *calls())),
+    *(
+        case(f"layouts: {function.__name__}, dynamic, {name}", function, made, dynamic_shapes=ANY_SIZE, calls=(TRAIN, *calls()))
+        for function in (returned, returned_beside_views)
+        for name, made in LAYOUTS.items()
+        if name != "transposed"  # what was a copy at build stays one where eager takes a view (LayoutWarning)
+    ),
+    case("layouts: written in any", written, t(4, 3), calls=(TRAIN, *calls()), ignore=LAYOUT),
+    _refused("layouts: written where contiguous", written_where_contiguous),
+    _refused("layouts: written where contiguous, cpu", written_where_contiguous, targets=("cpu",)),
+    _refused("layouts: read after a write", read_after_a_write),
+    case(
+        "layouts: written where contiguous, built where it is not",
+        written_where_contiguous,
+        LAYOUTS["transposed"],
+        calls=(TRAIN, Call(3, inputs=inputs(t(4, 3)), refused=r"args\[0\]: has the strides \[3, 1\], at build \[1, 4\]")),
+    ),
+    case(
+        "layouts: a slice as the example, written where contiguous",
+        written_where_contiguous,
+        lambda gen: torch.randn(8, 3, generator=gen)[::2],
+        dynamic_shapes=ANY_SIZE,
+    ),
+]
