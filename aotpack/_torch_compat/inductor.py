@@ -21,7 +21,7 @@ import torch._inductor
 import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._export.utils import _compiling_state_context
-from torch._inductor import codecache, compile_fx, cpp_builder, ir, virtualized
+from torch._inductor import codecache, compile_fx, cpp_builder, cpu_vec_isa, ir, virtualized
 from torch._inductor.codegen import cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -203,6 +203,7 @@ def lower_with_aoti(
         _outside_ci(),
         _flags_of_ours(),
         _without_checks(),
+        _quick_probes(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
@@ -365,6 +366,24 @@ def _without_checks() -> Iterator[None]:
         wrapper.prefix.splice_aot("static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}")
 
     with mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
+        yield
+
+
+@contextlib.contextmanager
+def _quick_probes() -> Iterator[None]:
+    """Find out which instruction sets there are by asking the compiler whether it takes their flags.
+
+    Inductor compiles a program with ATen's headers for each that the processor has, three to six, and loads it: two seconds each,
+    in every process that finds none in its cache. They tell whether torch was built with a compiler that knew the set, too; its
+    wheels are.
+    """
+
+    def takes_flags(isa: cpu_vec_isa.VecISA, code: str) -> bool:
+        source = "" if code == cpu_vec_isa.VecISA._avx_code else code  # others are small, and need no header of torch's
+        command = [cpp_builder.get_cpp_compiler(), *shlex.split(isa.build_arch_flags()), "-x", "c++", "-fsyntax-only", "-"]
+        return subprocess.run(command, input=source, capture_output=True, text=True, check=False).returncode == 0
+
+    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", takes_flags):
         yield
 
 
