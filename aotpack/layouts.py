@@ -7,7 +7,7 @@ is no view of it. So a model that writes to its arguments, or returns views of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -30,10 +30,17 @@ Strides = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Sensitive:
-    """Arguments that the model writes to otherwise, and results that it copies, where the layout is another; by number."""
+    """What depends on layouts, by number.
+
+    Args:
+        leaves: arguments that the model writes to otherwise.
+        copied: results that are copies wherever the layout is another (``contiguous``).
+        reshaped: results that are copies where no view can be taken (``reshape``).
+    """
 
     leaves: frozenset[int] = frozenset()
-    results: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
+    reshaped: frozenset[int] = frozenset()
 
 
 def sensitive(
@@ -62,9 +69,8 @@ def sensitive(
         return Sensitive()
     first: _Seen | None = None
     leaves: set[int] = set()
-    results: set[int] = set()
-    doubled = {i: tuple(2 * step for step in traced[i]) for i in tensors}
-    for other in _others(tensors, traced, doubled):
+    copied: dict[str, frozenset[int]] = {}
+    for kind, other in _others(tensors, traced):
         first = first or _run(model, args, kwargs, traced)
         second = _run(model, args, kwargs, {**traced, **other})
         if first is None or second is None:
@@ -72,10 +78,10 @@ def sensitive(
         if first.operators != second.operators:
             leaves |= written & other.keys()
         leaves |= (first.touched ^ second.touched) & other.keys()
-        if other == doubled:  # in which every view can be taken that the traced layout allows: what is copied was to be copied
-            owners = zip(first.results, second.results, strict=True)
-            results = {i for i, (one, two) in enumerate(owners) if one in doubled and one not in written and one != two}
-    return Sensitive(frozenset(leaves), frozenset(results))
+        owners = zip(first.results, second.results, strict=True)
+        copied[kind] = frozenset(i for i, (one, two) in enumerate(owners) if one in other and one not in written and one != two)
+    always = copied.get("doubled", frozenset())
+    return Sensitive(frozenset(leaves), always, copied.get("apart", frozenset()) - always)
 
 
 def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[int]) -> signature.Convention:
@@ -93,7 +99,8 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
             hint="Build with a contiguous example, or with sizes that do not vary.",
         )
     leaves = [structs.replace(leaf, fixed_stride=True) if i in found.leaves else leaf for i, leaf in enumerate(method["leaves"])]
-    results = [structs.replace(r, laid_out=True) if i in found.results else r for i, r in enumerate(method["results"])]
+    results = [structs.replace(r, laid_out=True) if i in found.copied else r for i, r in enumerate(method["results"])]
+    results = [structs.replace(r, reshaped=True) if i in found.reshaped else r for i, r in enumerate(results)]
     return replace(convention, method={**method, "leaves": leaves, "results": [_apart(result, results) for result in results]})
 
 
@@ -121,15 +128,17 @@ def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
     return isinstance(leaf, schema.TensorLeaf) and leaf.subclass is None and leaf.stride is not None and value.numel() > 1
 
 
-def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, doubled: Strides) -> list[Strides]:
-    """Layouts to try: the example's own, one in which no two dimensions are one, one without gaps, and ``doubled``."""
-    kinds: list[Strides] = [
-        {i: tensor.stride() for i, tensor in tensors.items()},
-        {i: _spread(tensor.shape, traced[i]) for i, tensor in tensors.items()},
-        {i: _contiguous(tensor.shape) for i, tensor in tensors.items()},
-    ]
-    others = [{i: stride for i, stride in kind.items() if tuple(stride) != tuple(traced[i])} for kind in kinds]
-    return [*filter(None, others), doubled]
+def _others(tensors: Mapping[int, torch.Tensor], traced: Strides) -> Iterator[tuple[str, Strides]]:
+    """Layouts to try: the example's own; gaps that leave all views possible; gaps that allow no two dimensions to be one; rows."""
+    kinds: dict[str, Strides] = {
+        "own": {i: tensor.stride() for i, tensor in tensors.items()},
+        "doubled": {i: tuple(2 * step for step in traced[i]) for i in tensors},
+        "apart": {i: _spread(tensor.shape, traced[i]) for i, tensor in tensors.items()},
+        "rows": {i: _contiguous(tensor.shape) for i, tensor in tensors.items()},
+    }
+    for kind, strides in kinds.items():
+        if other := {i: stride for i, stride in strides.items() if tuple(stride) != tuple(traced[i])}:
+            yield kind, other
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -493,6 +493,7 @@ def _aliases(view: list[schema.ViewStep], shared: schema.Shared, earlier: Any = 
         ("C17: ", _aliases([_VIEW], schema.Shared(0, 1), laid_out=True)),
         # C28 results of arguments as they are laid out
         ("C28: ", {"results": [schema.AliasResult([_VIEW], output=0, laid_out=True)]}),
+        ("C28: ", {"results": [schema.AliasResult([_VIEW], output=0, reshaped=True)]}),
         ("C28: ", {"results": [schema.InputResult(0, laid_out=True)], "mutations": [schema.Mutation(0, 0, "data")]}),
         # C18 arguments in one memory
         ("C18: a base has two", _shared_memory(schema.BaseMember(0))),

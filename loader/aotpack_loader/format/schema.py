@@ -537,7 +537,8 @@ class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``.
 
     ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history. ``shared``: the first
-    steps are not repeated, but taken from another alias. ``laid_out``: of the primal as the graphs are given it.
+    steps are not repeated, but taken from another alias. ``laid_out``: of the primal as the graphs are given it; ``reshaped``: of
+    a copy where the caller's own tensor allows no such view.
     """
 
     view: list[ViewStep]
@@ -547,6 +548,7 @@ class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
     history: bool = True
     shared: Shared | None = None
     laid_out: bool = False
+    reshaped: bool = False
 
 
 class ConstantResult(Document, frozen=True, tag="constant", tag_field="type"):

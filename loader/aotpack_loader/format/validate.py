@@ -263,8 +263,9 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
     written = {mutation.primal for mutation in method.mutations}
     for i, result in enumerate(method.results):
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
-        if getattr(result, "laid_out", False) and getattr(result, "primal", None) in {*written, None}:
-            yield Problem(f"{at}.results[{i}].laid_out", "C28: its base is no primal, or one that is written to")
+        copied = getattr(result, "laid_out", False) or getattr(result, "reshaped", False)
+        if copied and getattr(result, "primal", None) in {*written, None}:
+            yield Problem(f"{at}.results[{i}]", "C28: its base, which may be a copy, is no primal, or one that is written to")
         if isinstance(result, schema.AliasResult) and result.shared is not None:
             earlier = method.results[result.shared.result] if result.shared.result < i else None
             if not _continues(result, result.shared, earlier):

@@ -53,7 +53,10 @@ def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
             return lambda given, environment, kept: given.outputs[position].to_sparse(sparse_dim)
         return lambda given, environment, kept: given.outputs[position]
     if isinstance(result, schema.InputResult):
-        return _primal_reader(result.primal, laid_out=result.laid_out)
+        primal = result.primal
+        if result.laid_out:
+            return lambda given, environment, kept: given.laid_out[primal]
+        return lambda given, environment, kept: given.primals[primal]
     if isinstance(result, schema.AliasResult):
         return _alias_builder(number, result, wanted)
     if isinstance(result, schema.SizeResult):
@@ -63,22 +66,16 @@ def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
     return lambda given, environment, kept: value
 
 
-def _primal_reader(primal: int, *, laid_out: bool) -> _Build:
-    if laid_out:
-        return lambda given, environment, kept: given.laid_out[primal]
-    return lambda given, environment, kept: given.primals[primal]
-
-
-def _view_of_primal(primal: int, replay: Replay, *, laid_out: bool) -> _Build:
+def _view_of_primal(result: schema.AliasResult, primal: int, replay: Replay) -> _Build:
     def build(given: Given, environment: Environment, kept: Kept) -> torch.Tensor:
         own, copy = given.primals[primal], given.laid_out[primal]
-        if own is copy:
+        if own is copy or not (result.laid_out or result.reshaped):
             return replay(own, environment, kept)
-        if laid_out:
+        if result.laid_out:
             return replay(copy, environment, kept)
         try:
             return replay(own, environment, kept)
-        except RuntimeError:  # its strides allow no such view, so eager's is one of a copy (reshape)
+        except RuntimeError:  # its strides allow no such view: eager's is one of a copy
             return replay(copy.clone(), environment, kept)
 
     return build
@@ -87,6 +84,6 @@ def _view_of_primal(primal: int, replay: Replay, *, laid_out: bool) -> _Build:
 def _alias_builder(number: int, result: schema.AliasResult, wanted: set[Key]) -> _Build:
     replay = replayer(number, result, wanted)
     if result.primal is not None:
-        return _view_of_primal(result.primal, replay, laid_out=result.laid_out)
+        return _view_of_primal(result, result.primal, replay)
     output = result.output or 0
     return lambda given, environment, kept: replay(given.outputs[output], environment, kept)
