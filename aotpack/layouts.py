@@ -129,7 +129,7 @@ def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
 
 
 def _others(tensors: Mapping[int, torch.Tensor], traced: Strides) -> Iterator[tuple[str, Strides]]:
-    """Layouts to try: the example's own; gaps that leave all views possible; gaps that allow no two dimensions to be one; rows."""
+    """Layouts to try: the example's own; gaps that leave all views possible; gaps between all rows, too; rows."""
     kinds: dict[str, Strides] = {
         "own": {i: tensor.stride() for i, tensor in tensors.items()},
         "doubled": {i: tuple(2 * step for step in traced[i]) for i in tensors},
