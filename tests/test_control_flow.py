@@ -339,6 +339,34 @@ def test_running_flex_attention_imports_no_compiler(tmp_path: Path, fresh_proces
     assert [name for name in added if name.startswith(("torch._", "torch.fx", "torch.export", "functorch", "sympy"))] == []
 
 
+class Scaled(nn.Module):
+    """A branch that no gradient goes through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x.cos(), (x,))
+        return x * scale
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_control_flow_under_no_grad_has_no_gradients_without_dynamo(tmp_path: Path) -> None:
+    """torch.export forgets the mode around control flow, so it is not let; plain tracing keeps it."""
+    out, x = tmp_path / "model.aotpack", torch.randn(4, 3, requires_grad=True)
+
+    def build(*front_ends: str) -> None:
+        aotpack.build(Scaled(), (x,), out=out, targets=("portable",), methods=("train",), front_ends=front_ends)
+
+    with pytest.raises(AotpackError, match=r"export: (?s:.*)test_control_flow\.py"):
+        build("export")
+    build("export", "trace")
+    loaded = aotpack.load(out)
+    for sign in (1, -1):
+        here, there = [(sign * x.detach().abs()).requires_grad_() for _ in range(2)]
+        Scaled()(here).sum().backward()
+        loaded(there).sum().backward()
+        torch.testing.assert_close(there.grad, here.grad)
+
+
 def test_a_refusal_names_the_users_line(tmp_path: Path) -> None:
     def alias(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x, lambda x: x.cos(), (x,))

@@ -19,7 +19,7 @@ class LostGradientError(Exception):
 
 @contextlib.contextmanager
 def kept_gradients() -> Iterator[None]:
-    """While torch.export traces: refuse functions with a backward of their own, and hooks on gradients.
+    """While torch.export traces: refuse functions with a backward of their own, hooks on gradients, control flow in ``no_grad``.
 
     Raises:
         LostGradientError: names the construct.
@@ -33,6 +33,8 @@ def kept_gradients() -> Iterator[None]:
         stack.enter_context(mock.patch.object(functions, "_is_setup_context_defined", _watched(defined)))
         for name in _HOOKS:
             stack.enter_context(mock.patch.object(torch.Tensor, name, _refusal_of(name)))
+        call = torch._ops.HigherOrderOperator.__call__
+        stack.enter_context(mock.patch.object(torch._ops.HigherOrderOperator, "__call__", _with_gradients_on(call)))
         yield
 
 
@@ -69,6 +71,15 @@ def _watched(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
         return defined(setup_context)
 
     return watched
+
+
+def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            raise LostGradientError(f"calls {operator.name()} under no_grad, which torch.export forgets: it would have gradients")
+        return call(operator, *args, **kwargs)
+
+    return called
 
 
 def _refusal_of(name: str) -> Callable[..., Any]:

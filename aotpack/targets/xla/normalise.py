@@ -73,7 +73,7 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
-        if node.op == "call_function" and node.target in table:
+        if node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
             _expand(node, table[node.target])
     for node in list(graph.nodes):
         if node.target in _REDUCTIONS:
@@ -90,6 +90,12 @@ def normalise(module: GraphModule) -> GraphModule:
     graph.lint()
     copied.recompile()
     return copied
+
+
+def _has_fixed_sizes(node: Node) -> bool:
+    """Other nodes stay as they are, to be refused."""
+    values = pytree.tree_leaves([value.meta["val"] for value in (node, *node.all_input_nodes) if value.op != "get_attr"])
+    return all(isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
 
 
 def _hold_seed(node: Node) -> None:
