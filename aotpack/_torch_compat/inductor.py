@@ -22,7 +22,7 @@ import torch._inductor.config as inductor_config
 import torch._inductor.lowering
 from torch._export.utils import _compiling_state_context
 from torch._inductor import codecache, compile_fx, cpp_builder, cpu_vec_isa, ir, virtualized
-from torch._inductor.codegen import cpp_wrapper_cpu
+from torch._inductor.codegen import cpp, cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
@@ -204,6 +204,7 @@ def lower_with_aoti(
         _flags_of_ours(),
         _without_checks(),
         _quick_probes(),
+        _tiles_indexed_once(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
@@ -366,6 +367,20 @@ def _without_checks() -> Iterator[None]:
         wrapper.prefix.splice_aot("static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}")
 
     with mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
+        yield
+
+
+@contextlib.contextmanager
+def _tiles_indexed_once() -> Iterator[None]:
+    """Mend addresses in Inductor's tiles: where it adds at an indirect index (the gradient of ``x[..., [i], :]``), it counts
+    the place in the tile twice (torch 2.13), and writes elsewhere. ``torch.compile`` gives wrong gradients there, or crashes.
+    """
+    transform = cpp.CppTile2DKernel.transform_indexing
+
+    def once(kernel: cpp.CppTile2DKernel, index: Any) -> Any:
+        return index if index.has(kernel.inner_itervar()) else transform(kernel, index)
+
+    with mock.patch.object(cpp.CppTile2DKernel, "transform_indexing", once):
         yield
 
 

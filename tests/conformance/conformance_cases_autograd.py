@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import TRAIN, Call, Case, case, g, ints, module_case, n
+from .harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
 
 
 class Mlp(nn.Module):
@@ -200,6 +200,12 @@ def parameter_hooks(model: Any, args: Any, kwargs: Any) -> Any:
     for handle in handles:
         handle.remove()
     return sorted([float(grad.sum()) for grad in seen])
+
+
+def one_key_for_all(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """As multi-query attention takes its key: the gradient is added at an index, from tiles of two layouts."""
+    key = x[..., [-2], :].squeeze(2)
+    return (key.transpose(1, 2) * w).sum() + (key.sin() * v).sum()
 
 
 def accumulate_hooks(model: Any, args: Any, kwargs: Any) -> Any:
@@ -555,6 +561,9 @@ CASES: list[Case] = [
     mlp("torch.autograd.grad, is_grads_batched", by_autograd_grad_batched),
     mlp("backward(inputs=...)", backward_inputs),
     mlp("hooks on parameters", parameter_hooks),
+    case(
+        "autograd: one key for all queries, cpu", one_key_for_all, g(2, 16, 6, 16), t(2, 16, 16), t(2, 16, 16), targets=("cpu",)
+    ),
     mlp("hooks on parameters, post-accumulate", accumulate_hooks),
     mlp("hooks on outputs, retain_grad", output_hooks),
     mlp("hooks on inputs", input_hooks),
