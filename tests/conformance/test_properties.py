@@ -66,10 +66,29 @@ PAIRS = {
 }
 """Two arguments made of one tensor of 3 by 4."""
 
+LAYOUTS = {"columns": (1, 2), "rows apart": (5, 1), "elements apart": (6, 2), "all apart": (9, 2)}
+"""Strides for an argument of 2 by 3 that was contiguous at build."""
+IN_MEMORY = re.compile(r"\.stride: |^only in (eager|the bundle): ")
+"""What a LayoutWarning is about: strides of results, and whether they are views."""
+
 
 def _without_gradient(x: Tensor) -> Tensor:
     with torch.no_grad():
         return x.mul_(3)
+
+
+def _laid_out(spec: Any, stride: tuple[int, int]) -> Any:
+    """The same tensor, with other strides."""
+
+    def make(generator: torch.Generator) -> Tensor:
+        x = spec(generator)
+        made = torch.empty_strided(x.shape, stride).copy_(x)
+        if x.is_leaf:
+            return made.detach().requires_grad_(x.requires_grad)
+        made.source = x.source  # type: ignore[attr-defined]
+        return made
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -93,9 +112,10 @@ class Program:
         # Distinct values: one returned twice is a row of the table.
         return tuple([values[i] for i in dict.fromkeys([i % len(values) for i in self.results])])
 
-    def inputs(self) -> Given:
-        """Plain tensors, leaves and results of earlier computation."""
-        return inputs(*[SPECS[kind](2, 3) for kind in self.kinds])
+    def inputs(self, stride: tuple[int, int] | None = None) -> Given:
+        """Plain tensors, leaves and results of earlier computation, contiguous or with other strides."""
+        specs = [SPECS[kind](2, 3) for kind in self.kinds]
+        return inputs(*(specs if stride is None else [_laid_out(spec, stride) for spec in specs]))
 
 
 @dataclass(frozen=True)
@@ -219,3 +239,36 @@ def _call_otherwise(shared: Shared, other: str, out: Path) -> None:
         return
     lines = differences(observe(case, TRAIN, model, make_inputs), bundle)
     assert not lines, "\n".join([case.name, *lines])
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+@given(program=programs, layout=st.sampled_from(sorted(LAYOUTS)))
+def test_random_programs_take_other_layouts_or_refuse_them(
+    program: Program, layout: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Arguments with other strides than at build: values, writes and gradients are eager's, or the call is refused."""
+    case = Case(repr(program), lambda: (function(program), program.inputs()))
+    otherwise = Case(f"{program!r}, {layout}", lambda: (function(program), program.inputs(LAYOUTS[layout])))
+    if not works_in_eager(case) or not works_in_eager(otherwise):
+        event("eager refuses")
+        return
+    out: Path = tmp_path_factory.mktemp("program") / "case.aotpack"
+    model, make_inputs = seeded(case.make)
+    args = make_inputs(1)[0]
+    try:
+        aotpack.build(model, args, out=out, targets=("portable",))
+    except BuildError:
+        event("refused at build")
+        return
+    model, make_inputs = seeded(otherwise.make)
+    bundle = observe(otherwise, TRAIN, aotpack.load(out, backend="portable"), make_inputs)
+    if isinstance(bundle.error, InputError):
+        event("another layout refused")
+        assert re.search(r"args\[[01]\]: has the strides", str(bundle.error))
+        return
+    lines = [line for line in differences(observe(otherwise, TRAIN, model, make_inputs), bundle) if not IN_MEMORY.search(line)]
+    assert not lines, "\n".join([otherwise.name, *lines])
+    event("called")
