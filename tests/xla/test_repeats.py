@@ -114,6 +114,27 @@ def called(module: GraphModule) -> GraphModule:
     return module
 
 
+def test_nodes_that_are_alike_are_decomposed_in_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five products are of four kinds: another constant, another shape and one argument twice are kinds of their own."""
+    from aotpack.targets.xla import normalise as module
+
+    def products(x: Tensor) -> list[Tensor]:
+        y, z = x + 1, x + 2
+        first = torch.addcmul(x, y, z, value=3)
+        others = [torch.addcmul(x, y, z, value=0.5), torch.addcmul(x[:2], y[:2], z[:2], value=3), torch.addcmul(x, y, y, value=3)]
+        return [torch.addcmul(first, z, y, value=3), *others]
+
+    traces = []
+    trace = module.trace
+    monkeypatch.setattr(module, "trace", lambda *args: traces.append(args) or trace(*args))
+    with FakeTensorMode():
+        normalised = normalise(make_fx(products)(torch.empty(X)))
+    assert len(traces) == 4
+    x = torch.randn(X)
+    for found, expected in zip(normalised(x), products(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     ("function", "copies"),
     [

@@ -6,7 +6,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -70,11 +70,12 @@ def normalise(module: GraphModule) -> GraphModule:
     for name, region in regions(module).items():
         copied.register_module(name, normalise(region))
     table = decompositions.table()
+    known: dict[str, Graph] = {}
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
         if node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
-            _expand(node, table[node.target])
+            _expand(node, table[node.target], known)
     for node in list(graph.nodes):
         if node.target in _REDUCTIONS:
             _name_dimensions(node)
@@ -106,20 +107,22 @@ def _hold_seed(node: Node) -> None:
         value.meta = {**value.meta, "val": seed}
 
 
-def _expand(node: Node, rule: Callable[..., Any]) -> None:
-    """Put what ``rule`` computes in the place of ``node``."""
+def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> None:
+    """Put what ``rule`` computes in the place of ``node``; ``known``: what was traced for other nodes, by :func:`_letter`."""
     leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
     given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def run(*values: Any) -> Any:
-        known = dict(zip(given, values, strict=True))
-        args, kwargs = pytree.tree_unflatten([known.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
+        value_of = dict(zip(given, values, strict=True))
+        args, kwargs = pytree.tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
         result = rule(*args, **kwargs)
         return list(result) if isinstance(result, tuple) else result  # a named tuple would be a node of its own
 
-    with fake_mode_of(node.graph):
-        inner = trace(run, [item.meta["val"] for item in given], decompositions.table())
-    results = _inline(inner, node, given)
+    letter = _letter(node, leaves, spec, given)
+    if letter not in known:
+        with fake_mode_of(node.graph):
+            known[letter] = trace(run, [item.meta["val"] for item in given], decompositions.table())
+    results = _inline(known[letter], node, given)
     if isinstance(results, Node):
         node.replace_all_uses_with(results)
     else:
@@ -128,6 +131,18 @@ def _expand(node: Node, rule: Callable[..., Any]) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
+
+
+def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: list[Node]) -> str:
+    """Equal for nodes that a rule computes alike: operator, constants, types of arguments, and which of these are one."""
+    places = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    return repr((node.target, spec, places, [_type(item.meta["val"]) for item in given]))
+
+
+def _type(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, value.shape, value.stride(), value.storage_offset(), value.device
 
 
 def _unfrozen(value: Any) -> Any:
