@@ -356,7 +356,7 @@ def test_control_flow_under_no_grad_has_no_gradients_without_dynamo(tmp_path: Pa
     def build(*front_ends: str) -> None:
         aotpack.build(Scaled(), (x,), out=out, targets=("portable",), methods=("train",), front_ends=front_ends)
 
-    with pytest.raises(AotpackError, match=r"export: (?s:.*)test_control_flow\.py"):
+    with pytest.raises(AotpackError, match=r"export: LostGradientError: calls cond under no_grad.*test_control_flow\.py"):
         build("export")
     build("export", "trace")
     loaded = aotpack.load(out)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._guards import CompileContext
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -75,7 +76,7 @@ def _watched(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
     def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and CompileContext.try_get() is None:  # Dynamo turns them off for itself
             raise LostGradientError(f"calls {operator.name()} under no_grad, which torch.export forgets: it would have gradients")
         return call(operator, *args, **kwargs)
 
