@@ -75,10 +75,16 @@ def _watched(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
+    running: list[torch._ops.HigherOrderOperator] = []  # what they run they may run without gradients, as Dynamo does all
+
     def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() and CompileContext.try_get() is None:  # Dynamo turns them off for itself
+        if not torch.is_grad_enabled() and not running and CompileContext.try_get() is None:
             raise LostGradientError(f"calls {operator.name()} under no_grad, which torch.export forgets: it would have gradients")
-        return call(operator, *args, **kwargs)
+        running.append(operator)
+        try:
+            return call(operator, *args, **kwargs)
+        finally:
+            running.pop()
 
     return called
 
