@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,8 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.config as inductor_config
-import torch._inductor.lowering
 from torch._export.utils import _compiling_state_context
-from torch._inductor import codecache, compile_fx, cpp_builder, cpu_vec_isa, ir, virtualized
+from torch._inductor import codecache, compile_fx, cpp_builder, cpu_vec_isa, ir, lowering, virtualized
 from torch._inductor.codegen import cpp, cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -205,6 +204,7 @@ def lower_with_aoti(
         _without_checks(),
         _quick_probes(),
         _tiles_indexed_once(),
+        _pools_divided_rightly(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
@@ -381,6 +381,29 @@ def _tiles_indexed_once() -> Iterator[None]:
         return index if index.has(kernel.inner_itervar()) else transform(kernel, index)
 
     with mock.patch.object(cpp.CppTile2DKernel, "transform_indexing", once):
+        yield
+
+
+@contextlib.contextmanager
+def _pools_divided_rightly() -> Iterator[None]:
+    """Call ATen's kernel for gradients of average pooling whose last window may reach over the edge (``ceil_mode``).
+
+    Inductor (torch 2.13) divides them by the size of the whole window, also where padding counts as the forward does not:
+    ``torch.compile`` gives wrong gradients there.
+    """
+
+    def rule(name: str) -> Callable[..., Any]:
+        operator, own = getattr(torch.ops.aten, name).default, getattr(lowering, f"fallback_{name}")
+        inductors = lowering.lowerings[operator]
+
+        def lower(grad: Any, x: Any, *args: Any) -> Any:
+            ceil_mode = args[3]
+            return (own if ceil_mode else inductors)(grad, x, *args)
+
+        return lower
+
+    names = ("avg_pool2d_backward", "avg_pool3d_backward")
+    with mock.patch.dict(lowering.lowerings, {getattr(torch.ops.aten, name).default: rule(name) for name in names}):
         yield
 
 

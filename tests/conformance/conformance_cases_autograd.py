@@ -208,6 +208,14 @@ def one_key_for_all(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return (key.transpose(1, 2) * w).sum() + (key.sin() * v).sum()
 
 
+def pooled_over_the_edge(x: Tensor) -> Tensor:
+    """The last window has fewer elements than the others, and is as EfficientNet's larger than all there is."""
+    rows = nn.functional.avg_pool2d(x * 1.5, 2, ceil_mode=True)
+    whole = nn.functional.avg_pool2d(x.sin(), 7, ceil_mode=True)
+    volumes = nn.functional.avg_pool3d(x.cos(), 2, ceil_mode=True)
+    return rows.sin().sum() + whole.cos().sum() + volumes.sin().sum()
+
+
 def accumulate_hooks(model: Any, args: Any, kwargs: Any) -> Any:
     seen: list[str] = []
     handles = [
@@ -563,6 +571,10 @@ CASES: list[Case] = [
     mlp("hooks on parameters", parameter_hooks),
     case(
         "autograd: one key for all queries, cpu", one_key_for_all, g(2, 16, 6, 16), t(2, 16, 16), t(2, 16, 16), targets=("cpu",)
+    ),
+    *(
+        case(f"autograd: average pooling over the edge, {target}", pooled_over_the_edge, g(2, 3, 5, 5), targets=(target,))
+        for target in ("portable", "cpu")
     ),
     mlp("hooks on parameters, post-accumulate", accumulate_hooks),
     mlp("hooks on outputs, retain_grad", output_hooks),
