@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from aotpack.targets.parts import without_calls
-from aotpack.targets.xla.check import problems
 from aotpack.targets.xla.lower import lower
 from aotpack.targets.xla.normalise import CALL, normalise
 from aotpack.targets.xla.repeats import call_repeats
@@ -174,23 +173,6 @@ def test_what_does_not_pay_is_left_alone() -> None:
     small = traced(lambda x, *weights: [x := (x @ weight).relu() for weight in weights], 6)
     for module in (few, small):
         assert called(module).graph.find_nodes(op="call_function", target=CALL) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("scan", "higher_order.scan has no form for XLA: a Python loop has, and layers that repeat are one computation"),
-        ("map_impl", "higher_order.map_impl has no form for XLA: a Python loop has, and layers that repeat are one computation"),
-        ("while_loop", "higher_order.while_loop has no form for XLA"),
-    ],
-)
-def test_loops_as_operators_are_refused(name: str, message: str) -> None:
-    graph = Graph()
-    loop = graph.call_function(getattr(torch.ops.higher_order, name), ())
-    loop.meta["val"] = ()
-    graph.output((loop,))
-    (problem,) = problems(GraphModule(nn.Module(), graph), "train.forward")
-    assert problem.message == message
 
 
 def test_48_plain_layers_are_not_48_copies() -> None:
