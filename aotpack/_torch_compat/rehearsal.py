@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -18,7 +19,6 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import origin
 from .overlaps import RefusedOverlaps
@@ -163,7 +163,7 @@ def _run(
         with contextlib.ExitStack() as stack:
             if operators is not None:
                 operators.clear()
-                stack.enter_context(_Calls(operators))
+                stack.enter_context(_noted(mode, operators))
             if strict:
                 stack.enter_context(RefusedOverlaps())
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
@@ -177,17 +177,26 @@ def _run(
         return Rehearsed(result, leaves, touched, records, watched.reads_nodes)
 
 
-class _Calls(TorchDispatchMode):
-    """Notes the operators that run and are no views: one view is as good as another."""
+@contextlib.contextmanager
+def _noted(mode: FakeTensorMode, operators: list[torch._ops.OpOverload]) -> Iterator[None]:
+    """Note the operators that the model calls and that are no views: one view is as good as another.
 
-    def __init__(self, operators: list[torch._ops.OpOverload]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._operators = operators
+    A mode of our own would do so too, but Dynamo, which eager runs for control flow, does not bear another.
+    """
+    dispatch, depth = mode.dispatch, 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and func.namespace != "prim":  # a question about the tensor
-            self._operators.append(func)
-        return func(*args, **(kwargs or {}))
+    def noting(func: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if not depth and isinstance(func, torch._ops.OpOverload) and not func.is_view and func.namespace != "prim":
+            operators.append(func)
+        depth += 1  # what an operator is made of differs with what torch has in its caches
+        try:
+            return dispatch(func, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    with mock.patch.object(mode, "dispatch", noting):
+        yield
 
 
 _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
