@@ -392,18 +392,18 @@ def _pools_divided_rightly() -> Iterator[None]:
     ``torch.compile`` gives wrong gradients there.
     """
 
-    def rule(name: str) -> Callable[..., Any]:
-        operator, own = getattr(torch.ops.aten, name).default, getattr(lowering, f"fallback_{name}")
-        inductors = lowering.lowerings[operator]
-
-        def lower(grad: Any, x: Any, *args: Any) -> Any:
-            ceil_mode = args[3]
-            return (own if ceil_mode else inductors)(grad, x, *args)
+    def rule(inductors: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(grad: Any, x: Any, size: Any, stride: Any, padding: Any, ceil_mode: bool, *rest: Any) -> Any:
+            return (kernel if ceil_mode else inductors)(grad, x, size, stride, padding, ceil_mode, *rest)
 
         return lower
 
-    names = ("avg_pool2d_backward", "avg_pool3d_backward")
-    with mock.patch.dict(lowering.lowerings, {getattr(torch.ops.aten, name).default: rule(name) for name in names}):
+    kernels = {
+        torch.ops.aten.avg_pool2d_backward.default: lowering.fallback_avg_pool2d_backward,
+        torch.ops.aten.avg_pool3d_backward.default: lowering.fallback_avg_pool3d_backward,
+    }
+    rules = {operator: rule(lowering.lowerings[operator], kernel) for operator, kernel in kernels.items()}
+    with mock.patch.dict(lowering.lowerings, rules):
         yield
 
 

@@ -75,7 +75,6 @@ CASES: list[Case] = [
     case("layouts: ravel, returned, cpu", returned, t(4, 3), calls=(TRAIN, *calls()), targets=("cpu",)),
     case("layouts: copies and views, returned", returned_beside_views, t(4, 3), calls=(TRAIN, *calls())),
     case("layouts: contiguous, returned", lambda x: x.contiguous(), t(4, 3), calls=(TRAIN, *calls())),
-    case("layouts: contiguous, returned, full checks", lambda x: x.contiguous(), t(4, 3), calls=(TRAIN, *calls())),
     *(
         case(f"layouts: {function.__name__}, dynamic, {name}", function, made, dynamic_shapes=ANY_SIZE, calls=(TRAIN, *calls()))
         for function in (returned, returned_beside_views)

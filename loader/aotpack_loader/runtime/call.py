@@ -134,15 +134,15 @@ class MethodCall:
             self._layouts.check(given, laid_out)
         versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
-        # The forward empties its list, the epilogue needs the caller's own tensors: read again only if some had to be laid out.
+        # The epilogue needs the caller's own tensors, too: read again only if some had to be laid out.
         as_given = all(map(operator.is_, given, laid_out))
-        arguments = primals.copy() if as_given else [read(state, laid_out) for read in self._primals]
+        as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
+        arguments = as_run.copy()  # the forward empties its list
         if self._modes.autocast is None:
             outputs = self._run(arguments, environment)
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
                 outputs = self._run(arguments, environment)
-        as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
         results = self._epilogue(Given(primals, as_run, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(given, before)

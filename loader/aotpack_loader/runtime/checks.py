@@ -64,7 +64,8 @@ class Checks:
         outputs = subclasses.of_outputs(method)
         self._places = subclasses.part_positions(outputs)
         counts = [i not in private for i, places in enumerate(self._places) for _ in places]
-        words = _parts([f"output {i}{results.get(i, '')}" for i in range(method.num_outputs)], outputs)
+        self._output_names = [f"output {i}{results.get(i, '')}" for i in range(method.num_outputs)]
+        words = _parts(self._output_names, outputs)
         self._outputs = [
             Expected(f"{name}.forward, {word}", value, count)
             for word, value, count in zip(words, output_values(forward), counts, strict=True)
@@ -309,11 +310,10 @@ class SubclassChecks(Checks):
         own_layout: bool,
     ) -> None:
         super().__init__(name, method, forward, backward, device, entries, own_layout=own_layout)
-        results = _results_by_output(method)
-        outputs = {i: f"{name}.forward, output {i}{results.get(i, '')}" for i in range(method.num_outputs)}
+        outputs = zip(self._output_names, subclasses.of_outputs(method), strict=True)
         self._made = [
-            (i, where, Wrapper(subclass, classes))
-            for (i, where), subclass in zip(outputs.items(), subclasses.of_outputs(method), strict=True)
+            (i, f"{name}.forward, {output}", Wrapper(subclass, classes))
+            for i, (output, subclass) in enumerate(outputs)
             if subclass is not None
         ]
         convention = method.backward
