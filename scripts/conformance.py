@@ -2,12 +2,14 @@
 
 Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and
 with dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments,
-aliasing, strides, and the random generator afterwards must be eager's. What a build refuses is also given to torch's own
-``aot_function``. Some of the bundles are called once more in a fresh process without the compiler.
+aliasing, strides, and the random generator afterwards must be eager's. What does not pass is also given to torch's own
+``aot_function`` or, with ``--target cpu``, ``torch.compile``. Some of the bundles are called once more in a fresh process without
+the compiler.
 
-Results are written as they come: ``--resume`` goes on after an interruption, and adds what a run with fewer samples, types or
-sizes left out; ``--again`` does anew what did not pass. They are summed up in scripts/bench/results/conformance.json and the
-README; databases, types and sizes that a run leaves out altogether stay there as they were.
+Results are kept by unit (operator, type, sizes and target) in scripts/bench/results, conformance.json and conformance_units.json,
+and summed up in the README; what a run leaves out stays there as it was. So ``--resume`` does on any machine only what is
+missing, ``--resume --again`` also what did not pass, and ``--ops NAME`` alone does these operators anew. Outcomes of samples are
+written to a file in .cache as they come, with which ``--resume`` goes on inside a unit on the machine where it was interrupted.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from conformance_found import Found  # noqa: E402
-from conformance_report import README, RESULTS, markdown, summary, with_rows_of  # noqa: E402
-from conformance_samples import DATABASES, DTYPES, Unit, units  # noqa: E402
+from conformance_report import markdown  # noqa: E402
+from conformance_results import Results  # noqa: E402
+from conformance_samples import DATABASES, DTYPES, TARGETS, Unit, units  # noqa: E402
 from pages import replace  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
 
+RESULTS = ROOT / "scripts" / "bench" / "results" / "conformance.json"
+README = ROOT / "README.md"
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
 """A line a unit and run: what became of its samples, and how many are left. And a line a run: what a fresh process found."""
 
@@ -53,27 +58,33 @@ def main() -> None:
 
         serve(Path(options.worker), limit=options.limit, count=options.samples)
         return
-    chosen = units(options.databases, options.dtypes, options.sizes, options.ops)
+    chosen = units(options.databases, options.dtypes, options.sizes, options.ops, options.target)
     if options.ops and not chosen:
         sys.exit(f"conformance: no operator {', '.join(options.ops)} in {', '.join(options.databases)}")
     PARTIAL.parent.mkdir(exist_ok=True)
     found = Found.read(options.partial) if options.resume or options.report else Found()
     if options.again:
         found = found.settled()
-    if not options.report:
-        run([unit for unit in chosen if not found.complete(str(unit))], found, options)
-    results = summary(found)
-    if RESULTS.exists() and not options.ops:
-        results = with_rows_of(results, json.loads(RESULTS.read_text()))
-    if options.ops or options.json:
-        print(json.dumps(results, indent=2))
-    else:
-        print(markdown(results))
-    if not options.ops:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    known = Results.read(options.results)
+    todo = [] if options.report else missing(chosen, found, known, options)
+    if todo:
+        run(todo, found, options)
+    later = Results.of(found)
+    results = known.with_later(later, [str(unit) for unit in todo])
+    results.write(options.results)
+    if options.results == RESULTS:
         replace(README, "conformance", markdown(results))
-    if options.strict and results["totals"]["wrong"] + results["totals"]["raises"]:
+    print(json.dumps(later.told(), indent=2) if options.json else markdown(results))
+    if options.strict and later.failed:
         sys.exit(1)
+
+
+def missing(chosen: Sequence[Unit], found: Found, known: Results, options: argparse.Namespace) -> list[Unit]:
+    """The units to do: all, or with ``--resume`` those of which samples are left, ``--again`` with those that did not pass."""
+    if not options.resume:
+        return list(chosen)
+    done = {unit for unit, one in known.units.items() if (one.settled if options.again else one.complete)}
+    return [unit for unit in chosen if str(unit) not in done and not found.complete(str(unit))]
 
 
 def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> None:
@@ -93,17 +104,19 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES[:4]))
-    parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators; results go to the screen only")
+    parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators")
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each operator's, spread evenly")
     parser.add_argument("--sizes", nargs="+", choices=("static", "dynamic"), default=["static", "dynamic"])
+    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="what bundles are built for (default portable)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for an operator in one type (default 300)")
-    parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
+    parser.add_argument("--resume", action="store_true", help="only what no earlier run has done")
     parser.add_argument("--again", action="store_true", help="with --resume: do what did not pass anew")
     parser.add_argument("--report", action="store_true", help="run nothing: sum up what earlier runs found")
     parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FILE", help="where results go as they come")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if anything differs from eager")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="the results that this run is added to")
+    parser.add_argument("--json", action="store_true", help="print what this run found as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if anything in this run differs from eager")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.sizes = [size == "dynamic" for size in options.sizes]
@@ -144,8 +157,8 @@ def sweep(todo: Sequence[Unit], found: Found, folder: Path, partial: TextIO, opt
 
 
 def line_of(outcome: Mapping[str, str]) -> str:
-    aot = f" [aot_function: {outcome['aot']}]" if outcome["aot"] else ""
-    return f"{outcome['status']}: {outcome['reason']}{aot}"
+    peer = f" [torch: {outcome['peer']}]" if outcome["peer"] else ""
+    return f"{outcome['status']}: {outcome['reason']}{peer}"
 
 
 def distinct(outcomes: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -245,7 +258,7 @@ class Worker:
             if not line:
                 code = self.process.wait()
                 reason = f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s"
-                return False, {"sample": current, "status": "crash", "reason": reason, "aot": ""}
+                return False, {"sample": current, "status": "crash", "reason": reason, "peer": ""}
             told = json.loads(line)
             if "end" in told:
                 return True, {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from conformance_fresh import keep
@@ -28,13 +29,14 @@ class Outcome:
     Args:
         status: one of :data:`STATUSES`, or ``skipped`` where eager itself raises.
         reason: of any other status than ``pass``, in a line.
-        aot: of a sample that does not pass: what torch's own ``aot_function`` makes of it, ``works``, ``wrong`` or ``raises``.
+        peer: of a sample that does not pass: what torch makes of it itself, ``works``, ``wrong`` or ``raises``: ``aot_function``,
+            or, where the bundle is compiled code, ``torch.compile``.
     """
 
     sample: str
     status: str
     reason: str = ""
-    aot: str = ""
+    peer: str = ""
 
 
 class Checker:
@@ -44,16 +46,18 @@ class Checker:
         folder: where bundles are written.
         dynamic: every size may vary that the operator lets vary.
         front_ends: as for a build.
+        target: what bundles are built for.
         fresh: where bundles are put by that a fresh process is to call.
 
     Attributes:
         loaded: the bundle of the sample checked last; None if it could not be built, or not as the sample stands.
     """
 
-    def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], fresh: Path) -> None:
+    def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], target: str, fresh: Path) -> None:
         self.path = folder / "sample.aotpack"
         self.dynamic = dynamic
         self.front_ends = front_ends
+        self.target = target
         self.fresh = fresh
         self.loaded: torch.nn.Module | None = None
 
@@ -70,12 +74,12 @@ class Checker:
         try:
             self.build(sample)
         except AotpackError as error:
-            return Outcome(sample.name, "refused", one_line(error), self._aot(sample, eager))
+            return Outcome(sample.name, "refused", one_line(error), self._peer(sample, eager))
         except Exception as error:
-            return Outcome(sample.name, "refused", f"not by an error of ours: {one_line(error)}", self._aot(sample, eager))
-        loaded = aotpack.load(self.path, backend="portable")
+            return Outcome(sample.name, "refused", f"not by an error of ours: {one_line(error)}", self._peer(sample, eager))
+        loaded = aotpack.load(self.path, backend=self.target)
         if keep_as:
-            keep(sample, eager, self.path, self.fresh, keep_as)
+            keep(sample, eager, self.path, self.target, self.fresh, keep_as)
         self.loaded = None if changed else loaded
         return self._compared(sample, eager, observe(loaded, sample))
 
@@ -90,9 +94,9 @@ class Checker:
 
     def _compared(self, sample: Sample, eager: Observation, bundle: Observation) -> Outcome:
         if bundle.error is not None:
-            return Outcome(sample.name, "raises", f"in {bundle.phase}: {one_line(bundle.error)}", self._aot(sample, eager))
-        if found := compare(sample, eager, bundle):
-            return Outcome(sample.name, "wrong", "; ".join(found[:4])[:600], self._aot(sample, eager))
+            return Outcome(sample.name, "raises", f"in {bundle.phase}: {one_line(bundle.error)}", self._peer(sample, eager))
+        if found := self._differences(sample, eager, bundle):
+            return Outcome(sample.name, "wrong", "; ".join(found[:4])[:600], self._peer(sample, eager))
         return Outcome(sample.name, "pass")
 
     def build(self, sample: Sample) -> None:
@@ -106,26 +110,28 @@ class Checker:
                 sample.function,
                 tuple(tensors),
                 out=self.path,
-                targets=("portable",),
+                targets=(self.target,),
                 methods=("train",),
                 dynamic_shapes=sizes if self.dynamic and any(sizes) else None,
                 front_ends=self.front_ends,
                 cache=False,
             )
 
-    def _aot(self, sample: Sample, eager: Observation) -> str:
-        """What torch's own AOTAutograd makes of a sample."""
+    def _peer(self, sample: Sample, eager: Observation) -> str:
+        """What torch itself makes of a sample."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled = aot_function(
-                sample.function,
-                nop,
-                nop,
-                min_cut_rematerialization_partition,
-                dynamic=self.dynamic,
-                keep_inference_input_mutations=True,
-            )
-            found = observe(compiled, sample)
+            found = observe(self._torchs(sample.function), sample)
         if found.error is not None:
             return f"raises {one_line(found.error)}"
-        return "wrong" if compare(sample, eager, found) else "works"
+        return "wrong" if self._differences(sample, eager, found) else "works"
+
+    def _torchs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self.target == "portable":
+            partition = min_cut_rematerialization_partition
+            return aot_function(function, nop, nop, partition, dynamic=self.dynamic, keep_inference_input_mutations=True)
+        torch.compiler.reset()
+        return torch.compile(function, dynamic=self.dynamic, options={"fallback_random": True})
+
+    def _differences(self, sample: Sample, eager: Observation, other: Observation) -> list[str]:
+        return compare(sample, eager, other, compiled=self.target != "portable")

@@ -25,14 +25,14 @@ from tests.conformance.observe import Observation  # noqa: E402
 COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline")
 
 
-def keep(sample: Sample, eager: Observation, bundle: Path, folder: Path, name: str) -> None:
+def keep(sample: Sample, eager: Observation, bundle: Path, target: str, folder: Path, name: str) -> None:
     """Put a bundle, what it is called with and what eager did into ``folder``."""
     if sample.differentiated.__module__ != "torch.testing._internal.opinfo.core":  # where the default is
         return  # a function of the operator's own, which no file holds
     stem = name.replace("/", "-")
     (folder / f"{stem}.aotpack").write_bytes(bundle.read_bytes())
     plain = replace(sample, function=aotpack_loader.load, differentiated=_all)
-    torch.save((plain, eager), folder / f"{stem}.pt")
+    torch.save((plain, eager, target), folder / f"{stem}.pt")
 
 
 def _all(result: object) -> object:
@@ -44,13 +44,13 @@ def main(folder: Path) -> None:
     found: dict[str, str] = {}
     bundles = sorted(folder.glob("*.aotpack"))
     for bundle in bundles:
-        sample, eager = torch.load(bundle.with_suffix(".pt"), weights_only=False)
+        sample, eager, target = torch.load(bundle.with_suffix(".pt"), weights_only=False)
         try:
-            loaded = aotpack_loader.load(bundle, backend="portable")
+            loaded = aotpack_loader.load(bundle, backend=target, trust=None if target == "portable" else "all")
         except AotpackError as error:
             found[bundle.stem] = one_line(error)
             continue
-        if differences := compare(sample, eager, observe(loaded, sample)):
+        if differences := compare(sample, eager, observe(loaded, sample), compiled=target != "portable"):
             found[bundle.stem] = "; ".join(differences)[:600]
     imported = [name for name in COMPILERS if name in sys.modules]
     if imported:

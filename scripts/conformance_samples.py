@@ -18,21 +18,24 @@ import torch.utils._pytree as pytree
 
 DATABASES = ("op_db", "hop_db", "custom_op_db")
 DTYPES = ("float32", "float64", "complex64", "bfloat16", "int64", "bool")
+TARGETS = ("portable", "cpu")
 UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose results are whatever the memory held."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a worker does at a time, under one time limit: the samples of an operator in one type, static or dynamic sizes."""
+    """What a worker does at a time, under one time limit: samples of an operator in one type, with static or dynamic sizes."""
 
     database: str
     operator: str
     dtype: str
     dynamic: bool
+    target: str
 
     def __str__(self) -> str:
-        return f"{self.database}/{self.operator}/{self.dtype}/{'dynamic' if self.dynamic else 'static'}"
+        words = [self.database, self.operator, self.dtype, "dynamic" if self.dynamic else "static"]
+        return "/".join(words + ([self.target] if self.target != TARGETS[0] else []))
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,13 @@ def database(name: str) -> dict[str, Any]:
     return {".".join(filter(None, (entry.name, entry.variant_test_name))): entry for entry in entries}
 
 
-def units(databases: Sequence[str], dtypes: Sequence[str], dynamic: Sequence[bool], operators: Sequence[str] = ()) -> list[Unit]:
+def units(
+    databases: Sequence[str],
+    dtypes: Sequence[str],
+    dynamic: Sequence[bool],
+    operators: Sequence[str] = (),
+    target: str = TARGETS[0],
+) -> list[Unit]:
     """All there is to do: each operator in each type its entry lists for the CPU, integers only where it takes no others."""
     found = []
     for name in databases:
@@ -104,7 +113,7 @@ def units(databases: Sequence[str], dtypes: Sequence[str], dynamic: Sequence[boo
             real = [dtype for dtype in DTYPES[:4] if dtype in listed]
             able = real or [dtype for dtype in DTYPES[4:] if dtype in listed][:1]
             chosen = [dtype for dtype in able if dtype in dtypes or not real]
-            found += [Unit(name, operator, dtype, flag) for flag in dynamic for dtype in chosen]
+            found += [Unit(name, operator, dtype, flag, target) for flag in dynamic for dtype in chosen]
     return found
 
 

@@ -54,7 +54,8 @@ def work(unit: Unit, done: set[str], folder: Path, tell: Callable[..., None], *,
     start = time.monotonic()
     # Dynamo adds nothing to a call of one operator, and takes seconds; control flow needs it.
     front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
-    check = Checker(folder, dynamic=unit.dynamic, front_ends=front_ends, fresh=folder.parent / "fresh")
+    fresh = folder.parent / "fresh"
+    check = Checker(folder, dynamic=unit.dynamic, front_ends=front_ends, target=unit.target, fresh=fresh)
     try:
         every = list(samples(unit))
     except Exception as error:

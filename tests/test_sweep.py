@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from conftest import ROOT
@@ -12,12 +13,14 @@ from conftest import ROOT
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
 
 from conformance_found import Found  # noqa: E402
-from conformance_report import STATUSES, markdown, summary, with_rows_of  # noqa: E402
+from conformance_report import markdown  # noqa: E402
+from conformance_results import COUNTS, Results  # noqa: E402
 
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "conformance.py"), "--databases", "op_db", "--dtypes", "float32"]
-    options = ["--ops", "sin", "addmm", "equal", "--samples", "2", "--partial", str(tmp_path / "partial.jsonl")]
+    options = ["--ops", "sin", "addmm", "equal", "--samples", "2", "--json", "--results", str(tmp_path / "results.json")]
+    options += ["--partial", str(tmp_path / "partial.jsonl")]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     results = json.loads(done.stdout)
@@ -27,46 +30,90 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     (refused,) = results["failures"]["op_db/equal"]
     assert refused["status"] == "refused"
     assert "aten.equal.default" in refused["reason"]
-    assert refused["aot_function"].startswith("raises DataDependent")
+    assert refused["peer"].startswith("raises DataDependent")
     assert refused["samples"] == {"float32 static": 2, "float32 dynamic": 2}
 
     before = _outcomes(tmp_path / "partial.jsonl")
     assert {(unit, name) for unit, name, _ in before} >= {("op_db/sin/float32/static", name) for name in ("0", "0 in-place")}
-    assert results["totals"]["total"] == len(before)
+    assert results["totals"]["portable"]["total"] == len(before)
     more = [*command, *options, "--resume", "--samples", "3"]
     again = subprocess.run(more, capture_output=True, text=True, timeout=600, check=False)
     after = _outcomes(tmp_path / "partial.jsonl")
     assert after[: len(before)] == before
     assert len(after) == len({(unit, name) for unit, name, _ in after}) > len(before)  # nothing was done twice
-    assert json.loads(again.stdout)["totals"]["total"] == len(after)
+    assert json.loads(again.stdout)["totals"]["portable"]["total"] == len(after)
+
+    (tmp_path / "partial.jsonl").unlink()  # another machine: it does what is left of units, which is all of each
+    subprocess.run([*more[:-2], "--sizes", "static"], capture_output=True, text=True, timeout=600, check=True)
+    units = Results.read(tmp_path / "results.json").units
+    assert units["op_db/sin/float32/static"].complete  # after three samples
+    assert {unit.split("/")[1] for unit, _, _ in _outcomes(tmp_path / "partial.jsonl")} == {"equal", "addmm", "addmm.decomposed"}
 
 
-def test_rows_that_a_run_leaves_out_are_kept() -> None:
-    """A sweep of dynamic sizes alone keeps what is known of static ones, with the day, and replaces its own."""
-    counts = dict.fromkeys((*STATUSES, "skipped", "left"), 0)
-    old = counts | {"refused": 2, "pass": 1, "total": 3}
-    refused = {"status": "refused", "reason": "old", "samples": {"float32 dynamic": 2, "float32 static": 2}}
-    earlier = {
-        "date": "2026-01-02 03:04 UTC",
-        "versions": {},
-        "operators": 9,
-        "fresh_process": {"bundles": 5, "wrong": {}},
-        "rows": dict.fromkeys(("op_db/float32/dynamic", "op_db/float32/static"), old),
-        "failures": {"op_db/sin": [refused]},
-    }
+def test_results_are_kept_by_unit(tmp_path: Path) -> None:
+    """Of a unit the run of more samples counts, of as many the later one; the rest stays as it was; a file holds it all."""
+    file = tmp_path / "conformance.json"
+    first = _results({"op_db/sin/float32/static": "pp", "op_db/cos/float32/static": "pprr", "op_db/tan/float32/static": "p"}, 4)
+    first.fresh = {"bundles": 5, "wrong": {"op_db-sin-float32-static-0": "out: values differ"}}
+    Results().with_later(first, []).write(file)
+    kept = Results.read(file)
+    assert kept.told()["rows"]["op_db/float32/static"] == _counts(**{"pass": 5, "refused": 2, "left": 5, "total": 7})
+    assert [failure["samples"] for failure in kept.told()["failures"]["op_db/cos"]] == [{"float32 static": 2}]
+
+    fewer = _results({"op_db/cos/float32/static": "pp"}, 4)
+    assert kept.with_later(fewer, list(fewer.units)).units == kept.units
+    mended = _results({"op_db/cos/float32/static": "pppp", "op_db/sin/float32/static": "pw"}, 4)
+    assert kept.with_later(mended, []).units == kept.units  # left by an earlier run on this machine
+    later = kept.with_later(mended, list(mended.units))
+    assert later.units == kept.units | mended.units
+    assert later.fresh == {"bundles": 5, "wrong": {}}
+    assert list(later.told()["failures"]) == ["op_db/sin"]
+
+    later.write(file)
+    assert Results.read(file) == later
+    assert json.loads((tmp_path / "conformance_units.json").read_text())["op_db/cos"] == {"float32 static": 4}
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps(told | {"versions": told["versions"] | {"torch": "2.0.0"}}))
+    assert Results.read(file).units == {}  # what another torch does says nothing
+
+
+def test_an_operator_known_in_one_row_is_left_in_another() -> None:
+    """With static sizes, of the compiled target: each is a row of its own, and its samples are as many."""
+    found = {"op_db/sin/float32/dynamic": "ps", "op_db/cos/float32/dynamic": "p", "op_db/sin/float32/static/cpu": "p"}
+    results = _results(found, 3)
+    rows = results.rows()
+    assert list(rows) == ["op_db/float32/dynamic", "op_db/float32/static/cpu"]
+    assert rows["op_db/float32/static/cpu"] == Counter({"pass": 1, "left": 5})
+    assert {target: total.total() for target, total in results.totals().items()} == {"portable": 6, "cpu": 6}
+    assert "| `cpu` | ATen operators | `float32` | static | 1 | 0 | 0 | 0 | 0 | 1 | 5 |" in markdown(results)
+
+
+def test_rows_without_units_stand_until_units_are_as_many(tmp_path: Path) -> None:
+    """Earlier runs kept rows only; they are given up when their samples have been done again."""
+    row = "op_db/float32/static"
+    results = _results({"op_db/sin/float32/static": "rp", "op_db/cos/float32/static": "p"}, 2)
+    results.older = {row: Counter({"pass": 4, "refused": 1, "left": 0})}
+    results.write(tmp_path / "conformance.json")
+    results = Results.read(tmp_path / "conformance.json")
+    assert results.rows()[row] == results.older[row]
+    more = _results({"op_db/cos/float32/static": "pp"}, 2)
+    results = results.with_later(more, list(more.units))
+    assert results.rows()[row] == Counter({"pass": 3, "refused": 1})
+    assert "older" not in results.told()
+
+
+def _results(units: dict[str, str], total: int) -> Results:
+    """Of units with as many samples; a letter a sample that has been done: passed, refused, wrong, skipped."""
+    words = {"p": "pass", "r": "refused", "w": "wrong", "s": "skipped"}
     found = Found()
-    found.add("op_db/sin/float32/dynamic", 4, [{"sample": "0", "status": "pass", "reason": "", "aot": ""}])
-    results = with_rows_of(summary(found), earlier)
-    assert results["rows"]["op_db/float32/static"] == old | {"left": 1}  # there are as many as with dynamic sizes
-    assert results["rows"]["op_db/float32/dynamic"] == counts | {"pass": 1, "total": 1, "left": 3}
-    assert results["totals"] == counts | {"pass": 2, "refused": 2, "total": 4, "left": 4}
-    assert [failure["samples"] for failure in results["failures"]["op_db/sin"]] == [{"float32 static": 2}]
-    assert "Static rows are of 2026-01-02." in markdown(results)
-    assert "called 5 of the bundles" in markdown(results)
+    for unit, letters in units.items():
+        outcomes = [{"sample": str(i), "status": words[letter], "reason": "", "peer": ""} for i, letter in enumerate(letters)]
+        found.add(unit, total, outcomes)
+    return Results.of(found)
 
-    later = with_rows_of(summary(found), results)
-    assert later["rows"] == results["rows"]
-    assert [run["date"] for run in later["earlier"]] == [earlier["date"]]
+
+def _counts(**counts: int) -> dict[str, int]:
+    return dict.fromkeys((*COUNTS, "total"), 0) | counts
 
 
 def _outcomes(partial: Path) -> list[tuple[str, str, str]]:

@@ -389,20 +389,21 @@ def _pools_divided_rightly() -> Iterator[None]:
     """Call ATen's kernel for gradients of average pooling whose last window may reach over the edge (``ceil_mode``).
 
     Inductor (torch 2.13) divides them by the size of the whole window, also where padding counts as the forward does not:
-    ``torch.compile`` gives wrong gradients there.
+    ``torch.compile`` gives wrong gradients there. And it raises where one number stands for all dimensions (``padding=(1,)``).
     """
 
-    def rule(inductors: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(inductors: Callable[..., Any], kernel: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
         def lower(grad: Any, x: Any, size: Any, stride: Any, padding: Any, ceil_mode: bool, *rest: Any) -> Any:
-            return (kernel if ceil_mode else inductors)(grad, x, size, stride, padding, ceil_mode, *rest)
+            lists = [list(numbers) * (dimensions if len(numbers) == 1 else 1) for numbers in (size, stride, padding)]
+            return (kernel if ceil_mode else inductors)(grad, x, *lists, ceil_mode, *rest)
 
         return lower
 
     kernels = {
-        torch.ops.aten.avg_pool2d_backward.default: lowering.fallback_avg_pool2d_backward,
-        torch.ops.aten.avg_pool3d_backward.default: lowering.fallback_avg_pool3d_backward,
+        torch.ops.aten.avg_pool2d_backward.default: (lowering.fallback_avg_pool2d_backward, 2),
+        torch.ops.aten.avg_pool3d_backward.default: (lowering.fallback_avg_pool3d_backward, 3),
     }
-    rules = {operator: rule(lowering.lowerings[operator], kernel) for operator, kernel in kernels.items()}
+    rules = {operator: rule(lowering.lowerings[operator], *kernel) for operator, kernel in kernels.items()}
     with mock.patch.dict(lowering.lowerings, rules):
         yield
 

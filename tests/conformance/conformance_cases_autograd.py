@@ -213,7 +213,8 @@ def pooled_over_the_edge(x: Tensor) -> Tensor:
     rows = nn.functional.avg_pool2d(x * 1.5, 2, ceil_mode=True)
     whole = nn.functional.avg_pool2d(x.sin(), 7, ceil_mode=True)
     volumes = nn.functional.avg_pool3d(x.cos(), 2, ceil_mode=True)
-    return rows.sin().sum() + whole.cos().sum() + volumes.sin().sum()
+    padded = nn.functional.avg_pool2d(x.exp(), (2,), (1,), (1,))
+    return rows.sin().sum() + whole.cos().sum() + volumes.sin().sum() + padded.cos().sum()
 
 
 def accumulate_hooks(model: Any, args: Any, kwargs: Any) -> Any:
