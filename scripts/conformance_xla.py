@@ -43,7 +43,7 @@ def main() -> None:
         serve(options.worker)
         return
     rows = {} if options.all else read()
-    settled = {name for name, row in rows.items() if not (options.again and row["status"] not in ("pass", "refused"))}
+    settled = {name for name, row in rows.items() if not (options.again and row["status"] != "pass")}
     names = [name for name in table() if re.search(options.only, name) and not (options.resume and name in settled)]
     for name, row in run(names):
         rows[name] = row
@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
         "--only", default="", metavar="PATTERN", help="rows whose names have this in them; other results are kept"
     )
     parser.add_argument("--resume", action="store_true", help="rows that have no result yet")
-    parser.add_argument("--again", action="store_true", help="with --resume: rows that neither pass nor are refused, too")
+    parser.add_argument("--again", action="store_true", help="with --resume: rows that did not pass, too")
     parser.add_argument("--worker", nargs="+", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.all = not options.only and not options.resume

@@ -113,10 +113,12 @@ def rehearse(
     *,
     strict: bool = True,
     operators: list[torch._ops.OpOverload] | None = None,
+    watch: TorchFunctionMode | None = None,
 ) -> Rehearsed:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
 
     Not ``strict``: only to have it set up what it sets up at its first call. Operators that are no views go to ``operators``.
+    ``watch`` is on while the model itself runs.
 
     What it touches: kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
     nothing to do: only running tells.
@@ -126,14 +128,14 @@ def rehearse(
         Exception: whatever the model raises.
     """
     try:
-        return _run(mode, model, args, kwargs, strict, operators)
+        return _run(mode, model, args, kwargs, strict, operators, watch)
     except RuntimeError as error:
         if not isinstance(error, DataDependentOutputException) and "data is not allocated" not in str(error):
             raise
     with (
         enable_python_dispatcher()
     ):  # a C++ composition reads values (istft, tensor_split); its Python twin, which is traced, may not
-        return _run(mode, model, args, kwargs, strict, operators)
+        return _run(mode, model, args, kwargs, strict, operators, watch)
 
 
 def _run(
@@ -143,6 +145,7 @@ def _run(
     kwargs: dict[str, Any],
     strict: bool,
     operators: list[torch._ops.OpOverload] | None,
+    watch: TorchFunctionMode | None,
 ) -> Rehearsed:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
@@ -164,6 +167,9 @@ def _run(
             if operators is not None:
                 operators.clear()
                 stack.enter_context(_noted(mode, operators))
+            if watch is not None:
+                stack.enter_context(_kept_to_itself(mode))
+                stack.enter_context(watch)
             if strict:
                 stack.enter_context(RefusedOverlaps())
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
@@ -196,6 +202,19 @@ def _noted(mode: FakeTensorMode, operators: list[torch._ops.OpOverload]) -> Iter
             depth -= 1
 
     with mock.patch.object(mode, "dispatch", noting):
+        yield
+
+
+@contextlib.contextmanager
+def _kept_to_itself(mode: FakeTensorMode) -> Iterator[None]:
+    """What ``mode`` itself calls to find a result goes to no mode of functions: it differs with what torch has in its caches."""
+    dispatch = mode.dispatch
+
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return dispatch(*args, **kwargs)
+
+    with mock.patch.object(mode, "dispatch", silent):
         yield
 
 

@@ -88,8 +88,7 @@ def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
 
 def _run(steps: watching.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed:
     """Run the model on fake tensors, and note in ``steps`` what it does, as far as it goes."""
-    with steps:
-        run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+    run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
     steps.returned(run.result)
     return run
 

@@ -93,6 +93,22 @@ def _signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.copysign(x, zeros), torch.copysign(x, -x), torch.fmax(x, holes), torch.fmin(holes, x)
 
 
+def _pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The last windows reach over the edge; some would begin beyond it, and are none."""
+    sizes = {"ceil_mode": True, "padding": 1}
+    return (
+        F.avg_pool2d(x, 3, 2, **sizes),
+        F.avg_pool2d(x, (2, 3), 3, count_include_pad=False, **sizes),
+        F.avg_pool2d(x, 3, 2, divisor_override=5, **sizes),
+        F.avg_pool2d(x.to(torch.bfloat16), 3, **sizes),
+        F.avg_pool3d(x, 2, (1, 2, 3), **sizes),
+    )
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).as_strided((2, 3), (3, 2), 1)
+
+
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
@@ -116,6 +132,9 @@ def _signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pytest.param(lambda x: (torch.exp2(x), torch.addmv(x[0], x, x[1], beta=0.5, alpha=2)), (3, 3), id="exp2, addmv"),
         pytest.param(_signs, (3, 4), id="signs of zeros, what is not a number"),
         pytest.param(lambda x: x.unfold(1, 3, 2) * 2, (3, 8), id="unfold"),
+        pytest.param(_pooled, (2, 3, 6, 7), id="average pool over the edge"),
+        pytest.param(_strided, (3, 4), id="as_strided of what was computed"),
+        pytest.param(lambda x: F.rrelu(x, 0.25, 0.25, training=True), (3, 4), id="rrelu of one slope"),
     ],
 )
 def test_what_is_put_right(function: Callable[..., Any], shape: tuple[int, ...], tmp_path: Path, device: torch.device) -> None:

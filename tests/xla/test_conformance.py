@@ -22,11 +22,17 @@ PASS = (
     "outputs: views that change requires_grad, mixed",
     "autograd: torch.autograd.grad of some",
     "tied weights",
+    "tied weights: the same layer twice",
+    "shapes: two free sizes",
+    "control flow: flex attention, grouped queries",
+    "control flow: flex attention, mask made inside",
+    "custom operators: writes to a part of a tensor",
 )
 REFUSED = {
     "input mutation: metadata and data": "otherwise than its elements",
     "outputs: sparse": "returns as result 0 a sparse tensor",
     "shapes: unbacked, views": "varies from call to call",
+    "shapes: as_strided with an offset, an offset input at call, portable": r"reads args\[0\] by as_strided with an offset",
     "identity: aliasing inputs, one mutated, disjoint": "at the call: .*shares its memory with",
 }
 

@@ -210,6 +210,43 @@ def turns_in_python(x: Tensor, turns: Tensor) -> Any:
     return i, x
 
 
+def counted(x: Tensor) -> Any:
+    """Numbers that turns count with: a row's place from either end, a factor, a power; one read afterwards."""
+
+    def body(i: int, total: Tensor, whole: Tensor) -> Any:
+        row = x[i].sin() * (i - 2) + i**2
+        return i + 1, total * 2 + row - x[-1 - i] * (i % 2), whole + i
+
+    count, total, whole = while_loop(lambda i, total, whole: i < x.shape[0] - 1, body, (1, x[0] * 1, x.int()))
+    return total * count, whole
+
+
+def counted_in_python(x: Tensor) -> Any:
+    total, whole = x[0], x.int()
+    for i in range(1, x.shape[0] - 1):
+        row = x[i].sin() * (i - 2) + i**2
+        total, whole = total * 2 + row - x[-1 - i] * (i % 2), whole + i
+    return total * (x.shape[0] - 1), whole
+
+
+def counted_beside_a_branch(x: Tensor) -> Tensor:
+    """A branch that reads the number; one that comes back to where it was; a number that a tensor says."""
+
+    def body(i: int, step: int, x: Tensor) -> Any:
+        x = torch.cond(x.sum() > 0, lambda x: x.sin() - i, lambda x: x.cos() + step, (x,))
+        return i + step, 3 - step, x
+
+    return while_loop(lambda i, step, x: i < 7, body, (0, 1, x))[2]
+
+
+def counted_beside_a_branch_in_python(x: Tensor) -> Tensor:
+    i, step = 0, 1
+    while i < 7:
+        x = x.sin() - i if x.sum() > 0 else x.cos() + step
+        i, step = i + step, 3 - step
+    return x
+
+
 def rows_by_map(x: Tensor, y: Tensor) -> Any:
     return map_rows(lambda row, y: {"a": row.sin() * y, "b": row.sum()}, x, y)
 
@@ -251,6 +288,10 @@ SIGNS = [(UP.clone().requires_grad_(),), (DOWN.clone().requires_grad_(),)]
         pytest.param(scan_in_scan, scan_in_scan_in_python, BLOCKS, id="scan in scan"),
         pytest.param(branch_in_scan, branch_in_scan_in_python, LINES, id="cond in scan"),
         pytest.param(turns, turns_in_python, COUNTS, id="while_loop, as often as told"),
+        pytest.param(counted, counted_in_python, [(torch.rand(5, 3) * 4,)], id="while_loop, numbers"),
+        pytest.param(
+            counted_beside_a_branch, counted_beside_a_branch_in_python, [(torch.rand(3),)], id="while_loop, numbers in a branch"
+        ),
         pytest.param(rows_by_map, rows_in_python, PAIR, id="map"),
         pytest.param(constant_branch, constant_branch_in_python, SIGNS, id="a constant branch"),
         pytest.param(number_as_predicate, number_as_predicate_in_python, [(UP,), (DOWN,)], id="a number as predicate"),
@@ -321,8 +362,8 @@ def test_every_turn_draws_its_own_numbers(tmp_path: Path, device: torch.device) 
 # ------------------------------------------------------------------ what is refused
 
 
-def counted(x: Tensor) -> Tensor:
-    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + i), (0, x.detach()))[1]
+def count_returned(x: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + i), (0, x.detach()))
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -336,7 +377,7 @@ def inner_kernel(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (counted, r"carries a Python number from turn to turn: carry a tensor, torch\.tensor\(0\) in place of 0"),
+        (count_returned, r"test_control_flow\.py.*is returned as a number, which is a tensor here.*\n.*torch\.tensor\(0\) for 0"),
         (doubled, r"while_loop_stack_output has no form for XLA: for gradients a while_loop keeps a row for each turn"),
         (inner_kernel, r"bessel_j0.*would read data"),
     ],

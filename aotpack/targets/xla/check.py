@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem
 
+from ..._torch_compat import CALL_ON_COPIES
 from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
 from .normalise import CONTROL_FLOW, graphs_run_by, regions
@@ -18,7 +20,10 @@ _HELD = "holds a graph or an object of its own, which a computation for XLA cann
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
 _NUMBER, _SIZE = f"computes with a size or a number that {_VARIES}", f"has a size that {_VARIES}"
 _VARYING = (_NUMBER, _SIZE)
-_INSTEAD = {"while_loop_stack_output": ": for gradients a while_loop keeps a row for each turn, however many; use scan"}
+_INSTEAD = {
+    "while_loop_stack_output": ": for gradients a while_loop keeps a row for each turn, however many; use scan",
+    "flex_attention_backward": ": on the CPU, where graphs are traced, torch itself has no gradients of flex attention",
+}
 """Why control flow is refused, and what a model can do."""
 _WHILE_LOOP = torch.ops.higher_order.while_loop
 _OWN = (random_state, exchange_random_state)
@@ -51,7 +56,9 @@ def _refusal(node: Node) -> str:
         return ""
     if node.target in _CHECKS:
         return f"checks a size or a number that {_VARIES}"
-    target, values = node.target, node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    target, values = node.target, pytree.tree_leaves(node.meta["val"])
+    if target is CALL_ON_COPIES:
+        target = node.args[0]  # type: ignore[assignment]
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target not in CONTROL_FLOW:
             return f"higher_order.{target.name()} has no form for XLA{_INSTEAD.get(target.name(), '')}"

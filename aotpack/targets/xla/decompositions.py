@@ -5,16 +5,15 @@ The latter is known from running it (torch_xla 2.9.0); tests/xla holds a case fo
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from ..._torch_compat import Decompositions
 from ..._torch_compat.decompose import core_decompositions
+from . import attention, pools
 
 aten = torch.ops.aten
 
@@ -27,8 +26,12 @@ def table() -> Decompositions:
     return {**found, **linear, **_OWN}
 
 
-# Not in torch's core table although it has rules for them. torch_xla's own kernels keep the biased variance.
+# Not in torch's core table although it has rules for them. torch_xla's own kernels of BatchNorm keep the biased variance, and it
+# has none of the distributions.
 _ALSO = (
+    aten.cauchy,
+    aten.geometric,
+    aten.log_normal,
     aten._batch_norm_with_update_functional,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
@@ -66,31 +69,41 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return backward
 
 
-def _pool(x: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """Adaptive average pooling, a side after the other: the sizes are known."""
-    for dim, size in zip((-2, -1), output_size, strict=True):
-        ends = [(i * x.shape[dim] // size, -(-(i + 1) * x.shape[dim] // size)) for i in range(size)]
-        x = torch.stack([x.narrow(dim, start, end - start).mean(dim) for start, end in ends], dim)
-    return x
+def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
+    """Of a contiguous tensor, else ``NotImplemented``: torch_xla keeps the places, where it can, as a tensor on the device."""
+    if not x.is_contiguous() or x.storage_offset():
+        return NotImplemented
+    return x.reshape(-1).index_select(0, _places(x, size, stride, storage_offset)).view(size)
 
 
-def _pool_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    for dim in (-2, -1):
-        gradient = _spread(gradient, dim, x.shape[dim])
-    return gradient
+def _as_strided_scatter(
+    x: torch.Tensor, source: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> Any:
+    if not x.is_contiguous() or x.storage_offset():
+        return NotImplemented
+    return x.reshape(-1).scatter(0, _places(x, size, stride, storage_offset), source.reshape(-1)).view(x.shape)
 
 
-def _spread(gradient: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """The gradient of averages along ``dim``: an input has a share of each window that it is in, those from first to last."""
-    count, tail = gradient.shape[dim], [1] * (-dim - 1)
-    window, place = (torch.arange(n, device=gradient.device) for n in (count, size))
-    lengths = ((window + 1) * size + count - 1) // count - window * size // count
-    first, last = place * count // size, ((place + 1) * count + size - 1) // size - 1
-    shares = gradient / lengths.view(-1, *tail)
-    most = max(-(-(i + 1) * count // size) - i * count // size for i in range(size))
-    parts = [shares.index_select(dim, torch.minimum(first + i, last)) for i in range(most)]
-    inside = [torch.where((first + i <= last).view(-1, *tail), part, 0) for i, part in enumerate(parts)]
-    return functools.reduce(torch.add, inside)
+def _places(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None) -> torch.Tensor:
+    places = torch.full((), offset or 0, device=x.device)
+    for dim, (many, step) in enumerate(zip(size, stride, strict=True)):
+        places = places + (torch.arange(many, device=x.device) * step).view(-1, *[1] * (len(size) - dim - 1))
+    return places.reshape(-1)
+
+
+def _rrelu(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaky relu whose slope is random for each element, and the factor of each."""
+    if not training:
+        return torch.where(x > 0, x, x * ((lower + upper) / 2)), noise.clone()
+    factor = torch.where(x > 0, 1, torch.rand_like(x, dtype=torch.float32) * (upper - lower) + lower).to(x.dtype)
+    return x * factor, factor
 
 
 def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
@@ -143,79 +156,28 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
     return gradient * mask * scale
 
 
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and the logarithm of its normaliser, which torch's own rule does not give."""
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    logsumexp = torch.logsumexp(scores, -1)
-    return (_weights(scores, logsumexp) @ value.to(scores.dtype)).to(query.dtype), logsumexp
-
-
-def _attention_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient from the saved normaliser (Dao et al., FlashAttention, 2022, appendix B)."""
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    weights, wide = _weights(scores, logsumexp), gradient.to(scores.dtype)
-    inner = wide @ value.to(scores.dtype).mT - (wide * out.to(scores.dtype)).sum(-1, keepdim=True)
-    of_scores = weights * inner * _scale(query, scale)
-    of_query, of_key, of_value = of_scores @ key.to(scores.dtype), of_scores.mT @ query.to(scores.dtype), weights.mT @ wide
-    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
-
-
-def _scale(query: torch.Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    """In float32 for half types, as torch's kernel accumulates."""
-    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    scores = (query.to(wide) @ key.to(wide).mT) * _scale(query, scale)
-    if mask is not None:
-        scores = scores + mask
-    if is_causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-        scores = scores.masked_fill(above, -math.inf)
-    return scores
-
-
-def _weights(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """Zeros in a row of which all is masked, as torch's kernel has it."""
-    return torch.exp(scores - logsumexp.masked_fill(logsumexp == -math.inf, 0).unsqueeze(-1))
-
+WHEN_LOWERED: Decompositions = {
+    torch.ops.higher_order.flex_attention: attention.flex_attention,
+    aten.as_strided.default: _as_strided,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}
+"""Likewise, but not as early as in the trace, where others look for these. Graphs that an operator runs are functions here."""
 
 _OWN: dict[Any, Any] = {
-    aten._adaptive_avg_pool2d.default: _pool,
-    aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten._adaptive_avg_pool2d.default: pools.adaptive_average,
+    aten._adaptive_avg_pool2d_backward.default: pools.adaptive_average_backward,
     aten.addmv.default: _addmv,
+    **{forward: partial(pools.average, rank) for rank, (forward, _) in pools.AVERAGES.items()},
+    **{backward: partial(pools.average_backward, rank) for rank, (_, backward) in pools.AVERAGES.items()},
     aten.copy.default: _copy,
     aten.copysign.Tensor: _copysign,
     aten.exp2.default: _exp2,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.unfold.default: _unfold,
+    aten.rrelu_with_noise_functional.default: _rrelu,
     aten.native_dropout.default: _dropout,
     aten.native_dropout_backward.default: _dropout_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.attention_backward,
 }

@@ -6,7 +6,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
+from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..._torch_compat import fake_mode_of
 from ..._torch_compat.decompose import trace
-from . import decompositions
+from ...graph import source_line
+from . import decompositions, numbers
 
 aten = torch.ops.aten
 
@@ -62,14 +64,33 @@ def normalise(module: GraphModule) -> GraphModule:
     """A copy of ``module``, and of the graphs that it runs, with the same inputs and outputs. It returns a tuple, as all do.
 
     Raises:
+        UnsupportedError: it returns a number that a loop has counted.
         Exception: whatever a decomposition raises on arguments it does not take.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = GraphModule(module, graph)
+    made, given = numbers.as_tensors(copied)
+    if returned := made.intersection(graph.output_node().all_input_nodes):
+        problems = [
+            Problem(source_line(node) or node.name, "is returned as a number, which is a tensor here") for node in returned
+        ]
+        raise UnsupportedError(
+            "XLA devices compute tensors, no numbers.", problems, hint="Return tensors: torch.tensor(0) for 0."
+        )
+    return _normalised(copied, module, given)
+
+
+def _normalised(copied: GraphModule, module: GraphModule, given: Mapping[str, Collection[int]]) -> GraphModule:
+    """``copied``, a copy of ``module``, normalised; ``given``: the inputs of the graphs it runs that are tensors now, by name."""
+    graph = copied.graph
     for name, region in regions(module).items():
-        copied.register_module(name, normalise(region))
-    table = decompositions.table()
+        inner = Graph()
+        inner.output(inner.graph_copy(region.graph, {}))
+        copy = GraphModule(region, inner)
+        _, below = numbers.as_tensors(copy, given.get(name, ()))
+        copied.register_module(name, _normalised(copy, region, below))
+    table = {**decompositions.table(), **decompositions.WHEN_LOWERED}
     known: dict[str, Graph] = {}
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
@@ -110,12 +131,15 @@ def _hold_seed(node: Node) -> None:
 def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> None:
     """Put what ``rule`` computes in the place of ``node``; ``known``: what was traced for other nodes, by :func:`_letter`."""
     leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
+    leaves = [_graph_of(leaf) if isinstance(leaf, Node) and leaf.op == "get_attr" else leaf for leaf in leaves]
     given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def run(*values: Any) -> Any:
         value_of = dict(zip(given, values, strict=True))
         args, kwargs = pytree.tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
         result = rule(*args, **kwargs)
+        if result is NotImplemented:  # the rule is for other arguments
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
         return list(result) if isinstance(result, tuple) else result  # a named tuple would be a node of its own
 
     letter = _letter(node, leaves, spec, given)
@@ -133,9 +157,16 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
     node.graph.erase_node(node)
 
 
+def _graph_of(node: Node) -> Any:
+    """The graph that a node names: a rule calls it."""
+    assert node.graph.owning_module is not None
+    return node.graph.owning_module.get_submodule(str(node.target))
+
+
 def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: list[Node]) -> str:
     """Equal for nodes that a rule computes alike: operator, constants, types of arguments, and which of these are one."""
-    places = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    places: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    places = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in places]
     return repr((node.target, spec, places, [_type(item.meta["val"]) for item in given]))
 
 

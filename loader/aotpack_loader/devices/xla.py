@@ -264,6 +264,11 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
         is_view = isinstance(result, schema.AliasResult) and result.primal is not None
         if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
             problems.append(Problem(name, f"returns as result {i} strides of an argument, counted from the start of its memory"))
+    for leaf in method.leaves:
+        if isinstance(leaf, schema.TensorLeaf) and leaf.from_start:
+            problems.append(
+                Problem(name, f"reads {leaf.path} by as_strided with an offset, counted from the start of its memory")
+            )
     if any(isinstance(leaf, schema.TensorLeaf) and leaf.subclass for leaf in method.leaves) or any(method.subclasses):
         problems.append(Problem(name, "takes or returns tensor subclasses"))
     if method.rng == "eager":

@@ -1,0 +1,174 @@
+"""Numbers that loops count with, as tensors without dimensions: what varies from turn to turn is an array in XLA.
+
+Sizes stay numbers: an operator that makes one of such a number keeps its type, a size that varies, and is refused for it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from ..._torch_compat import fake_mode_of
+
+aten = torch.ops.aten
+
+_OPERATORS: dict[Callable[..., Any], torch._ops.OpOverload] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.floordiv: aten.floor_divide.default,
+    operator.mod: aten.remainder.Tensor,
+    operator.pow: aten.pow.Tensor_Tensor,
+    operator.neg: aten.neg.default,
+    operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor,
+    operator.gt: aten.gt.Tensor,
+    operator.ge: aten.ge.Tensor,
+    operator.eq: aten.eq.Tensor,
+    operator.ne: aten.ne.Tensor,
+    operator.and_: aten.bitwise_and.Tensor,
+    operator.or_: aten.bitwise_or.Tensor,
+    torch.sym_max: aten.maximum.default,
+    torch.sym_min: aten.minimum.default,
+    torch.sym_not: aten.logical_not.default,
+}
+"""What computes numbers of numbers, and the same of tensors."""
+
+_OF_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
+"""Overloads that take a number, and those that take a tensor in its place."""
+
+_WHILE_LOOP, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
+
+
+def as_tensors(module: GraphModule, taken: Collection[int] = ()) -> tuple[set[Node], dict[str, set[int]]]:
+    """Rewrite a graph, of whose inputs those ``taken`` are such numbers; not the graphs that it runs.
+
+    Returns:
+        The nodes that are tensors in place of numbers; and which inputs of the graphs that it runs are, by their names.
+    """
+    rewriting = _Rewriting(module.graph)
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if i in taken:
+            rewriting.becomes_tensor(node)
+    for node in list(module.graph.nodes):
+        rewriting.visit(node)
+    if taken:
+        rewriting.return_tensors()
+    return rewriting.made, rewriting.given
+
+
+class _Rewriting:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.made: set[Node] = set()
+        self.given: dict[str, set[int]] = {}
+
+    def becomes_tensor(self, node: Node) -> None:
+        """Say that a node, an input or a loop's result, is a tensor from now on."""
+        with fake_mode_of(self._graph):
+            node.meta = {**node.meta, "val": torch.empty((), dtype=torch.int64)}
+        self.made.add(node)
+
+    def visit(self, node: Node) -> None:
+        if node.target is aten._local_scalar_dense.default and isinstance(node.meta["val"], torch.SymInt):
+            self._replace(node, self._call(node, aten._to_copy.default, node.args[0], dtype=torch.int64))
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            self._visit_control_flow(node)
+        elif self.made.isdisjoint(node.all_input_nodes):
+            return
+        elif node.target in _OPERATORS:
+            self._replace(node, self._call(node, _OPERATORS[node.target], *map(self._tensor(node), node.args)))
+        elif node.target is aten.select.int:
+            self._select(node)
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self._compute_with_tensors(node, node.target)
+
+    def return_tensors(self) -> None:
+        """Constants among the results too: a loop's next value may be one."""
+        output = self._graph.output_node()
+        results = output.args[0]
+        if isinstance(results, (tuple, list)):
+            output.args = (tuple(self._tensor(output)(item) if type(item) is int else item for item in results),)
+
+    def _visit_control_flow(self, node: Node) -> None:
+        """Loops carry tensors in place of numbers; what the graphs that a node runs are given is noted."""
+        carried: Sequence[Any] = node.args[2] if node.target is _WHILE_LOOP else ()  # type: ignore[assignment]
+        if any(type(item) is int for item in carried):
+            changed = tuple(self._tensor(node)(item) if type(item) is int else item for item in carried)
+            node.args = (*node.args[:2], changed, *node.args[3:])
+        arguments = pytree.tree_leaves(node.args[1:] if node.target is _COND else node.args)
+        graphs = [item for item in arguments if isinstance(item, Node) and item.op == "get_attr"]
+        operands = [item for item in arguments if item not in graphs and not isinstance(item, str)]
+        places = {i for i, item in enumerate(operands) if item in self.made}
+        for graph in graphs if places else ():
+            self.given[str(graph.target)] = places
+        numbers = {i for i in places if i < len(carried)}
+        if numbers:
+            node.meta = {**node.meta, "val": self._with_tensors(node.meta["val"], numbers)}
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] in numbers:
+                self.becomes_tensor(user)
+
+    def _with_tensors(self, values: Sequence[Any], numbers: Collection[int]) -> list[Any]:
+        with fake_mode_of(self._graph):
+            return [torch.empty((), dtype=torch.int64) if i in numbers else value for i, value in enumerate(values)]
+
+    def _select(self, node: Node) -> None:
+        """A row at such a place, which counts from the end where it is negative."""
+        source, dim, place = node.args
+        if place not in self.made:
+            return
+        size = source.meta["val"].shape[dim]  # type: ignore[union-attr]
+        place = self._call(node, aten.remainder.Scalar, place, size)
+        row = self._call(node, aten.index_select.default, source, dim, self._call(node, aten.view.default, place, [1]))
+        self._replace(node, self._call(node, aten.squeeze.dim, row, dim), is_number=False)
+
+    def _compute_with_tensors(self, node: Node, target: torch._ops.OpOverload) -> None:
+        """Pass tensors for numbers, of the result's type; where an operator takes none, it is left as it is."""
+        declared = [str(argument.type) for argument in target._schema.arguments]
+        taking = [kind for kind, item in zip(declared, node.args, strict=False) if item in self.made]
+        if not taking or set(taking) - {"Tensor", "number"}:
+            return
+        if "number" in taking:
+            name = _OF_TENSORS.get(target._overloadname, "")
+            if name not in target.overloadpacket.overloads():
+                return
+            target = getattr(target.overloadpacket, name)
+        dtype = node.meta["val"].dtype
+        if dtype is not torch.bool:  # torch_xla would go by the wider of two integer types
+            for item in self.made.intersection(node.args):
+                node.replace_input_with(item, self._call(node, aten._to_copy.default, item, dtype=dtype))
+        self._replace(node, self._call(node, target, *node.args, **node.kwargs), is_number=False)
+
+    def _tensor(self, before: Node) -> Callable[[Any], Any]:
+        """Makes tensors of constants, before this node."""
+
+        def make(value: Any) -> Any:
+            dtype = torch.bool if isinstance(value, bool) else torch.int64
+            if isinstance(value, Node):
+                return value
+            made = self._call(before, aten.full.default, [], value, dtype=dtype, device=torch.device("cpu"))
+            self.made.add(made)
+            return made
+
+        return make
+
+    def _call(self, place: Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Node:
+        """A call before ``place``, with its line of the user's code."""
+        with self._graph.inserting_before(place), fake_mode_of(self._graph):
+            node = self._graph.call_function(target, args, kwargs)
+            values = map_arg((args, kwargs), lambda item: item.meta["val"])
+            node.meta = {**place.meta, "val": target(*values[0], **values[1])}
+        return node
+
+    def _replace(self, node: Node, new: Node, *, is_number: bool = True) -> None:
+        node.replace_all_uses_with(new)
+        self._graph.erase_node(node)
+        if is_number:
+            self.made.add(new)
