@@ -154,6 +154,87 @@ def test_spmd_partitions_over_two_devices(saved: tuple[Path, Path], fresh_proces
     check(found, *eager())
 
 
+SHARDED_PARAMETERS = """
+import numpy
+import torch_xla.distributed.spmd as spmd
+
+runtime.use_spmd()
+from aotpack_loader import load
+
+model = load(sys.argv[1], device="xla")
+args = [arg.to("xla") for arg in torch.load(sys.argv[2])]
+mesh = spmd.Mesh(numpy.arange(4), (2, 2), ("data", "model"))
+for arg in args:
+    spmd.mark_sharding(arg, mesh, ("data", *[None] * (arg.dim() - 1)))
+sides = {"first.weight": ("model", None), "first.bias": ("model",), "second.weight": (None, "model")}
+for name, parameter in model.named_parameters():
+    if name in sides:
+        spmd.mark_sharding(parameter, mesh, sides[name])
+losses = train(model, args)
+xla = torch_xla._XLAC
+shards = {}
+for name, parameter in model.named_parameters():
+    (parts,) = xla._get_local_shards([parameter])
+    shards[name] = [list(part.shape) for part, _ in parts]
+print(json.dumps({"losses": losses, "state": state(model), "shards": shards}))
+"""
+
+
+def test_spmd_partitions_parameters(tmp_path: Path, fresh_process: FreshProcess) -> None:
+    """Four devices, two by two: halves of the batch along one side; along the other the first layer by what it gives, the second
+    by what it takes. They stay so after the optimizer's steps, and all is as on one device.
+    """
+    model, args = models.mlp()
+    torch.save(args, tmp_path / "args.pt")
+    path = build(model, args, tmp_path / "model.aotpack")
+    found = run(fresh_process, SHARDED_PARAMETERS, path, tmp_path / "args.pt", CPU_NUM_DEVICES="4")
+    assert found["shards"] == {
+        "first.weight": [[16, 16]] * 4,
+        "first.bias": [[16]] * 4,
+        "second.weight": [[10, 16]] * 4,
+        "second.bias": [[10]] * 4,
+    }
+    check(found, *eager(models.mlp))
+
+
+DROPOUT = """
+import numpy
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as spmd
+
+runtime.use_spmd()
+from aotpack_loader import load
+
+model = load(sys.argv[1], device="xla")
+mesh = spmd.Mesh(numpy.arange(2), (2,), ("data",))
+found = []
+for seed in (3, None, 3):
+    if seed is not None:
+        xm.set_rng_state(seed)
+    x = torch.ones(64, 256).to("xla").requires_grad_()
+    spmd.mark_sharding(x, mesh, ("data", None))
+    y = model(x)
+    y.sum().backward()
+    found.append([y.detach().cpu().tolist(), x.grad.cpu().tolist()])
+print(json.dumps(found))
+"""
+
+
+def test_dropout_under_spmd(tmp_path: Path, fresh_process: FreshProcess) -> None:
+    """Neither half of the batch has the other's mask, nor the next call this one's; the backward's is the forward's."""
+    path = build(torch.nn.Dropout(0.25), (torch.ones(64, 256, requires_grad=True),), tmp_path / "model.aotpack")
+    runs = [torch.tensor(item) for item in run(fresh_process, DROPOUT, path, CPU_NUM_DEVICES="2")]
+    for forward, backward in runs:
+        assert torch.equal(forward, backward)
+        torch.testing.assert_close(forward.unique(), torch.tensor([0, 4 / 3]))
+        assert abs((forward != 0).float().mean().item() - 0.75) < 0.017  # five standard deviations
+    masks = [mask for forward, _ in runs[:2] for mask in (forward != 0).chunk(2)]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            assert abs((one == other).float().mean().item() - 0.625) < 0.03
+    assert torch.equal(runs[0], runs[2])
+
+
 SPMD_REFUSED = """
 import warnings
 from aotpack_loader import load
