@@ -5,11 +5,13 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions, decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .autograd import Decompositions
@@ -22,4 +24,41 @@ def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
 
 def trace(function: Callable[..., Any], examples: Sequence[torch.Tensor], table: Decompositions) -> torch.fx.Graph:
     """The graph of ``function`` on fake tensors, whose fake mode must be on; its nodes carry ``meta["val"]``."""
-    return make_fx(function, decomposition_table=dict(table))(*examples).graph
+    with resized_as_eager():
+        return make_fx(function, decomposition_table=dict(table))(*examples).graph
+
+
+@contextlib.contextmanager
+def resized_as_eager() -> Iterator[None]:
+    """Trace ``interpolate`` by a factor as its kernels do: a size that the factor leaves as it is is copied, one that it doubles,
+    without interpolation, is repeated. Torch's rules (2.13), which it is traced with, go by the factor there, too:
+    ``torch.compile`` gives other values and gradients.
+    """
+    nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
+
+    def plain(
+        x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], multiples: Sequence[int]
+    ) -> list[float | None]:
+        """The factors, without those of sizes that come out as one of the ``multiples``."""
+        given = x.shape[-len(sizes) :]
+        return [
+            None if _is_fraction(factor) and any(new == multiple * old for multiple in multiples) else factor
+            for old, new, factor in zip(given, sizes, factors, strict=True)
+        ]
+
+    def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
+        return nearest(x, sizes, factors if exact else plain(x, sizes, factors, (1, 2)), exact=exact)
+
+    def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
+        return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
+
+    with (
+        mock.patch.object(decompositions, "_upsample_nearest", resize_nearest),
+        mock.patch.object(decompositions, "_upsample_linear", resize_linear),
+    ):
+        yield
+
+
+def _is_fraction(factor: float | None) -> bool:
+    """Whether a factor may make less than itself of a size: a whole one asks nothing of sizes that vary."""
+    return isinstance(factor, float) and not factor.is_integer()

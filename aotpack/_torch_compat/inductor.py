@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,12 +23,15 @@ from torch._export.utils import _compiling_state_context
 from torch._inductor import codecache, compile_fx, cpp_builder, cpu_vec_isa, ir, lowering, virtualized
 from torch._inductor.codegen import cpp, cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from aotpack_loader.archive.cache import private_directory
 
 from .autograd import Decompositions
+from .overlaps import meets_itself
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
 
@@ -205,6 +208,7 @@ def lower_with_aoti(
         _quick_probes(),
         _tiles_indexed_once(),
         _pools_divided_rightly(),
+        _copies_of_expanded(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
@@ -406,6 +410,37 @@ def _pools_divided_rightly() -> Iterator[None]:
     rules = {operator: rule(lowering.lowerings[operator], *kernel) for operator, kernel in kernels.items()}
     with mock.patch.dict(lowering.lowerings, rules):
         yield
+
+
+@contextlib.contextmanager
+def _copies_of_expanded() -> Iterator[None]:
+    """Let values be written into a copy of a tensor whose elements share memory (``x.expand(4, -1).index_add(0, i, y)``).
+
+    Inductor (torch 2.13) writes into the tensor itself, if nothing else reads it, and so each value to all that share its place:
+    ``torch.compile`` gives wrong results there.
+    """
+
+    def apart(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
+        def check(node: torch.fx.Node) -> bool:
+            return operation.extra_check(node) and not _may_meet_itself(node.args[0].meta["val"])  # type: ignore[union-attr]
+
+        return check
+
+    known = reinplace.inplaceable_ops
+    writes: list[Callable[..., Any]] = [
+        torch.ops.aten.index_put.default,
+        torch.ops.aten._unsafe_index_put.default,
+        reinplace._generalized_scatter,
+    ]
+    checked = {write: replace(known[write], extra_check=apart(known[write])) for write in writes}
+    with mock.patch.dict(known, checked):
+        yield
+
+
+def _may_meet_itself(value: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be one in memory; of an expanded one, if only its size may be more than 1."""
+    expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
+    return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
 
 
 @contextlib.contextmanager

@@ -63,17 +63,17 @@ class RefusedOverlaps(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         for tensor in written(function, args, kwargs):
-            if _meets_itself(tensor) and not _is_of_a_part(function, args):
+            if meets_itself(tensor) and not _is_of_a_part(function, args):
                 raise OverlapError("writes to a tensor whose elements share memory with each other")
         return function(*args, **kwargs)
 
 
 def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether an indexed assignment writes to a part of a tensor whose elements are apart."""
-    return function is torch.Tensor.__setitem__ and not _meets_itself(args[0][args[1]])
+    return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
 
 
-def _meets_itself(tensor: torch.Tensor) -> bool:
+def meets_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor are known to be one in memory."""
     if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
         return False

@@ -22,6 +22,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.decompose import resized_as_eager
 from .._torch_compat.randomness import no_python_random, traced_random
 from ..graph import source_line, views
 from . import places, rehearsals
@@ -94,6 +95,7 @@ def capture(
                 _mode(model, training),
                 torch.set_grad_enabled(grad),
                 compat.unguarded_convolutions(),
+                resized_as_eager(),
                 compat.own_warnings(),
                 checkpoints.torch_xla_checkpoints(),
                 traced_random(exact=exact_random),

@@ -217,6 +217,28 @@ def pooled_over_the_edge(x: Tensor) -> Tensor:
     return rows.sin().sum() + whole.cos().sum() + volumes.sin().sum() + padded.cos().sum()
 
 
+def written_into_expanded(x: Tensor, i: Tensor) -> Any:
+    """Each row is another tensor's, in which one row is all of them."""
+    rows = (x[:1] * 2).expand(4, -1)
+    windows = (x[0] * 3).unfold(0, 3, 1)
+    filled = rows.index_fill(0, i, 3.0), rows.index_put((i,), x, accumulate=True), windows.index_put((i[1:],), x[1:, :3].cos())
+    return (
+        rows.index_add(0, i, x),
+        rows.index_copy(0, i[1:], x[1:].sin()),
+        torch.zeros(1, 8).expand(4, -1).index_add(0, i, x),
+        *filled,
+    )
+
+
+def resized_by_a_factor(x: Tensor) -> Any:
+    """The height stays, or is doubled; the width does not: 3 * 1.3 and 3 * 2.3, 4 * 1.5."""
+    nearest = [nn.functional.interpolate(x * 2, scale_factor=(factor, 1.5)) for factor in (1.3, 2.3)]
+    linear = nn.functional.interpolate(x.sin(), scale_factor=(1.3, 1.5), mode="bilinear")
+    exact = nn.functional.interpolate(x.cos(), scale_factor=(1.3, 1.5), mode="nearest-exact")
+    lines = nn.functional.interpolate(x[0].exp(), scale_factor=1.2, mode="linear")
+    return *nearest, linear, exact, lines
+
+
 def accumulate_hooks(model: Any, args: Any, kwargs: Any) -> Any:
     seen: list[str] = []
     handles = [
@@ -575,6 +597,17 @@ CASES: list[Case] = [
     ),
     *(
         case(f"autograd: average pooling over the edge, {target}", pooled_over_the_edge, g(2, 3, 5, 5), targets=(target,))
+        for target in ("portable", "cpu")
+    ),
+    case(
+        "autograd: writes into copies of expanded tensors, cpu",
+        written_into_expanded,
+        g(3, 8),
+        lambda generator: torch.tensor([0, 1, 0]),
+        targets=("cpu",),
+    ),
+    *(
+        case(f"autograd: resized by a factor, {target}", resized_by_a_factor, g(2, 3, 3, 4), targets=(target,))
         for target in ("portable", "cpu")
     ),
     mlp("hooks on parameters, post-accumulate", accumulate_hooks),
