@@ -247,6 +247,15 @@ def counted_beside_a_branch_in_python(x: Tensor) -> Tensor:
     return x
 
 
+def factor(x: Tensor, i: Tensor) -> Any:
+    """Numbers read from tensors, one of them with a dimension."""
+    return x * i.item(), x + (i.view(1).item() - 3) ** 2, (x[:2] / i).exp() - x[1].item() * 0.5
+
+
+def factor_in_python(x: Tensor, i: Tensor) -> Any:
+    return x * int(i), x + (int(i) - 3) ** 2, (x[:2] / i).exp() - float(x[1]) * 0.5
+
+
 def rows_by_map(x: Tensor, y: Tensor) -> Any:
     return map_rows(lambda row, y: {"a": row.sin() * y, "b": row.sum()}, x, y)
 
@@ -292,6 +301,7 @@ SIGNS = [(UP.clone().requires_grad_(),), (DOWN.clone().requires_grad_(),)]
         pytest.param(
             counted_beside_a_branch, counted_beside_a_branch_in_python, [(torch.rand(3),)], id="while_loop, numbers in a branch"
         ),
+        pytest.param(factor, factor_in_python, [(UP, torch.tensor(i)) for i in (4, 2)], id="numbers read from tensors"),
         pytest.param(rows_by_map, rows_in_python, PAIR, id="map"),
         pytest.param(constant_branch, constant_branch_in_python, SIGNS, id="a constant branch"),
         pytest.param(number_as_predicate, number_as_predicate_in_python, [(UP,), (DOWN,)], id="a number as predicate"),
@@ -377,7 +387,10 @@ def inner_kernel(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (count_returned, r"test_control_flow\.py.*is returned as a number, which is a tensor here.*\n.*torch\.tensor\(0\) for 0"),
+        (
+            count_returned,
+            r"test_control_flow\.py.*is returned, or kept for the backward, as a number.*\n.*torch\.tensor\(0\) for 0",
+        ),
         (doubled, r"while_loop_stack_output has no form for XLA: for gradients a while_loop keeps a row for each turn"),
         (inner_kernel, r"bessel_j0.*would read data"),
     ],

@@ -169,6 +169,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     """
     from .check import problems
     from .normalise import normalise
+    from .numbers import numbers_as_tensors
     from .sharing import shared_outputs
     from .specialize import at_sizes
 
@@ -180,7 +181,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     for item in graphs:
         fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
         shared = [shared_outputs(module, item.private) for module in fixed_sizes]
-        modules[item.key] = [(normalise(module), views) for module, views in shared]
+        modules[item.key] = [(normalise(numbers_as_tensors(module)), views) for module, views in shared]
     if found := [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]:
         raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
     return modules

@@ -6,7 +6,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
-from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..._torch_compat import fake_mode_of
 from ..._torch_compat.decompose import trace
-from ...graph import source_line
-from . import decompositions, numbers
+from . import decompositions
 
 aten = torch.ops.aten
 
@@ -64,32 +62,13 @@ def normalise(module: GraphModule) -> GraphModule:
     """A copy of ``module``, and of the graphs that it runs, with the same inputs and outputs. It returns a tuple, as all do.
 
     Raises:
-        UnsupportedError: it returns a number that a loop has counted.
         Exception: whatever a decomposition raises on arguments it does not take.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = GraphModule(module, graph)
-    made, given = numbers.as_tensors(copied)
-    if returned := made.intersection(graph.output_node().all_input_nodes):
-        problems = [
-            Problem(source_line(node) or node.name, "is returned as a number, which is a tensor here") for node in returned
-        ]
-        raise UnsupportedError(
-            "XLA devices compute tensors, no numbers.", problems, hint="Return tensors: torch.tensor(0) for 0."
-        )
-    return _normalised(copied, module, given)
-
-
-def _normalised(copied: GraphModule, module: GraphModule, given: Mapping[str, Collection[int]]) -> GraphModule:
-    """``copied``, a copy of ``module``, normalised; ``given``: the inputs of the graphs it runs that are tensors now, by name."""
-    graph = copied.graph
     for name, region in regions(module).items():
-        inner = Graph()
-        inner.output(inner.graph_copy(region.graph, {}))
-        copy = GraphModule(region, inner)
-        _, below = numbers.as_tensors(copy, given.get(name, ()))
-        copied.register_module(name, _normalised(copy, region, below))
+        copied.register_module(name, normalise(region))
     table = {**decompositions.table(), **decompositions.WHEN_LOWERED}
     known: dict[str, Graph] = {}
     for node in list(graph.nodes):

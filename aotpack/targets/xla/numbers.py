@@ -1,4 +1,4 @@
-"""Numbers that loops count with, as tensors without dimensions: what varies from turn to turn is an array in XLA.
+"""Numbers that loops count with, or that are read from tensors, as tensors without dimensions: in XLA what varies is an array.
 
 Sizes stay numbers: an operator that makes one of such a number keeps its type, a size that varies, and is refused for it.
 """
@@ -14,7 +14,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from aotpack_loader.errors import Problem, UnsupportedError
+
 from ..._torch_compat import fake_mode_of
+from ...graph import source_line
+from .normalise import regions
 
 aten = torch.ops.aten
 
@@ -22,6 +26,7 @@ _OPERATORS: dict[Callable[..., Any], torch._ops.OpOverload] = {
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
     operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
     operator.floordiv: aten.floor_divide.default,
     operator.mod: aten.remainder.Tensor,
     operator.pow: aten.pow.Tensor_Tensor,
@@ -40,27 +45,55 @@ _OPERATORS: dict[Callable[..., Any], torch._ops.OpOverload] = {
 }
 """What computes numbers of numbers, and the same of tensors."""
 
+_TYPES = {
+    **dict.fromkeys((int, torch.SymInt), torch.int64),
+    **dict.fromkeys((float, torch.SymFloat), torch.float64),
+    **dict.fromkeys((bool, torch.SymBool), torch.bool),
+}
+"""Of the tensors that stand for numbers of these types."""
+
 _OF_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
 """Overloads that take a number, and those that take a tensor in its place."""
 
 _WHILE_LOOP, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
 
 
-def as_tensors(module: GraphModule, taken: Collection[int] = ()) -> tuple[set[Node], dict[str, set[int]]]:
-    """Rewrite a graph, of whose inputs those ``taken`` are such numbers; not the graphs that it runs.
+def numbers_as_tensors(module: GraphModule) -> GraphModule:
+    """A copy of a graph, and of the graphs that it runs, in which numbers that depend on data are tensors.
 
-    Returns:
-        The nodes that are tensors in place of numbers; and which inputs of the graphs that it runs are, by their names.
+    Raises:
+        UnsupportedError: one of them is an output: who reads it takes a number.
     """
-    rewriting = _Rewriting(module.graph)
-    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+    copied, made = _rewritten(module, ())
+    if seen := made.intersection(copied.graph.output_node().all_input_nodes):
+        problems = [
+            Problem(source_line(node) or node.name, "is returned, or kept for the backward, as a number") for node in seen
+        ]
+        raise UnsupportedError(
+            "XLA devices compute tensors, no numbers.",
+            sorted(problems, key=str),
+            hint="Return a tensor in place of it (torch.tensor(0) for 0), and compute with a tensor in place of its item().",
+        )
+    return copied
+
+
+def _rewritten(module: GraphModule, taken: Collection[int]) -> tuple[GraphModule, set[Node]]:
+    """The copy, of whose inputs those ``taken`` are such numbers, and its nodes that are tensors in place of numbers."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copied = GraphModule(module, graph)
+    rewriting = _Rewriting(graph)
+    for i, node in enumerate(graph.find_nodes(op="placeholder")):
         if i in taken:
             rewriting.becomes_tensor(node)
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         rewriting.visit(node)
     if taken:
         rewriting.return_tensors()
-    return rewriting.made, rewriting.given
+    for name, region in regions(module).items():
+        copied.register_module(name, _rewritten(region, rewriting.given.get(name, ()))[0])
+    copied.recompile()
+    return copied, rewriting.made
 
 
 class _Rewriting:
@@ -76,8 +109,9 @@ class _Rewriting:
         self.made.add(node)
 
     def visit(self, node: Node) -> None:
-        if node.target is aten._local_scalar_dense.default and isinstance(node.meta["val"], torch.SymInt):
-            self._replace(node, self._call(node, aten._to_copy.default, node.args[0], dtype=torch.int64))
+        if node.target is aten._local_scalar_dense.default and type(node.meta["val"]) in _TYPES:
+            scalar = self._call(node, aten.view.default, node.args[0], [])
+            self._replace(node, self._call(node, aten._to_copy.default, scalar, dtype=_TYPES[type(node.meta["val"])]))
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             self._visit_control_flow(node)
         elif self.made.isdisjoint(node.all_input_nodes):
@@ -150,10 +184,9 @@ class _Rewriting:
         """Makes tensors of constants, before this node."""
 
         def make(value: Any) -> Any:
-            dtype = torch.bool if isinstance(value, bool) else torch.int64
             if isinstance(value, Node):
                 return value
-            made = self._call(before, aten.full.default, [], value, dtype=dtype, device=torch.device("cpu"))
+            made = self._call(before, aten.full.default, [], value, dtype=_TYPES[type(value)], device=torch.device("cpu"))
             self.made.add(made)
             return made
 
