@@ -332,6 +332,13 @@ def test_the_command_line_runs_random_subclasses(doubled: Path) -> None:
     assert step["gradient_norm"] > 0
 
 
+def test_the_command_line_measures_bundles_of_subclasses(tested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)  # where a fresh process finds the modules
+    (figures,) = json.loads(invoke("bench", tested, *MODULES, "--rounds", 1, "--iterations", 1, "--json"))
+    assert figures["name"] == "bundle, portable"
+    assert figures["step"] > 0
+
+
 def test_a_self_test_of_a_new_target_needs_the_classes(tested: Path, tmp_path: Path) -> None:
     words = ("compile", tested, "--target", "cpu", "--self-test", "-o", tmp_path / "more.aotpack")
     refused = CliRunner().invoke(main, [str(word) for word in words])

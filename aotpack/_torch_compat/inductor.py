@@ -25,6 +25,7 @@ from torch._inductor.codegen import cpp, cpp_wrapper_cpu
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import output_node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -209,6 +210,7 @@ def lower_with_aoti(
         _tiles_indexed_once(),
         _pools_divided_rightly(),
         _copies_of_expanded(),
+        _writes_read_after_fusion(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
@@ -441,6 +443,24 @@ def _may_meet_itself(value: torch.Tensor) -> bool:
     """Whether two elements of a tensor may be one in memory; of an expanded one, if only its size may be more than 1."""
     expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
     return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
+
+
+@contextlib.contextmanager
+def _writes_read_after_fusion() -> Iterator[None]:
+    """Have loops that are made anew, to be fused with others, still come after the writes whose results they read.
+
+    Inductor (torch 2.13) tells what such loops read from their bodies, which name a buffer as it was before all writes, and
+    forgets to put the writes' names back: where it finds another order better, they run before the write. ``torch.compile``
+    gives wrong gradients there.
+    """
+    recompute = SchedulerNode.recompute_size_and_body
+
+    def renamed(node: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    with mock.patch.object(SchedulerNode, "recompute_size_and_body", renamed):
+        yield
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option
+from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
     from ..measure import Figures
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Processes of each; medians count.")
 @click.option("--iterations", type=click.IntRange(min=1), default=30, show_default=True, help="Steps in each process.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Of each process; 0: torch's choice.")
+@import_option
 @trust_option
 @json_option
 def command(
@@ -29,6 +31,7 @@ def command(
     rounds: int,
     iterations: int,
     threads: int,
+    modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
 ) -> None:
@@ -44,6 +47,8 @@ def command(
             bundle,
             model=model,
             trust=trust,
+            modules=modules,
+            subclasses=import_modules(modules),
             rounds=rounds,
             iterations=iterations,
             threads=threads,

@@ -14,9 +14,12 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotpack_loader.errors import AotpackError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONTENDER = Path(__file__).with_name("contender.py")
 REFERENCE = "torch.compile, warm cache"
@@ -49,6 +52,8 @@ def measure(
     *,
     model: str | None = None,
     trust: str | Collection[str] | None = None,
+    modules: Sequence[str] = (),
+    subclasses: Sequence[type[Tensor]] = (),
     rounds: int = 3,
     iterations: int = 30,
     threads: int = 0,
@@ -61,6 +66,8 @@ def measure(
         bundle: the bundle's path.
         model: its source, ``model.py[:factory]``: adds eager and ``torch.compile`` (empty cache once, then warm).
         trust: as :func:`aotpack.load` takes it.
+        modules: those that every process imports before its clock starts: what registers operators the bundle requires.
+        subclasses: the classes of tensors that the bundle requires, which ``modules`` have.
         rounds: processes of each contender; they take turns.
         iterations: steps whose median is the step time.
         threads: of each process, 0: torch's own choice.
@@ -72,8 +79,9 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         inputs = Path(folder) / "inputs.pt"
-        targets = _prepare(bundle, model, inputs, seed)
+        targets = _prepare(bundle, model, inputs, seed, subclasses)
         words = ["--inputs", inputs, "--iterations", iterations, "--threads", threads, "--json"]
+        words += [word for module in modules for word in ("--import", module)]
         pins = [word for digest in _digests(trust) for word in ("--trust", digest)]
         found: dict[str, list[dict[str, Any]]] = {}
 
@@ -93,7 +101,7 @@ def measure(
     return _compared([_figures(name, runs) for name, runs in found.items()])
 
 
-def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str]:
+def _prepare(path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]) -> list[str]:
     """Write the inputs of all contenders; the names of the targets that fit this machine."""
     import torch
 
@@ -106,7 +114,7 @@ def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str
         method = bundle.program.methods.get("train")
         if method is None:
             raise AotpackError("This bundle has no train method, so there is no step to measure.")
-        recorded = recorded_inputs(bundle)
+        recorded = recorded_inputs(bundle, subclasses)
         program = bundle.program
     if not any(not reason for reason in reasons.values()):
         raise AotpackError("No target of this bundle can run here.", [Problem(name, why) for name, why in reasons.items()])
@@ -116,7 +124,7 @@ def _prepare(path: Path, model: str | None, inputs: Path, seed: int) -> list[str
         entry = load_entry(model)
         given: Any = entry.args, entry.kwargs
     else:
-        given = recorded or random_inputs(program, method, seed)
+        given = recorded or random_inputs(program, method, seed, subclasses)
     torch.save(given, inputs)
     return [name for name, reason in reasons.items() if not reason]
 

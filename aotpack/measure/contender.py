@@ -9,6 +9,7 @@ model (or aotpack_loader), making it, compiling (or loading) and the step. Every
     contender.py --kind aot_compile --artifact m.bin --model model.py --inputs inputs.pt --json
     contender.py --kind export|aoti --artifact m.pt2 --inputs inputs.pt --json
 
+``--import`` names modules of the user's that register operators or have the classes of tensors, as ``aotpack run`` has it.
 ``--infer`` measures a forward in eval mode without gradients instead of a step.
 
 The inputs come from a file, so that a bundle is measured without the model's source
@@ -17,7 +18,9 @@ and no contender pays for making them. It imports nothing before the clock start
 
 import argparse
 import functools
+import importlib
 import json
+import os
 import resource
 import statistics
 import sys
@@ -44,6 +47,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--artifact", help="what aot_compile or torch.export saved, or AOTInductor's package")
     parser.add_argument("--backend", help="target of the bundle; default: the best that fits")
     parser.add_argument("--trust", action="append", help="a digest, or all")
+    parser.add_argument("--import", dest="modules", action="append", default=[], help="before the clock starts")
     parser.add_argument("--inputs", required=True, help="(args, kwargs) as torch.save wrote them")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=5)
@@ -76,6 +80,14 @@ def user_model(spec: str) -> Any:
     return getattr(module, factory or "model")()
 
 
+def user_classes(modules: Sequence[str]) -> list[Any]:
+    """Import the user's modules, which may lie in the working directory. Returns their tensor subclasses."""
+    if modules:
+        sys.path.insert(0, os.getcwd())
+    values = [value for name in modules for value in vars(importlib.import_module(name)).values()]
+    return [value for value in values if isinstance(value, type) and hasattr(value, "__tensor_unflatten__")]
+
+
 class Compiled:
     """A compiled function that is no module, with the parameters that it computes gradients of."""
 
@@ -89,12 +101,13 @@ class Compiled:
         return self._parameters
 
 
-def make(options: argparse.Namespace) -> Any:
+def make(options: argparse.Namespace, subclasses: Sequence[type] = ()) -> Any:
     if options.kind == "bundle":
         from aotpack_loader import load
 
         imported.append(time.perf_counter())
-        model = load(options.bundle, backend=options.backend, trust="all" if options.trust == ["all"] else options.trust)
+        trust = "all" if options.trust == ["all"] else options.trust
+        model = load(options.bundle, backend=options.backend, trust=trust, subclasses=subclasses)
     elif options.kind in ("export", "aoti"):
         return _packaged(options)
     else:
@@ -144,6 +157,13 @@ def tensors(value: Any) -> list[Any]:
     return []
 
 
+def number(loss: Any) -> float:
+    """Its value; of a tensor subclass, that of the first tensor it holds."""
+    while hasattr(loss, "__tensor_flatten__"):
+        loss = getattr(loss, loss.__tensor_flatten__()[0][0])
+    return float(loss.item())
+
+
 def main() -> None:
     options = parse()
     begin = time.perf_counter()
@@ -152,7 +172,9 @@ def main() -> None:
     import_torch = time.perf_counter() - begin
     if options.threads:
         torch.set_num_threads(options.threads)
-    args, kwargs = torch.load(options.inputs, weights_only=True)
+    subclasses = user_classes(options.modules)
+    with torch.serialization.safe_globals(subclasses):
+        args, kwargs = torch.load(options.inputs, weights_only=True)
     before = set(sys.modules)
     gradients = torch.no_grad if options.infer else nullcontext
 
@@ -164,7 +186,7 @@ def main() -> None:
         return loss
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    model = make(options)
+    model = make(options, subclasses)
     ready = time.perf_counter()
     loss = step()
     first_step, first_step_cpu = time.perf_counter(), time.process_time()
@@ -196,7 +218,7 @@ def main() -> None:
         "modules_added": len(added),
         "compiler_modules_added": sum(name.startswith(COMPILERS) and not name.startswith("aotpack_") for name in added),
         "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "loss": loss.item(),
+        "loss": number(loss),
     }
     if options.json:
         print(json.dumps(result))

@@ -21,9 +21,10 @@ def library() -> CallLibrary:
     """The library that bundles come with."""
     code = library_bytes()
     assert code is not None
-    path = Path(tempfile.mkdtemp(prefix="aotpack-call-")) / "call.so"
-    path.write_bytes(code)
-    return import_library(path)
+    with tempfile.TemporaryDirectory(prefix="aotpack-call-") as folder:
+        path = Path(folder) / "call.so"
+        path.write_bytes(code)
+        return import_library(path)  # which stays mapped
 
 
 def load_native(path: Path, **options: Any) -> LoadedProgram:
