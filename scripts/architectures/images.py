@@ -100,7 +100,7 @@ ARCHITECTURES = (
     narrowing("efficientnet", "EfficientNet, image classifier", "EfficientNetForImageClassification", width_coefficient=0.25,
               depth_coefficient=0.25, hidden_dim=320, num_labels=CLASSES, dropout_rate=DROPOUT),
     narrowing("mobilenet_v2", "MobileNetV2, image classifier", "MobileNetV2ForImageClassification", depth_multiplier=0.35,
-              num_labels=CLASSES, classifier_dropout_prob=DROPOUT),
+              num_labels=CLASSES, classifier_dropout_prob=DROPOUT, unstable=True),
     from_transformers("segformer", "SegFormer, semantic segmentation", "SegformerForSemanticSegmentation", labelled_pixels,
                       hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
                       decoder_hidden_size=32, num_labels=CLASSES, hidden_dropout_prob=DROPOUT,

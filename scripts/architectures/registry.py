@@ -36,7 +36,8 @@ class Architecture:
 
     ``batch`` is the size to build with, ``package`` the distribution that the model comes from; ``methods`` and ``branches`` are
     the options of those names of the build; ``tolerance`` is the largest relative error on the portable target, ``note`` what
-    there is to say of it or of a failure.
+    there is to say of it or of a failure. Of an ``unstable`` one eager's training in float32 is no measure: its gradients move by
+    more than the tolerance when inputs move by a rounding. Compiled targets, which round otherwise, train it in float64.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Architecture:
     methods: tuple[str, ...] = ("train", "infer")
     branches: str = "refuse"
     tolerance: float = 1e-4
+    unstable: bool = False
     note: str = ""
 
 
@@ -81,7 +83,8 @@ def from_transformers(
 
     ``prepare`` is called with the model; ``results`` are what a loss is made of where it brings none (:class:`Objective`).
     """
-    options = {key: settings.pop(key) for key in ("batch", "methods", "branches", "tolerance", "note") if key in settings}
+    own = ("batch", "methods", "branches", "tolerance", "unstable", "note")
+    options = {key: settings.pop(key) for key in own if key in settings}
 
     def make() -> nn.Module:
         kind = getattr(importlib.import_module("transformers"), model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -139,7 +140,16 @@ def _error(title: str, line: Line | None, notes: Notes) -> str:
         return ""
     if line["status"] != "passed":
         return "failed" + notes.mark(f"{title}, {line['target']}{', dynamic batch' * line['dynamic']}: {line['reason']}")
-    return f"{line['errors']['gradients']:.0e}" if line["errors"]["gradients"] else "0"
+    found = f"{line['errors']['gradients']:.0e}" if line["errors"]["gradients"] else "0"
+    return found + notes.mark(_in_double(line["moved_by_rounding"]) if "moved_by_rounding" in line else "")
+
+
+def _in_double(moved: float) -> str:
+    bound = 10 ** math.floor(math.log10(moved))
+    return (
+        "In float64. In float32 eager is no measure: when its inputs move by a rounding, its gradients move by more than "
+        f"{bound:g} of the largest."
+    )
 
 
 def update_pages(lines: Mapping[Entry, Line]) -> None:

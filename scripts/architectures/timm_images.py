@@ -20,7 +20,7 @@ def large_pixels(batch: int) -> Inputs:
 
 def classifier(name: str, title: str, model: str, **settings: Any) -> Architecture:
     """timm's ``model``, with dropout before its last layer unless ``settings`` say otherwise."""
-    inputs, batch = settings.pop("inputs", pixels), settings.pop("batch", 2)
+    inputs, batch, unstable = settings.pop("inputs", pixels), settings.pop("batch", 2), settings.pop("unstable", False)
 
     def make() -> nn.Module:
         import timm
@@ -28,7 +28,7 @@ def classifier(name: str, title: str, model: str, **settings: Any) -> Architectu
         made = getattr(timm.models, model)
         return Objective(made(num_classes=CLASSES, **{"drop_rate": DROPOUT, **settings}))
 
-    return Architecture(name, f"{title} (timm)", "timm", make, inputs, batch)
+    return Architecture(name, f"{title} (timm)", "timm", make, inputs, batch, unstable=unstable)
 
 
 narrowing = partial(classifier, inputs=large_pixels, batch=8)
@@ -38,7 +38,7 @@ narrowing = partial(classifier, inputs=large_pixels, batch=8)
 ARCHITECTURES = (
     narrowing("timm_resnet", "ResNet with stochastic depth", "resnet10t", drop_path_rate=0.2),
     classifier("timm_densenet", "DenseNet", "densenet121", growth_rate=8, block_config=(2, 2), proj_drop_rate=DROPOUT),
-    classifier("timm_efficientnet", "EfficientNet", "test_efficientnet", drop_path_rate=0.2),
+    narrowing("timm_efficientnet", "EfficientNet", "test_efficientnet", drop_path_rate=0.2),
     narrowing("timm_mobilenet_v3", "MobileNetV3", "mobilenetv3_small_050"),
     classifier("timm_mixer", "MLP-Mixer", "MlpMixer", img_size=IMAGE, patch_size=8, embed_dim=64, num_blocks=2,
                proj_drop_rate=DROPOUT),
@@ -49,7 +49,7 @@ ARCHITECTURES = (
                embed_dim=(32, 32, 32, 32), depths=(1, 1, 1, 1), stem_width=(8, 16), drop_path_rate=0.2),
     classifier("timm_coat", "CoaT", "coat_lite_tiny", img_size=2 * IMAGE, inputs=large_pixels, embed_dims=(16, 16, 32, 32),
                serial_depths=(1, 1, 1, 1), num_heads=8, proj_drop_rate=DROPOUT),
-    narrowing("timm_ghostnet", "GhostNet", "ghostnet_050"),
+    narrowing("timm_ghostnet", "GhostNet", "ghostnet_050", unstable=True),
     classifier("timm_xcit", "XCiT", "xcit_nano_12_p8_224", img_size=IMAGE, embed_dim=32, depth=2, num_heads=4,
                proj_drop_rate=DROPOUT, attn_drop_rate=DROPOUT, drop_path_rate=0.2),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import sys
 import time
@@ -73,6 +74,12 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     inputs = item.inputs(size)
     sizes = [size - 1, size + 1, size + 2] if entry["dynamic"] else [size] * (STEPS + 1)
     batches = [item.inputs(size) for size in sizes]
+    found: dict[str, Any] = {}
+    if item.unstable and entry["target"] != "portable":
+        found["moved_by_rounding"] = moved = moved_by_rounding(model, batches)
+        if moved <= item.tolerance:
+            raise RuntimeError(f"not unstable: a rounding moves gradients by {moved:.0e}, so float32 is to be compared")
+        model, inputs, batches = model.double(), in_double(inputs), [in_double(batch) for batch in batches]
     torch.save(batches, folder / "inputs.pt")
     reference, _ = record(copy.deepcopy(model), batches, infer="infer" in entry["methods"])
     save_file(reference, folder / "eager.safetensors")
@@ -96,7 +103,7 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if changed:
         raise RuntimeError(f"building changed the model: {', '.join(changed)}")
     stages = {stage.name: round(stage.seconds, 3) for stage in report.stages}
-    return {
+    return found | {
         "torch": torch.__version__,
         "package": f"{item.package} {version(item.package)}",
         "draws": draws(reference),
@@ -114,6 +121,33 @@ def awake(model: nn.Module) -> nn.Module:
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
     return model
+
+
+def in_double(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.double() if is_real(value) else value for name, value in inputs.items()}
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def moved_by_rounding(model: nn.Module, batches: Sequence[dict[str, Any]], trials: int = 4) -> float:
+    """The largest relative error of eager's gradients when every input moves to the next number up or down, at random."""
+    from compare import compare
+
+    reference, _ = record(copy.deepcopy(model), batches, infer=False)
+    errors = []
+    for trial in range(trials):
+        torch.manual_seed(trial)
+        moved = [{name: next_to(value) if is_real(value) else value for name, value in batch.items()} for batch in batches]
+        found, _ = record(copy.deepcopy(model), moved, infer=False)
+        errors.append(compare(reference, found)["gradients"])
+    return max(errors)
+
+
+def next_to(value: Tensor) -> Tensor:
+    """The floating point numbers next to these, each above or below at random."""
+    return torch.nextafter(value, torch.randn_like(value) * math.inf)
 
 
 def draws(reference: Mapping[str, Tensor]) -> bool:
