@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     statically_known_true,
 )
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .lines import name_backward, recorded_lines
@@ -360,8 +361,29 @@ def partition(
     with functorch_config.patch(activation_memory_budget=budget), partitioned_random(joint.graph_module), joint.fake_mode:
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
+        _save_what_is_compared(joint.graph_module.graph)
         keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
+
+
+def _save_what_is_compared(graph: torch.fx.Graph) -> None:
+    """Keep the backward from computing anew what it compares for equality, as the gradient of ``amax`` does to find the maxima.
+
+    Compiled code may compute a value once as a vector and once alone, with other last bits (torch 2.13): none is the maximum then,
+    and ``torch.compile`` gives no gradient at all.
+    """
+    for comparison in graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
+        for operand in comparison.all_input_nodes:
+            value = without_views(operand)
+            if value.op == "call_function" and value.meta["val"].is_floating_point():
+                value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def without_views(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of."""
+    while getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def is_plain_call(target: Any) -> bool:

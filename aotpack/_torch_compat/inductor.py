@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from aotpack_loader.archive.cache import private_directory
 
-from .autograd import Decompositions
+from .autograd import Decompositions, without_views
 from .overlaps import meets_itself
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
@@ -188,6 +188,8 @@ def lower_with_aoti(
                 return super().placeholder(name, args, kwargs)
 
         def run_node(self, n: torch.fx.Node) -> Any:
+            if n.target in _REDUCTIONS and _is_compared(without_views(n.all_input_nodes[0])):
+                self.env[n.all_input_nodes[0]].realize()
             result = super().run_node(n)
             return _channels_last(result) if n.op == "placeholder" and n in self.nodes_prefer_channels_last else result
 
@@ -221,6 +223,20 @@ def lower_with_aoti(
     if env is not None:
         library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
     return library, written
+
+
+_REDUCTIONS = (torch.ops.aten.amax.default, torch.ops.aten.amin.default, torch.ops.aten.max.default, torch.ops.aten.min.default)
+
+
+def _is_compared(value: torch.fx.Node) -> bool:
+    """Whether a value, or a view of it, is compared for equality, or returned, so that the backward may compare it.
+
+    It is computed once, then, for all that read it: each by itself, they would have other last bits.
+    """
+    return any(
+        user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
+        for user in value.users
+    )
 
 
 def _channels_last(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
 
@@ -215,6 +216,13 @@ def pooled_over_the_edge(x: Tensor) -> Tensor:
     volumes = nn.functional.avg_pool3d(x.cos(), 2, ceil_mode=True)
     padded = nn.functional.avg_pool2d(x.exp(), (2,), (1,), (1,))
     return rows.sin().sum() + whole.cos().sum() + volumes.sin().sum() + padded.cos().sum()
+
+
+def gradients_of_extremes(x: Tensor, y: Tensor) -> Any:
+    """Of few elements, which compiled code computes one by one where it looks for the least, and as a vector elsewhere."""
+    found = nn.functional.gelu(x).amin(-1), torch.erf(x + y).amin(-1), torch.lgamma(x.abs() + 0.1).amin(-1), (x / y).max()
+    again = checkpoint(lambda x: nn.functional.gelu(x * 2).amin(-1) * x.sin().amax(-1), x, use_reentrant=False)
+    return *found, again, torch.atan2(x, y).t().amin(0), torch.linalg.vector_norm(torch.erf(x * y), ord=float("inf"))
 
 
 def written_into_expanded(x: Tensor, i: Tensor) -> Any:
@@ -605,6 +613,10 @@ CASES: list[Case] = [
         g(3, 8),
         lambda generator: torch.tensor([0, 1, 0]),
         targets=("cpu",),
+    ),
+    *(
+        case(f"autograd: gradients of extremes, {target}", gradients_of_extremes, g(2, 3), t(2, 3), targets=(target,))
+        for target in ("portable", "cpu")
     ),
     *(
         case(f"autograd: resized by a factor, {target}", resized_by_a_factor, g(2, 3, 3, 4), targets=(target,))
