@@ -31,7 +31,7 @@ sys.path[:0] = [{processes!r}, {folder!r}]
 import {module} as source
 from batches import repeated
 def model(): return source.model(**{options!r})
-def example_inputs(): return repeated(source.example_inputs(), {batch})
+def example_inputs(): return repeated(source.example_inputs(**{inputs!r}), {batch})
 """
 
 _INPUTS = """
@@ -48,7 +48,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A model as it is measured: its file, what its factory is called with, and how often its first sample is repeated.
+    """A model as it is measured: its file, what its factories are called with, and how often its first sample is repeated.
 
     ``batch`` 0 leaves the example inputs as they are. Sizes are static unless ``dynamic``: then they vary as the file says.
     """
@@ -58,11 +58,13 @@ class Case:
     options: Mapping[str, object] = field(default_factory=dict)
     batch: int = 0
     dynamic: bool = False
+    inputs: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Of its files."""
-        parts = [self.base, *map(str, self.options.values()), str(self.batch or ""), "dynamic" if self.dynamic else ""]
+        given = map(str, (*self.options.values(), *self.inputs.values()))
+        parts = [self.base, *given, str(self.batch or ""), "dynamic" if self.dynamic else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -143,6 +145,7 @@ class Bench:
                 folder=str(case.file.parent),
                 module=case.file.stem,
                 options=dict(case.options),
+                inputs=dict(case.inputs),
                 batch=case.batch,
             )
         )

@@ -34,6 +34,7 @@ SECTIONS = {
     "recompute": "recompute",
     "scale": "scale",
     "xla": "xla",
+    "xla_scan": "xla_scan",
 }
 """Benchmark to its module, the most valuable first."""
 

@@ -289,6 +289,24 @@ def xla(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
+def xla_scan(result: Mapping[str, Any]) -> str:
+    found = result["rows"]
+    forms = list(next(iter(found.values())))
+    figures = {
+        "HLO": ("hlo_bytes", size),
+        "build": ("build_seconds", time),
+        "load": ("load_seconds", time),
+        "of it XLA's compiler": ("xla_compile_seconds", time),
+        "a step": ("step_seconds", time),
+    }
+    head = ["rows", *(f"{title}, {form}" for title in figures for form in forms)]
+    rows = [
+        [count, *(show(by_form[form][figure]) for figure, show in figures.values() for form in forms)]
+        for count, by_form in found.items()
+    ]
+    return table(head, rows)
+
+
 _PERFORMANCE = {
     "start": start,
     "step": step,
@@ -301,7 +319,7 @@ _PERFORMANCE = {
     "share": share_of,
     "variants": variants,
 }
-PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla}}
+PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla, "xla_scan": xla_scan}}
 """Page of docs/ to its benchmarks, each with what makes its part."""
 
 

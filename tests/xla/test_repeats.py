@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from aotpack.targets.parts import without_calls
 from aotpack.targets.xla.lower import lower
-from aotpack.targets.xla.normalise import CALL, normalise
+from aotpack.targets.xla.nested import CALL
+from aotpack.targets.xla.normalise import normalise
 from aotpack.targets.xla.repeats import call_repeats
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.devices.generator import exchange_random_state
 
 from ..._torch_compat.xla import barrier
-from .normalise import CALL, CONTROL_FLOW
+from .nested import CALL, CONTROL_FLOW
 
 aten = torch.ops.aten
 

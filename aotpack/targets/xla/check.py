@@ -14,7 +14,7 @@ from aotpack_loader.errors import Problem
 from ..._torch_compat import CALL_ON_COPIES
 from ..._torch_compat.xla import has_kernel
 from ...graph import source_line
-from .normalise import CONTROL_FLOW, graphs_run_by, regions
+from .nested import CONTROL_FLOW, graphs_run_by, regions
 
 _HELD = "holds a graph or an object of its own, which a computation for XLA cannot"
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"

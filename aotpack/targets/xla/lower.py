@@ -20,7 +20,7 @@ from ..._torch_compat.randomness import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name
 from .hlo import share_computations
-from .normalise import CONTROL_FLOW, regions
+from .nested import CONTROL_FLOW, regions
 from .sharing import Views
 
 _HIGHER_ORDER = torch.ops.higher_order

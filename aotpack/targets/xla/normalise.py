@@ -6,7 +6,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 from ..._torch_compat import fake_mode_of
 from ..._torch_compat.decompose import trace
 from . import decompositions
+from .nested import copy_of, regions
 
 aten = torch.ops.aten
 
@@ -34,29 +35,6 @@ _REDUCTIONS = (
 _ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
 """What torch adds up, or multiplies, in the type of the result, and torch_xla in that of the argument."""
 
-CALL = torch.ops.higher_order.invoke_subgraph
-"""Calls a nested compile region, a graph that the graph around it holds."""
-
-CONTROL_FLOW = {
-    CALL: slice(1),
-    torch.ops.higher_order.cond: slice(1, 3),
-    torch.ops.higher_order.while_loop: slice(2),
-    torch.ops.higher_order.scan: slice(1),
-    torch.ops.higher_order.map_impl: slice(1),
-}
-"""What runs such graphs and has a form for XLA, and which of its arguments they are."""
-
-
-def graphs_run_by(node: Node) -> tuple[Node, ...]:
-    """The arguments of a node that name graphs which it runs."""
-    return node.args[CONTROL_FLOW[node.target]] if node.target in CONTROL_FLOW else ()  # type: ignore[return-value]
-
-
-def regions(module: GraphModule, but: Collection[Node] = ()) -> dict[str, GraphModule]:
-    """The graphs that the nodes of a graph run, those ``but`` that run them apart, by name."""
-    names = dict.fromkeys(str(arg.target) for node in module.graph.nodes if node not in but for arg in graphs_run_by(node))
-    return {name: module.get_submodule(name) for name in names}  # type: ignore[misc]
-
 
 def normalise(module: GraphModule) -> GraphModule:
     """A copy of ``module``, and of the graphs that it runs, with the same inputs and outputs. It returns a tuple, as all do.
@@ -64,9 +42,8 @@ def normalise(module: GraphModule) -> GraphModule:
     Raises:
         Exception: whatever a decomposition raises on arguments it does not take.
     """
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copied = GraphModule(module, graph)
+    copied = copy_of(module)
+    graph = copied.graph
     for name, region in regions(module).items():
         copied.register_module(name, normalise(region))
     table = {**decompositions.table(), **decompositions.WHEN_LOWERED}

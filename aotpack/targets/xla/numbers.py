@@ -18,7 +18,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..._torch_compat import fake_mode_of
 from ...graph import source_line
-from .normalise import regions
+from .nested import copy_of, regions
 
 aten = torch.ops.aten
 
@@ -79,9 +79,8 @@ def numbers_as_tensors(module: GraphModule) -> GraphModule:
 
 def _rewritten(module: GraphModule, taken: Collection[int]) -> tuple[GraphModule, set[Node]]:
     """The copy, of whose inputs those ``taken`` are such numbers, and its nodes that are tensors in place of numbers."""
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copied = GraphModule(module, graph)
+    copied = copy_of(module)
+    graph = copied.graph
     rewriting = _Rewriting(graph)
     for i, node in enumerate(graph.find_nodes(op="placeholder")):
         if i in taken:

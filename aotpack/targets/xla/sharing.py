@@ -5,13 +5,14 @@ AOTAutograd describes views of what takes part in a backward, and leaves all oth
 
 from __future__ import annotations
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from ...graph import source_line
 from ...graph.views import root, steps_between
+from .nested import copy_of
 
 Views = dict[int, list[schema.ViewStep]]
 """Output to the views through which it is seen in what is returned in its place."""
@@ -25,9 +26,8 @@ def shared_outputs(module: GraphModule, private: frozenset[int]) -> tuple[GraphM
     Raises:
         UnsupportedError: such a view depends on a value.
     """
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    output = graph.output_node()
+    copied = copy_of(module)
+    output = copied.graph.output_node()
     returned = list(output.args[0])  # type: ignore[arg-type]
     together: dict[Node, list[int]] = {}
     for i, node in enumerate(returned):
@@ -40,7 +40,7 @@ def shared_outputs(module: GraphModule, private: frozenset[int]) -> tuple[GraphM
             for i in places:
                 returned[i] = base
     output.args = (returned,)
-    return GraphModule(module, graph), views
+    return copied, views
 
 
 def _steps(base: Node, view: Node) -> list[schema.ViewStep]:

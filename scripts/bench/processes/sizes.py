@@ -1,4 +1,4 @@
-"""What a bundle's bytes are, by kind of blob, each counted once; graphs and code also uncompressed.
+"""What a bundle's bytes are, by kind of blob, each counted once; graphs, code and HLO also uncompressed.
 
 sizes.py m.aotpack
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from aotpack_loader.archive.bundle import Bundle, raw_size
 from aotpack_loader.format import media_types, subgraphs
 
-KINDS = {media_types.WEIGHTS: "weights", media_types.GRAPH: "graphs", media_types.CODE_AOTI: "code"}
+KINDS = {media_types.WEIGHTS: "weights", media_types.GRAPH: "graphs", media_types.CODE_AOTI: "code", media_types.CODE_HLO: "HLO"}
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         for descriptor in bundle.descriptors():
             kind = KINDS.get(descriptor.media_type, "documents")
             sizes[kind] += descriptor.size
-            if kind in ("graphs", "code"):
+            if kind in ("graphs", "code", "HLO"):
                 sizes[f"{kind}, uncompressed"] += raw_size(descriptor)
         graphs = [found for found in bundle.descriptors() if found.media_type == media_types.GRAPH]
         sizes["nodes"] = sum(sum(1 for _ in subgraphs.all_nodes(bundle.graph(graph))) for graph in graphs)

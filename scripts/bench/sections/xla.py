@@ -18,12 +18,15 @@ START = ("make", "first step")
 
 def measure(bench: Bench) -> dict[str, Any]:
     """On torch_xla's own environment, which ``scripts/setup-xla`` makes."""
+    return _measured(on_torch_xla(bench), network("gpt_plain"))
+
+
+def on_torch_xla(bench: Bench) -> Bench:
+    """The same in the environment that has torch_xla."""
     python = ROOT / ".venv-xla" / "bin" / "python"
     if not python.exists():
         raise BenchError("xla: there is no .venv-xla: scripts/setup-xla")
-    there = dataclasses.replace(bench, python_path=python, work=_folder(bench.work))
-    case = network("gpt_plain")
-    return _measured(there, case)
+    return dataclasses.replace(bench, python_path=python, work=_folder(bench.work))
 
 
 def _folder(work: Path) -> Path:
@@ -35,7 +38,7 @@ def _folder(work: Path) -> Path:
 
 def _measured(bench: Bench, case: Case) -> dict[str, Any]:
     bundle, source = bench.bundle(case, *TARGETS), bench.source(case)
-    run = partial(_run, bench, case)
+    run = partial(run_once, bench, case)
     works, left_out = able(
         {
             "bundle": partial(run, "bundle", "--bundle", bundle),
@@ -45,7 +48,7 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
         }
     )
     runs = alternately(works, bench.times(3))
-    found = {kind: _middle(some) for kind, some in runs.items()}
+    found = {kind: middle_run(some) for kind, some in runs.items()}
     peers = [kind for kind in ("lazy", "openxla") if kind in found]
     ratios = {}
     for ours in ("bundle", "bundle_compiled"):
@@ -61,13 +64,14 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
     }
 
 
-def _run(bench: Bench, case: Case, kind: str, *words: object) -> dict[str, Any]:
+def run_once(bench: Bench, case: Case, kind: str, *words: object) -> dict[str, Any]:
+    """One run of processes/xla.py."""
     steps = bench.times(20, 3)
     common = ["--kind", kind, "--inputs", bench.inputs(case), "--steps", steps]
     return bench.json(PROCESSES / "xla.py", *common, *words, PJRT_DEVICE="CPU")
 
 
-def _middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def middle_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """``start_seconds``: what is between imports and the end of the first step; ``xla_compile_seconds`` is part of it."""
     parts = {part: middle(run["seconds"][part] for run in runs) for part in runs[0]["seconds"]}
     return {

@@ -1,0 +1,59 @@
+"""A loop over rows on XLA's CPU device, as a ``scan`` and unrolled: what of it grows with the rows; on one core each."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from harness import PROCESSES, Bench, Case, alternately, network
+
+from .xla import middle_run, on_torch_xla, run_once
+
+GOAL = None
+ROWS = (4, 16, 64)
+FORMS = {"scan": True, "unrolled": False}
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """On torch_xla's own environment."""
+    there = on_torch_xla(bench)
+    found = {str(rows): _measured(there, rows) for rows in (ROWS[:1] if bench.quick else ROWS)}
+    figures = ("hlo_bytes", "build_seconds", "load_seconds", "xla_compile_seconds", "step_seconds")
+    ratios = {
+        f"{rows} rows, {figure}, scan to unrolled": forms["scan"][figure] / forms["unrolled"][figure]
+        for rows, forms in found.items()
+        for figure in figures
+    }
+    return {
+        "rows": found,
+        "ratios": ratios,
+        "versions": {"torch": there.python("-c", "import torch; print(torch.__version__)").strip()},
+    }
+
+
+def _measured(bench: Bench, rows: int) -> dict[str, Any]:
+    cases = {name: network("recurrent", options={"by_scan": by_scan}, inputs={"rows": rows}) for name, by_scan in FORMS.items()}
+    built = {name: _built(bench, case) for name, case in cases.items()}
+    runs = alternately(
+        {name: partial(run_once, bench, case, "bundle", "--bundle", built[name]["bundle"]) for name, case in cases.items()},
+        bench.times(3),
+    )
+    found = {}
+    for name, some in runs.items():
+        middle = middle_run(some)
+        found[name] = {
+            "hlo_bytes": built[name]["hlo_bytes"],
+            "build_seconds": built[name]["seconds"],
+            "load_seconds": middle["seconds"]["make"],
+            "xla_compile_seconds": middle["xla_compile_seconds"],
+            "step_seconds": middle["step_seconds"],
+            "loss": some[0]["loss"],
+        }
+    return found
+
+
+def _built(bench: Bench, case: Case) -> dict[str, Any]:
+    built = bench.build(case, "--target", "xla", "--method", "train")
+    bundle = built.bundle.rename(bench.work / f"{case.name}.aotpack")
+    sizes = bench.json(PROCESSES / "sizes.py", bundle)
+    return {"bundle": bundle, "hlo_bytes": sizes["HLO, uncompressed"], "seconds": built.seconds}
