@@ -369,8 +369,8 @@ def partition(
 def _save_what_is_compared(graph: torch.fx.Graph) -> None:
     """Keep the backward from computing anew what it compares for equality, as the gradient of ``amax`` does to find the maxima.
 
-    Compiled code may compute a value once as a vector and once alone, with other last bits (torch 2.13): none is the maximum then,
-    and ``torch.compile`` gives no gradient at all.
+    Compiled code may compute a value once as a vector and once alone, with other last bits (torch 2.13): no element is the
+    maximum then, and ``torch.compile`` gives no gradient at all.
     """
     for comparison in graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
         for operand in comparison.all_input_nodes:
