@@ -27,10 +27,14 @@ PASS = (
     "control flow: flex attention, grouped queries",
     "control flow: flex attention, mask made inside",
     "custom operators: writes to a part of a tensor",
+    "subclasses: nested",
+    "subclasses: mutated by a subclass argument",
 )
 REFUSED = {
     "input mutation: metadata and data": "otherwise than its elements",
     "outputs: sparse": "returns as result 0 a sparse tensor",
+    "subclasses: views of an input": "returns as result 0 a view of an argument beside tensor subclasses",
+    "subclasses: a part is returned": "is in the memory of an argument",
     "shapes: unbacked, views": "varies from call to call",
     "shapes: as_strided with an offset, an offset input at call, portable": r"reads args\[0\] by as_strided with an offset",
     "identity: aliasing inputs, one mutated, disjoint": "at the call: .*shares its memory with",

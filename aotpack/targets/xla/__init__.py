@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec import structs
 
-from aotpack_loader.devices.xla import unsupported, unsupported_state
+from aotpack_loader.devices.xla import has_subclasses, unsupported, unsupported_state
 from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.donations import of_backward, of_forward
@@ -180,7 +180,8 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
     for item in graphs:
         fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
-        shared = [shared_outputs(module, item.private) for module in fixed_sizes]
+        parts = item.key.endswith(".forward") and item.method is not None and has_subclasses(item.method)
+        shared = [shared_outputs(module, item.private, parts=parts) for module in fixed_sizes]
         modules[item.key] = [(normalise(numbers_as_tensors(module)), views) for module, views in shared]
     if found := [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]:
         raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))

@@ -18,13 +18,14 @@ Views = dict[int, list[schema.ViewStep]]
 """Output to the views through which it is seen in what is returned in its place."""
 
 
-def shared_outputs(module: GraphModule, private: frozenset[int]) -> tuple[GraphModule, Views]:
+def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool = False) -> tuple[GraphModule, Views]:
     """A copy of ``module`` that returns one value for visible outputs that are in its memory, and how they are views of it.
 
-    ``private`` are the outputs that nobody sees but the backward.
+    ``private`` are the outputs that nobody sees but the backward. ``parts``: inputs or outputs are parts of tensor subclasses, of
+    which nobody says which are views of which.
 
     Raises:
-        UnsupportedError: such a view depends on a value.
+        UnsupportedError: such a view depends on a value; or a part is in an input's memory.
     """
     copied = copy_of(module)
     output = copied.graph.output_node()
@@ -33,6 +34,11 @@ def shared_outputs(module: GraphModule, private: frozenset[int]) -> tuple[GraphM
     for i, node in enumerate(returned):
         if isinstance(node, Node) and i not in private:
             together.setdefault(root(node), []).append(i)
+    if parts and (given := [returned[i] for base, places in together.items() if base.op == "placeholder" for i in places]):
+        problems = [Problem(source_line(node) or node.name, "is in the memory of an argument") for node in given]
+        raise UnsupportedError(
+            "XLA devices cannot return parts of tensor subclasses in this way.", problems, hint="Return copies (clone())."
+        )
     views: Views = {}
     for base, places in together.items():
         if base.op != "placeholder" and len({returned[i] for i in places}) > 1:

@@ -262,6 +262,8 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
         if isinstance(result, schema.FreshResult) and result.sparse_dim is not None:
             problems.append(Problem(name, f"returns as result {i} a sparse tensor"))
         is_view = isinstance(result, schema.AliasResult) and result.primal is not None
+        if is_view and has_subclasses(method):
+            problems.append(Problem(name, f"returns as result {i} a view of an argument beside tensor subclasses"))
         if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
             problems.append(Problem(name, f"returns as result {i} strides of an argument, counted from the start of its memory"))
     for leaf in method.leaves:
@@ -269,11 +271,16 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
             problems.append(
                 Problem(name, f"reads {leaf.path} by as_strided with an offset, counted from the start of its memory")
             )
-    if any(isinstance(leaf, schema.TensorLeaf) and leaf.subclass for leaf in method.leaves) or any(method.subclasses):
-        problems.append(Problem(name, "takes or returns tensor subclasses"))
+    if has_subclasses(method) and method.symbols:
+        problems.append(Problem(name, "takes or returns tensor subclasses, whose sizes vary"))
     if method.rng == "eager":
         problems.append(Problem(name, "draws eager's random numbers, which an XLA device does not have"))
     return problems
+
+
+def has_subclasses(method: schema.Method) -> bool:
+    """Whether a method takes or returns tensor subclasses."""
+    return any(method.subclasses) or any(isinstance(leaf, schema.TensorLeaf) and leaf.subclass for leaf in method.leaves)
 
 
 def unsupported_state(state: Sequence[schema.StateEntry]) -> list[Problem]:
