@@ -48,7 +48,7 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
         }
     )
     runs = alternately(works, bench.times(3))
-    found = {kind: middle_run(some) for kind, some in runs.items()}
+    found = {kind: _middle(some) for kind, some in runs.items()}
     peers = [kind for kind in ("lazy", "openxla") if kind in found]
     ratios = {}
     for ours in ("bundle", "bundle_compiled"):
@@ -71,7 +71,7 @@ def run_once(bench: Bench, case: Case, kind: str, *words: object) -> dict[str, A
     return bench.json(PROCESSES / "xla.py", *common, *words, PJRT_DEVICE="CPU")
 
 
-def middle_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """``start_seconds``: what is between imports and the end of the first step; ``xla_compile_seconds`` is part of it."""
     parts = {part: middle(run["seconds"][part] for run in runs) for part in runs[0]["seconds"]}
     return {
