@@ -237,6 +237,18 @@ def test_code_does_what_the_graphs_say(digits_bundle: Path, batch: int) -> None:
         model.eval()(images, labels)
 
 
+def test_views_of_what_is_transposed_share_its_memory(tmp_path: Path) -> None:
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.t() * 2
+        return y[1:], y[:-1]
+
+    aotpack.build(views, (torch.randn(3, 5),), out=tmp_path / "m.aotpack", targets=("cpu",), methods=("infer",), cache=False)
+    with torch.no_grad():
+        later, earlier = aotpack.load(tmp_path / "m.aotpack", backend="cpu").eval()(torch.ones(3, 5))
+    later.zero_()
+    assert earlier.sum(1).tolist() == [6, 0, 0, 0]
+
+
 class Upsampled(nn.Module):
     """Its backward adds at an index, halves what comes of it, and gives that to two convolutions."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shlex
@@ -191,7 +192,14 @@ def lower_with_aoti(
             if n.target in _REDUCTIONS and _is_compared(without_views(n.all_input_nodes[0])):
                 self.env[n.all_input_nodes[0]].realize()
             result = super().run_node(n)
-            return _channels_last(result) if n.op == "placeholder" and n in self.nodes_prefer_channels_last else result
+            if n.op == "placeholder":
+                return _channels_last(result) if n in self.nodes_prefer_channels_last else result
+            return _as_in_eager(result, n.meta["val"].stride()) if n in self.shown else result
+
+        @functools.cached_property
+        def shown(self) -> set[torch.fx.Node]:
+            """Results for the user, and what they are views of."""
+            return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
 
         def codegen_with_cpp_wrapper(self) -> Any:
             orders = [_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True)]
@@ -237,6 +245,11 @@ def _is_compared(value: torch.fx.Node) -> bool:
         user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
         for user in value.users
     )
+
+
+def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:
+    """A tensor with eager's strides, so that views of it are views. Of a view Inductor keeps no more than their order."""
+    return ir.ExternKernel.require_exact_strides(value, strides) if isinstance(value, ir.TensorBox) and strides else value
 
 
 def _channels_last(value: Any) -> Any:

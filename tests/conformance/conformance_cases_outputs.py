@@ -90,6 +90,11 @@ def view_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y
 
 
+def part_of_transposed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Views, one with gaps in memory and one without; Inductor alone would lay them out otherwise."""
+    return (x.t() * 2)[1:], (x.t() + 1).select(1, 0)
+
+
 def mutated_view_of_intermediate(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     v = y[0]
@@ -329,6 +334,11 @@ CASES: list[Case] = [
     case("outputs: sigmoid of a non-contiguous input", lambda x: x.t().sigmoid(), g(2, 3)),
     case("outputs: non-contiguous fresh", lambda x: (x * 2).t().contiguous().t() + 1, g(2, 3)),
     case("outputs: channels last", lambda x: x.contiguous(memory_format=torch.channels_last) * 2, g(2, 3, 4, 4)),
+    *(
+        case(f"outputs: part of what is transposed, {given}, {target}", part_of_transposed, spec(4, 6), targets=(target,))
+        for given, spec in (("plain", t), ("leaf", g))
+        for target in ("portable", "cpu")
+    ),
     case("outputs: expanded", lambda x: x.expand(4, 3), g(3)),
     case("outputs: expanded intermediate", lambda x: (x * 2).expand(4, 3), g(3)),
     case("outputs: is the input", lambda x: x, t(3)),
