@@ -418,3 +418,15 @@ def test_sizes_that_depend_on_data_and_sizes_zero_and_one(tmp_path: Path) -> Non
         found.sum().backward()
         for one, other in zip(twins, given, strict=True):
             torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_what_inductor_has_no_code_for_is_named_with_the_users_line(tmp_path: Path) -> None:
+    """The gradient of a maximum over one index: a vector is added at one place (Inductor in torch 2.13 breaks)."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1).index_reduce(0, torch.zeros(5, dtype=torch.long), x, "amax", include_self=False)
+
+    with pytest.raises(
+        AotpackError, match=r"could not compile train\.backward.*\n.*test_cpu_target\.py.*index_reduce.*aten\.\w+"
+    ):
+        aotpack.build(model, (torch.randn(5, requires_grad=True),), out=tmp_path / "m", targets=("cpu",), methods=("train",))

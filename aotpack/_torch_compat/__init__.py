@@ -35,6 +35,7 @@ from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .inductor import (
     Library,
+    LoweringError,
     Written,
     can_name_instruction_set,
     inductor_decompositions,
@@ -99,6 +100,7 @@ __all__ = [
     "Joint",
     "Library",
     "LostGradientError",
+    "LoweringError",
     "MutationType",
     "OutputType",
     "OverlapError",

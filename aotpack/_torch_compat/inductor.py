@@ -134,6 +134,14 @@ class Written:
     own: bool
 
 
+class LoweringError(Exception):
+    """Inductor broke; ``nodes`` are what it was working on."""
+
+    def __init__(self, error: Exception, nodes: Sequence[torch.fx.Node]) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.nodes = nodes
+
+
 def lower_with_aoti(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
@@ -159,6 +167,9 @@ def lower_with_aoti(
     does not have.
 
     Returns the library, and how the code writes each output.
+
+    Raises:
+        LoweringError: Inductor has no code for some operator.
     """
     options: dict[str, Any] = {
         "aot_inductor.output_path": str(output),
@@ -174,8 +185,11 @@ def lower_with_aoti(
         options["cpp.simdlen"] = vector_bits
     expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
     written: list[Written] = []
+    working: list[torch.fx.Node] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        _split_complex_numbers(gm.graph)
+        gm.recompile()
         result = output_node(gm)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
@@ -189,6 +203,7 @@ def lower_with_aoti(
                 return super().placeholder(name, args, kwargs)
 
         def run_node(self, n: torch.fx.Node) -> Any:
+            working[:] = [n]
             if n.target in _REDUCTIONS and _is_compared(without_views(n.all_input_nodes[0])):
                 self.env[n.all_input_nodes[0]].realize()
             result = super().run_node(n)
@@ -206,7 +221,11 @@ def lower_with_aoti(
             buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
             own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
             written.extend(map(Written, orders, own))
-            return super().codegen_with_cpp_wrapper()
+            try:
+                return super().codegen_with_cpp_wrapper()
+            except Exception:
+                working[:] = _origins(self.scheduler.current_node)
+                raise
 
     library = Library(output)
     env = fake_mode_of(module.graph).shape_env
@@ -226,8 +245,11 @@ def lower_with_aoti(
         mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
     ):
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
-        with _compiling_state_context():
-            compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+        try:
+            with _compiling_state_context():
+                compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+        except Exception as error:
+            raise LoweringError(error, working) from error
     if env is not None:
         library.guards = [env.simplify(guard.expr) for guard in env.guards[known:]]
     return library, written
@@ -250,6 +272,12 @@ def _is_compared(value: torch.fx.Node) -> bool:
 def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:
     """A tensor with eager's strides, so that views of it are views. Of a view Inductor keeps no more than their order."""
     return ir.ExternKernel.require_exact_strides(value, strides) if isinstance(value, ir.TensorBox) and strides else value
+
+
+def _origins(kernel: Any) -> list[torch.fx.Node]:
+    """The nodes that a kernel is made of."""
+    buffers = [part.node for part in kernel.get_nodes()] if kernel is not None else []
+    return [origin for buffer in buffers if buffer is not None for origin in buffer.get_origins()]
 
 
 def _channels_last(value: Any) -> Any:
@@ -466,6 +494,26 @@ def _copies_of_expanded() -> Iterator[None]:
     checked = {write: replace(known[write], extra_check=apart(known[write])) for write in writes}
     with mock.patch.dict(known, checked):
         yield
+
+
+def _split_complex_numbers(graph: torch.fx.Graph) -> None:
+    """Make tensors of one complex number of two real ones: AOTInductor (torch 2.13) cannot write such a number (the gradient of
+    ``fft.rfft(x).abs()`` has one).
+    """
+    full = torch.ops.aten.full.default
+    for node in graph.find_nodes(op="call_function", target=full):
+        size, number, value = node.args[0], node.args[1], node.meta["val"]
+        if isinstance(number, complex):
+            parts = []
+            with graph.inserting_before(node):
+                for part in (number.real, number.imag):
+                    options = node.kwargs | {"dtype": value.dtype.to_real()}
+                    parts.append(graph.call_function(full, (size, part), options))
+                    parts[-1].meta |= node.meta | {"val": torch.empty_like(value, dtype=value.dtype.to_real())}
+                whole = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
+                whole.meta |= node.meta
+            node.replace_all_uses_with(whole)
+            graph.erase_node(node)
 
 
 def _may_meet_itself(value: torch.Tensor) -> bool:

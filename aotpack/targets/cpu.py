@@ -184,9 +184,13 @@ class CpuTarget:
         try:
             yield
         except Exception as error:
+            nodes = error.nodes if isinstance(error, compat.LoweringError) else []
+            place = next(filter(None, map(source_line, nodes)), "")
+            names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
+            reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
             raise BuildError(
                 f"AOTInductor could not compile {key} for {self.name}.",
-                [Problem(key, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")],
+                [Problem(place or key, f"{names}: {reason}" if names else reason)],
                 hint="Build with --target portable to get a bundle that runs without native code.",
             ) from error
 

@@ -238,6 +238,11 @@ def written_into_expanded(x: Tensor, i: Tensor) -> Any:
     )
 
 
+def spectrum(x: Tensor) -> Tensor:
+    """Its gradient where the spectrum is zero is a complex number that compiled code must make."""
+    return torch.fft.rfft(x).abs()
+
+
 def resized_by_a_factor(x: Tensor) -> Any:
     """The height stays, or is doubled; the width does not: 3 * 1.3 and 3 * 2.3, 4 * 1.5."""
     nearest = [nn.functional.interpolate(x * 2, scale_factor=(factor, 1.5)) for factor in (1.3, 2.3)]
@@ -616,6 +621,10 @@ CASES: list[Case] = [
     ),
     *(
         case(f"autograd: gradients of extremes, {target}", gradients_of_extremes, g(2, 3), t(2, 3), targets=(target,))
+        for target in ("portable", "cpu")
+    ),
+    *(
+        case(f"autograd: absolute values of a spectrum, {target}", spectrum, g(3, 10), targets=(target,))
         for target in ("portable", "cpu")
     ),
     *(
