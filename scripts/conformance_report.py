@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from conformance_results import STATUSES, Results, target_of
+from conformance_results import STATUSES, Results, row_of, target_of
 
 TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "custom operators"}
 
@@ -40,8 +40,9 @@ def _note(results: Results) -> str:
     total = totals.get("portable", Counter())
     done = total.total() - total["left"]
     share = f"{done:,} of the {total.total():,}" if total["left"] else f"All {done:,}"
-    kinds = [(unit, kind, count) for unit, known in results.units.items() for kind, count in known.kinds.items()]
-    taken = sum(count for _, kind, count in kinds if kind.status == "refused" and kind.peer == "works")
+    of_target = {target: {u: k for u, k in results.units.items() if target_of(row_of(u)) == target} for target in totals}
+    kinds = [kind for known in of_target.get("portable", {}).values() for kind in known.kinds.items()]
+    taken = sum(count for kind, count in kinds if kind.status == "refused" and kind.peer == "works")
     fresh = results.fresh
     untrusted = [name for name, line in fresh["wrong"].items() if line.startswith("TrustError")]
     differed = [name for name in fresh["wrong"] if name != "process" and name not in untrusted]
@@ -49,8 +50,9 @@ def _note(results: Results) -> str:
     compiled = ""
     if cpu := totals.get("cpu"):
         compiled = (
-            f"On `cpu`, one or two samples of each operator are compiled, {cpu.total() - cpu['left']:,} in all with those that "
-            "take the same code; values differ where eager's are nearer to float64's than the code's. "
+            f"On `cpu`, one or two samples of {len(of_target['cpu'])} operators were compiled, {cpu.total() - cpu['left']:,} in "
+            "all with those that take the same code; values differ where the code's are more than twice as far from float64's as "
+            "eager's. "
         )
     first, last = (day.split()[0] for day in (results.first or results.source["date"], results.source["date"]))
     days = f"from {first} to {last}" if first != last else f"on {last}"
