@@ -67,9 +67,8 @@ def main() -> None:
         found = found.settled()
     known = Results.read(options.results)
     todo = [] if options.report else missing(chosen, found, known, options)
-    if todo:
-        run(todo, found, options)
-    later = Results.of(found)
+    fresh = run(todo, found, options) if todo else Found().fresh
+    later = Results.of(found, fresh)
     results = known.with_later(later, [str(unit) for unit in todo])
     results.write(options.results)
     if options.results == RESULTS:
@@ -87,8 +86,11 @@ def missing(chosen: Sequence[Unit], found: Found, known: Results, options: argpa
     return [unit for unit in chosen if str(unit) not in done and not found.complete(str(unit))]
 
 
-def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> None:
-    """Do what is not ``found`` yet of the units, and add it there and to the file of results."""
+def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> dict[str, Any]:
+    """Do what is not ``found`` yet of the units, and add it there and to the file of outcomes.
+
+    Returns what a fresh process found: of this run alone, for that of earlier ones is in the results.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
         options.partial.open("a" if options.resume else "w") as partial,
@@ -98,6 +100,7 @@ def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> None
         fresh = in_fresh_process(Path(folder) / "fresh")
         found.add_fresh(fresh)
         partial.write(json.dumps({"fresh": fresh}) + "\n")
+        return fresh
 
 
 def parse() -> argparse.Namespace:

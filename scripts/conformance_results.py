@@ -68,9 +68,9 @@ class Results:
     older: dict[str, Counter[str]] = field(default_factory=dict)
 
     @staticmethod
-    def of(found: Found) -> Results:
-        """What runs on this machine found."""
-        results = Results(fresh=found.fresh)
+    def of(found: Found, fresh: dict[str, Any]) -> Results:
+        """What runs on this machine found, and a fresh process."""
+        results = Results(fresh=fresh)
         for unit, outcomes in found.outcomes.items():
             if outcomes:
                 counts = Counter(outcome["status"] for outcome in outcomes.values())

@@ -109,7 +109,7 @@ def _results(units: dict[str, str], total: int) -> Results:
     for unit, letters in units.items():
         outcomes = [{"sample": str(i), "status": words[letter], "reason": "", "peer": ""} for i, letter in enumerate(letters)]
         found.add(unit, total, outcomes)
-    return Results.of(found)
+    return Results.of(found, found.fresh)
 
 
 def _counts(**counts: int) -> dict[str, int]:
