@@ -34,16 +34,15 @@ from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .inductor import (
-    Library,
     LoweringError,
     Written,
     can_name_instruction_set,
     inductor_decompositions,
-    inductor_fingerprint,
     laid_out,
     lower_with_aoti,
     x86_vector_bits,
 )
+from .inductor_tool_chain import Library, inductor_fingerprint
 from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
