@@ -43,7 +43,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 RESULTS = ROOT / "scripts" / "bench" / "results" / "conformance.json"
 README = ROOT / "README.md"
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
-"""A line a unit and run: what became of its samples, and how many are left. And a line a run: what a fresh process found."""
+"""A line a unit and run: what became of its samples, and how many are left."""
 
 RECYCLED = 300
 """Units after which a worker process is replaced: tracing leaves things behind."""
@@ -67,7 +67,7 @@ def main() -> None:
         found = found.settled()
     known = Results.read(options.results)
     todo = [] if options.report else missing(chosen, found, known, options)
-    fresh = run(todo, found, options) if todo else Found().fresh
+    fresh = run(todo, found, options) if todo else None
     later = Results.of(found, fresh)
     results = known.with_later(later, [str(unit) for unit in todo])
     results.write(options.results)
@@ -97,10 +97,7 @@ def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> dict
     ):
         (Path(folder) / "fresh").mkdir()
         sweep(todo, found, Path(folder), partial, options)
-        fresh = in_fresh_process(Path(folder) / "fresh")
-        found.add_fresh(fresh)
-        partial.write(json.dumps({"fresh": fresh}) + "\n")
-        return fresh
+        return in_fresh_process(Path(folder) / "fresh")
 
 
 def parse() -> argparse.Namespace:

@@ -57,7 +57,7 @@ def _note(results: Results) -> str:
     first, last = (day.split()[0] for day in (results.first or results.source["date"], results.source["date"]))
     days = f"from {first} to {last}" if first != last else f"on {last}"
     return (
-        f"{share} samples of torch's own operator databases ({results.told()['operators']} operators, in-place variants too) "
+        f"{share} samples of torch's own operator databases ({results.operators} operators, in-place variants too) "
         "through build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, "
         "random state. Of `bfloat16`, values differ where eager's are nearer to float64's than the bundle's. Samples that differ "
         "in values only share a build, with dynamic sizes also those that differ in sizes, where its bundle takes them. A fresh "

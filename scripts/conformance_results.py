@@ -68,9 +68,9 @@ class Results:
     older: dict[str, Counter[str]] = field(default_factory=dict)
 
     @staticmethod
-    def of(found: Found, fresh: dict[str, Any]) -> Results:
-        """What runs on this machine found, and a fresh process."""
-        results = Results(fresh=fresh)
+    def of(found: Found, fresh: dict[str, Any] | None = None) -> Results:
+        """What runs on this machine found, and a fresh process if there was one."""
+        results = Results() if fresh is None else Results(fresh=fresh)
         for unit, outcomes in found.outcomes.items():
             if outcomes:
                 counts = Counter(outcome["status"] for outcome in outcomes.values())
@@ -117,6 +117,11 @@ class Results:
         return Results(units, fresh, later.source, self.first or self.source["date"], self.older)
 
     @property
+    def operators(self) -> int:
+        """How many are known."""
+        return len({_operator(unit)[0] for unit in self.units})
+
+    @property
     def failed(self) -> bool:
         """Whether anything differs from eager."""
         return any(known.counts[status] for known in self.units.values() for status in ("raises", "wrong", "crash"))
@@ -139,7 +144,7 @@ class Results:
         return {
             **self.source,
             "first": self.first or self.source["date"],
-            "operators": len({_operator(unit)[0] for unit in self.units}),
+            "operators": self.operators,
             "fresh_process": self.fresh,
             "totals": {target: _told(counts) for target, counts in self.totals().items()},
             "rows": {row: _told(counts) for row, counts in rows.items()},

@@ -109,7 +109,7 @@ def _results(units: dict[str, str], total: int) -> Results:
     for unit, letters in units.items():
         outcomes = [{"sample": str(i), "status": words[letter], "reason": "", "peer": ""} for i, letter in enumerate(letters)]
         found.add(unit, total, outcomes)
-    return Results.of(found, found.fresh)
+    return Results.of(found)
 
 
 def _counts(**counts: int) -> dict[str, int]:

@@ -128,8 +128,7 @@ def lower_with_aoti(
     working: list[torch.fx.Node] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        split_complex_numbers(gm.graph)
-        gm.recompile()
+        split_complex_numbers(gm)
         result = output_node(gm)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})

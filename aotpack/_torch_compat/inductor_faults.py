@@ -32,24 +32,26 @@ def faults_mended() -> Iterator[None]:
 # ---------------------------------------------------------------- of a graph
 
 
-def split_complex_numbers(graph: torch.fx.Graph) -> None:
+def split_complex_numbers(module: torch.fx.GraphModule) -> None:
     """Make tensors of one complex number of two real ones: AOTInductor (torch 2.13) cannot write such a number (the gradient of
     ``fft.rfft(x).abs()`` has one).
     """
-    full = torch.ops.aten.full.default
-    for node in graph.find_nodes(op="call_function", target=full):
+    graph, full = module.graph, torch.ops.aten.full.default
+    found = [node for node in graph.find_nodes(op="call_function", target=full) if isinstance(node.args[1], complex)]
+    for node in found:
         size, number, value = node.args[0], node.args[1], node.meta["val"]
-        if isinstance(number, complex):
-            parts = []
-            with graph.inserting_before(node):
-                for part in (number.real, number.imag):
-                    options = node.kwargs | {"dtype": value.dtype.to_real()}
-                    parts.append(graph.call_function(full, (size, part), options))
-                    parts[-1].meta |= node.meta | {"val": torch.empty_like(value, dtype=value.dtype.to_real())}
-                whole = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
-                whole.meta |= node.meta
-            node.replace_all_uses_with(whole)
-            graph.erase_node(node)
+        parts = []
+        with graph.inserting_before(node):
+            for part in (number.real, number.imag):
+                options = node.kwargs | {"dtype": value.dtype.to_real()}
+                parts.append(graph.call_function(full, (size, part), options))
+                parts[-1].meta |= node.meta | {"val": torch.empty_like(value, dtype=value.dtype.to_real())}
+            whole = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
+            whole.meta |= node.meta
+        node.replace_all_uses_with(whole)
+        graph.erase_node(node)
+    if found:
+        module.recompile()
 
 
 _REDUCTIONS = (torch.ops.aten.amax.default, torch.ops.aten.amin.default, torch.ops.aten.max.default, torch.ops.aten.min.default)

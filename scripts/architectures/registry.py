@@ -83,8 +83,7 @@ def from_transformers(
 
     ``prepare`` is called with the model; ``results`` are what a loss is made of where it brings none (:class:`Objective`).
     """
-    own = ("batch", "methods", "branches", "tolerance", "unstable", "note")
-    options = {key: settings.pop(key) for key in own if key in settings}
+    options = taken_from(settings)
 
     def make() -> nn.Module:
         kind = getattr(importlib.import_module("transformers"), model)
@@ -94,6 +93,12 @@ def from_transformers(
         return Objective(made, *results) if results else made
 
     return Architecture(name, title, "transformers", make, inputs, **options)
+
+
+def taken_from(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``settings`` that are an :class:`Architecture`'s; what is left is the model's."""
+    own = ("batch", "methods", "branches", "tolerance", "unstable", "note")
+    return {key: settings.pop(key) for key in own if key in settings}
 
 
 def tokens(batch: int, length: int = TOKENS) -> Tensor:

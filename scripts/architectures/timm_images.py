@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from registry import CLASSES, DROPOUT, IMAGE, Architecture, Inputs, Objective
+from registry import CLASSES, DROPOUT, IMAGE, Architecture, Inputs, Objective, taken_from
 from torch import nn
 
 
@@ -19,8 +19,8 @@ def large_pixels(batch: int) -> Inputs:
 
 
 def classifier(name: str, title: str, model: str, **settings: Any) -> Architecture:
-    """timm's ``model``, with dropout before its last layer unless ``settings`` say otherwise."""
-    inputs, batch, unstable = settings.pop("inputs", pixels), settings.pop("batch", 2), settings.pop("unstable", False)
+    """timm's ``model``, with dropout before its last layer unless ``settings``, the entry's and the model's, say otherwise."""
+    inputs, options = settings.pop("inputs", pixels), taken_from(settings)
 
     def make() -> nn.Module:
         import timm
@@ -28,7 +28,7 @@ def classifier(name: str, title: str, model: str, **settings: Any) -> Architectu
         made = getattr(timm.models, model)
         return Objective(made(num_classes=CLASSES, **{"drop_rate": DROPOUT, **settings}))
 
-    return Architecture(name, f"{title} (timm)", "timm", make, inputs, batch, unstable=unstable)
+    return Architecture(name, f"{title} (timm)", "timm", make, inputs, **options)
 
 
 narrowing = partial(classifier, inputs=large_pixels, batch=8)
