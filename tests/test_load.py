@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from conftest import FreshProcess
 from support.archive import Documents, members, pack
 from torch import nn
 
@@ -444,3 +446,28 @@ def test_the_caller_may_vouch(digits_bundle: Path) -> None:
         assert reason in loaded.aotpack.reason
     with pytest.raises(TrustError, match="not one the caller pinned"):
         aotpack.load(digits_bundle, backend="cpu", trust="sha256:" + "0" * 64)
+
+
+# ---------------------------------------------------------------- memory that malloc keeps
+
+WHERE = """
+import json, sys, torch
+from aotpack_loader import load
+{load}
+block = torch.empty(30 << 20, dtype=torch.uint8).data_ptr()
+heap = next(line for line in open("/proc/self/maps") if line.endswith("[heap]\\n")).split()[0].split("-")
+print(json.dumps(int(heap[0], 16) <= block < int(heap[1], 16)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of another library")
+def test_what_a_step_frees_is_there_for_the_next(
+    tiny_bundle: Path, fresh_process: FreshProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a bundle is loaded, memory comes from malloc's heap, not anew from the system. What the user asks of malloc stands."""
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert not fresh_process(WHERE.format(load=""), tiny_bundle)
+    loading = WHERE.format(load="load(sys.argv[1])")
+    assert fresh_process(loading, tiny_bundle)
+    assert not fresh_process(loading, tiny_bundle, MALLOC_TRIM_THRESHOLD_="131072")

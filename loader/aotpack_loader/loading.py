@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from msgspec import structs
 
-from . import _collector
+from . import _collector, _heap
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
 from .devices.select import Selection, select
@@ -112,6 +112,8 @@ def _load(
 
         program = without_strides(program)
         state = {name: tensor.to(chosen.device.device) for name, tensor in state.items()}
+    else:
+        _heap.warm()
     calls = _calls(opened, program, chosen, classes, check)
     info = LoadInfo(
         path=os.fspath(bundle),

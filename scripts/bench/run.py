@@ -25,6 +25,7 @@ SECTIONS = {
     "import": "imports",
     "start": "start",
     "step": "step",
+    "alone": "alone",
     "overhead": "overhead",
     "memory": "memory",
     "build": "build",

@@ -139,6 +139,21 @@ def step(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
+def alone(result: Mapping[str, Any]) -> str:
+    kinds = dict.fromkeys(kind for found in result["cases"].values() for kind in found["seconds"])
+    head = ["", *map(_kind, kinds), "bundle / `torch.compile`", *(f"peak of the process, {_kind(kind)}" for kind in kinds)]
+    rows = [
+        [
+            title,
+            *(time(found["seconds"][kind]) for kind in kinds),
+            times(found["ratio_to_compile"]["cpu"]),
+            *(size(found["peak_rss_bytes"][kind]) for kind in kinds),
+        ]
+        for title, found in result["cases"].items()
+    ]
+    return table(head, rows)
+
+
 def overhead(result: Mapping[str, Any]) -> str:
     rows = [["**calls in native code**", f"{result['step_microseconds']:.1f}"]]
     beside = result["beside_microseconds"].items()
@@ -310,6 +325,7 @@ def xla_scan(result: Mapping[str, Any]) -> str:
 _PERFORMANCE = {
     "start": start,
     "step": step,
+    "alone": alone,
     "overhead": overhead,
     "memory": memory,
     "recompute": recompute,
