@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from conftest import FreshProcess
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch.nn import functional as F
 
 import aotpack
@@ -411,6 +412,22 @@ def test_the_partitioner_decides_what_is_saved(network: Network, tmp_path: Path)
         loaded(x).backward()
         for key, parameter in network.named_parameters():
             torch.testing.assert_close(loaded.get_parameter(key).grad, parameter.grad, msg=f"{name} {key}")
+
+
+def test_a_budget_saves_the_smallest_and_latest_of_equal_choices(tmp_path: Path) -> None:
+    """Every product of these layers takes as many operations; torch's own solvers take the large results, and the first."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh()) for _ in range(4)]
+    model, x = nn.Sequential(*layers), torch.randn(256, 32)
+    small = 256 * 32 * 4  # bytes
+    report = portable(model, (x,), tmp_path / "small", memory_budget=0.4)
+    assert report.saved_bytes["train"] == 4 * small
+    with functorch_config.patch(activation_memory_budget_solver="dp_knapsack_sliding_hirschberg"):  # what a user sets stays
+        assert portable(model, (x,), tmp_path / "theirs", memory_budget=0.4).saved_bytes["train"] == 7 * small
+    assert portable(model, (x,), tmp_path / "late", memory_budget=0.2).saved_bytes["train"] == 3 * small
+    bundle = Bundle.open(tmp_path / "late")
+    _, *saved = bundle.graph(bundle.program.methods["train"].forward).outputs
+    assert [value.name for value in saved if isinstance(value, schema.ValueRef)] == ["tanh_3", "tanh_5", "detach_8"]
 
 
 # ---------------------------------------------------------------- options

@@ -38,6 +38,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .lines import name_backward, recorded_lines
+from .memory_budget import within_budget
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
@@ -357,8 +358,7 @@ def partition(
     ``added``: outputs of the forward beyond AOTAutograd's.
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
-    budget = functorch_config.activation_memory_budget if memory_budget is None else memory_budget
-    with functorch_config.patch(activation_memory_budget=budget), partitioned_random(joint.graph_module), joint.fake_mode:
+    with within_budget(memory_budget), partitioned_random(joint.graph_module), joint.fake_mode:
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
         _save_what_is_compared(joint.graph_module.graph)
