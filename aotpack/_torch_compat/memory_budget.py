@@ -19,7 +19,7 @@ from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 from torch._functorch.partitioners import estimate_runtime
 
 _passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
-_Estimator: Any = getattr(_passes, "CustomRuntimeEstimator", object)  # torch 2.9 takes any callable
+_Estimator: Any = getattr(_passes, "CustomRuntimeEstimator", object)  # torch 2.9 has neither, and chooses as it does
 _Solver: Any = getattr(_passes, "CustomKnapsackSolver", object)
 
 
@@ -30,7 +30,8 @@ def within_budget(share: float | None) -> Iterator[None]:
     A solver or an estimate of the user's (``torch._functorch.config``) stays what it is.
     """
     changes: dict[str, Any] = {} if share is None else {"activation_memory_budget": share}
-    if (config.activation_memory_budget_solver, config.activation_memory_budget_runtime_estimator) == ("dp", "flops"):
+    chosen = config.activation_memory_budget_solver, config.activation_memory_budget_runtime_estimator
+    if _Estimator is not object and chosen == ("dp", "flops"):
         operations = _Operations()
         solver = _LeastMemory(operations.counted)
         changes |= {"activation_memory_budget_runtime_estimator": operations, "activation_memory_budget_solver": solver}

@@ -34,12 +34,12 @@ def of_torch_xla(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
     return checkpoint(function, *args)  # type: ignore[no-any-return]
 
 
-def build(model: object, *args: Tensor, out: Path, front_end: str = "export") -> int:
+def build(model: object, *args: Tensor, out: Path, front_end: str = "export", memory_budget: float | None = None) -> int:
     """Build for XLA; the bytes that the forward saves for the backward."""
     import torch_xla.utils.checkpoint  # noqa: F401
 
     options = {"targets": ("xla",), "front_ends": (front_end,), "methods": ("train",)}
-    return aotpack.build(model, args, out=out, **options).saved_bytes["train"]  # type: ignore[arg-type]
+    return aotpack.build(model, args, out=out, memory_budget=memory_budget, **options).saved_bytes["train"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,17 @@ def test_what_is_saved_is_what_lies_between_the_checkpoints(
     torch.testing.assert_close(there.grad.cpu(), x.grad)
     for expected, found in zip(model.parameters(), loaded.parameters(), strict=True):
         torch.testing.assert_close(found.grad.cpu(), expected.grad)
+
+
+def test_a_memory_budget_holds(tmp_path: Path, device: torch.device) -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(plain, BLOCKS, mean_square), torch.randn(ROWS, WIDTH, requires_grad=True)
+    most = build(copy.deepcopy(model), x, out=tmp_path / "most")
+    assert 0 < build(copy.deepcopy(model), x, out=tmp_path / "m", memory_budget=0.5) <= most / 2
+    loaded, there = load(tmp_path / "m", device="xla"), x.detach().to(device).requires_grad_()
+    for module, given in ((model, x), (loaded, there)):
+        module(given).backward()
+    torch.testing.assert_close(there.grad.cpu(), x.grad)
 
 
 def compiled(path: Path) -> tuple[str, int]:
