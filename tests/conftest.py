@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.archive import write_tiny
 
 import aotpack
 
@@ -35,6 +36,14 @@ def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A bundle written by hand, of one method; tests damage it."""
+    path = tmp_path / "tiny.aotpack"
+    write_tiny(path)
+    return path
 
 
 class Tiny(torch.nn.Module):

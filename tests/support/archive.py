@@ -17,6 +17,7 @@ import torch
 
 from aotpack.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.weights import write_weights
+from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.schema import (
@@ -180,3 +181,18 @@ def safetensors_blob(header: object, data: bytes = b"", *, length: int | None = 
     """A safetensors file of a header that may be anything; ``length`` overrides the true length of the header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def use(bundle: Bundle) -> None:
+    """Touch everything a loader would."""
+    bundle.verify()
+    for method in bundle.program.methods.values():
+        bundle.graph(method.forward)
+    weights = bundle.weights()
+    for entry in bundle.program.state:
+        weights.tensor(entry)
+
+
+def open_and_use(path: Path) -> None:
+    with Bundle.open(path) as bundle:
+        use(bundle)
