@@ -8,10 +8,8 @@ models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch_c
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +21,12 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
 from .._torch_compat.decompose import resized_as_eager
-from .._torch_compat.randomness import no_python_random, traced_random
-from ..graph import source_line, views
-from . import places, rehearsals
+from .._torch_compat.randomness import traced_random
+from ..graph import source_line
+from . import dynamo, export, places, rehearsals, trace
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
-from .examples import spelled_out
+from .front_end import Given
 from .returned import Returned
 from .sparse import with_dense_results
 
@@ -47,17 +45,6 @@ class Captured:
     rejected: tuple[Problem, ...] = field(default=())
     lost_checkpoints: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
-
-
-class FunctionModule(torch.nn.Module):
-    """A plain function as a module without state."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
 
 
 def capture(
@@ -103,7 +90,7 @@ def capture(
                 if shapes.integers and name != "trace":
                     raise ValueError("an integer argument varies, which this front end does not take")
                 followed = follow(model, observed) if observed else []
-                joint, lost = _FRONT_ENDS[name](model, args, kwargs, shapes, decompositions, returned)
+                joint, lost = _FRONT_ENDS[name](Given(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
                 joint = with_dense_results(joint)
                 _check_layouts(joint)
@@ -242,196 +229,4 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
         yield
 
 
-def _with_dynamo(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    table: compat.Decompositions | None,
-    returned: Returned,
-) -> tuple[compat.Joint, tuple[str, ...]]:
-    with compat.marked_dynamic(shapes.of_tensors(args, kwargs)):
-        captured = _set_up_and_captured(model, args, kwargs)
-        _refuse_storage_changes(captured.graph)
-        nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
-        if any(node.kwargs.get("use_reentrant") for node in nodes):
-            with checkpoints.checked_reentrant():
-                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
-        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
-            joint = compat.export_joint(captured, args, kwargs, table, note=returned.note)
-        if joint.side_effects:
-            rehearsals.check_repeats(model, args, kwargs)
-        if joint.metadata.mutated_inp_runtime_indices:
-            joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
-    looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
-    return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
-
-
-def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Touched | None:
-    """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
-    try:
-        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
-    except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
-        return None
-
-
-def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
-    """What a first call sets up is often guarded by a lock, which Dynamo cannot enter: then a run on fake tensors comes first."""
-    try:
-        return compat.capture_with_dynamo(model, args, kwargs)
-    except torch._dynamo.exc.Unsupported as error:
-        if "`lock`" not in str(error):
-            raise
-    compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-    return compat.capture_with_dynamo(model, args, kwargs)
-
-
-@contextlib.contextmanager
-def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
-    """Errors raised while control flow is differentiated know no line of the user's: tell where it stands in the model."""
-    try:
-        yield
-    except Exception as error:
-        calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
-        for line in dict.fromkeys(source_line(call) for call in calls):
-            error.add_note(line)
-        raise
-
-
-@contextlib.contextmanager
-def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
-    """Outputs that an error names by position get the user's lines that made them."""
-    try:
-        yield
-    except compat.AliasedOutputsError as error:
-        nodes = pytree.tree_leaves(graph.output_node().args)
-        found = [nodes[position] if position < len(nodes) else None for position in error.positions]
-        lines = [source_line(node) if isinstance(node, torch.fx.Node) else "" for node in found]
-        error.places = [line or place for line, place in zip(lines, error.places, strict=True)]
-        raise
-
-
-def _with_export(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    table: compat.Decompositions | None,
-    returned: Returned,
-) -> tuple[compat.Joint, tuple[str, ...]]:
-    if shapes.original is None and shapes.dims:
-        raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
-    if shapes.original is not None:
-        _spell_out(model, kwargs)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
-        trial = rehearsals.rehearse(model, args, kwargs)
-        if trial.reads_nodes:
-            raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
-        # Of a function torch.export would know no line: it looks for those of modules.
-        lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
-        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
-            exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
-    _refuse_storage_changes(exported.graph)
-    mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
-    with mode, checkpoints.selected(regions):
-        joint = compat.export_joint(exported.module(check_guards=False), fake_args, fake_kwargs, table, note=returned.note)
-    _check_bounds(joint.graph_module.graph)
-    return _with(trial, joint), _lost(regions, joint)
-
-
-def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    """``torch.export`` finds no sizes of what a model takes as ``**rest``. Set as an attribute of the instance."""
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def spelled(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    spelled.__signature__ = spelled_out(model, kwargs)  # type: ignore[attr-defined]
-    model.forward = spelled
-
-
-def _with_trace(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-    table: compat.Decompositions | None,
-    returned: Returned,
-) -> tuple[compat.Joint, tuple[str, ...]]:
-    mode = compat.fake_mode_with_shapes()
-    dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
-    fakes: dict[int, torch.Tensor] = {}
-
-    def fake(leaf: Any) -> Any:
-        if id(leaf) not in fakes:
-            fakes[id(leaf)] = compat.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
-        return fakes[id(leaf)]
-
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
-    faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
-    fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
-        trial = rehearsals.rehearse(model, args, kwargs)
-        _fix_numbers(model, leaves, shapes)
-        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions):
-            joint = compat.export_joint(model, fake_args, fake_kwargs, table, note=returned.note)
-    return _with(trial, joint), _lost(regions, joint)
-
-
-def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:
-    """AOTAutograd makes symbols of all integers: the model is given those that do not vary as they are. Set on the instance."""
-    forward = model.forward
-
-    def fixed(*args: Any, **kwargs: Any) -> Any:
-        given, spec = pytree.tree_flatten((args, kwargs))
-        values = [
-            old if isinstance(old, int) and i not in shapes.integers else new
-            for i, (old, new) in enumerate(zip(leaves, given, strict=True))
-        ]
-        args, kwargs = pytree.tree_unflatten(values, spec)
-        return forward(*args, **kwargs)
-
-    if any(isinstance(leaf, int) for leaf in leaves):
-        model.forward = fixed
-
-
-def _check_bounds(graph: torch.fx.Graph) -> None:
-    """This front end makes ``resize_`` a view, which reaches beyond an argument's storage where the argument grows."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
-        source = views.root(node)
-        if source.op == "placeholder" and views.reach(node) > views.reach(source):
-            raise ValueError(f"{source_line(node) or node.name}: reaches beyond the storage of an argument")
-
-
-_STORAGE_CHANGES = {
-    "_lower_version_count_by_1": "assigns to .data of a tensor; use copy_() under no_grad",
-    "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
-}
-
-
-def _refuse_storage_changes(graph: torch.fx.Graph) -> None:
-    """What is done to storage beside the graph would be left out of it.
-
-    Raises:
-        UnsupportedError: names each place.
-    """
-    calls = [(node, getattr(node.target, "_opname", getattr(node.target, "__name__", ""))) for node in graph.nodes]
-    problems = [
-        Problem(source_line(node) or node.name, _STORAGE_CHANGES[name]) for node, name in calls if name in _STORAGE_CHANGES
-    ]
-    if problems:
-        raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
-
-
-def _with(trial: rehearsals.Trial, joint: compat.Joint) -> compat.Joint:
-    return dataclasses.replace(joint, compares=trial.compares, touched=trial.touched, side_effects=trial.changed)
-
-
-def _lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
-    """The user's lines of checkpoints that left no trace in the joint graph."""
-    return tuple(dict.fromkeys(places.of_stack(stack) for stack in regions.lost(joint.graph_module.graph)))
-
-
-_FRONT_ENDS = {"dynamo": _with_dynamo, "export": _with_export, "trace": _with_trace}
+_FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": trace.traced}

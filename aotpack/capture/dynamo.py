@@ -1,0 +1,81 @@
+"""The first front end: Dynamo, which keeps activation checkpoints and the caller's order of arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from .. import _torch_compat as compat
+from .._torch_compat import checkpoint as checkpoints
+from ..graph import source_line
+from . import rehearsals
+from .front_end import Given, refuse_storage_changes
+
+
+def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+    """The joint graph, and the user's lines whose checkpoints it does not recompute."""
+    model, args, kwargs = given.model, given.args, given.kwargs
+    with compat.marked_dynamic(given.shapes.of_tensors(args, kwargs)):
+        captured = _set_up_and_captured(model, args, kwargs)
+        refuse_storage_changes(captured.graph)
+        nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
+        if any(node.kwargs.get("use_reentrant") for node in nodes):
+            with checkpoints.checked_reentrant():
+                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
+            joint = compat.export_joint(captured, args, kwargs, given.decompositions, note=given.returned.note)
+        if joint.side_effects:
+            rehearsals.check_repeats(model, args, kwargs)
+        if joint.metadata.mutated_inp_runtime_indices:
+            joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
+    looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
+    return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
+
+
+def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Touched | None:
+    """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
+    try:
+        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
+    except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
+        return None
+
+
+def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
+    """What a first call sets up is often guarded by a lock, which Dynamo cannot enter: then a run on fake tensors comes first."""
+    try:
+        return compat.capture_with_dynamo(model, args, kwargs)
+    except torch._dynamo.exc.Unsupported as error:
+        if "`lock`" not in str(error):
+            raise
+    compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+    return compat.capture_with_dynamo(model, args, kwargs)
+
+
+@contextlib.contextmanager
+def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
+    """Errors raised while control flow is differentiated know no line of the user's: tell where it stands in the model."""
+    try:
+        yield
+    except Exception as error:
+        calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+        for line in dict.fromkeys(source_line(call) for call in calls):
+            error.add_note(line)
+        raise
+
+
+@contextlib.contextmanager
+def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
+    """Outputs that an error names by position get the user's lines that made them."""
+    try:
+        yield
+    except compat.AliasedOutputsError as error:
+        nodes = pytree.tree_leaves(graph.output_node().args)
+        found = [nodes[position] if position < len(nodes) else None for position in error.positions]
+        lines = [source_line(node) if isinstance(node, torch.fx.Node) else "" for node in found]
+        error.places = [line or place for line, place in zip(lines, error.places, strict=True)]
+        raise

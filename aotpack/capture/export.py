@@ -1,0 +1,63 @@
+"""The second front end: non-strict ``torch.export``, which takes models that Dynamo rejects; our help keeps their checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from .. import _torch_compat as compat
+from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.randomness import no_python_random
+from ..graph import source_line, views
+from . import rehearsals
+from .examples import spelled_out
+from .front_end import FunctionModule, Given, lost, refuse_storage_changes, with_trial
+
+
+def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+    """The joint graph, and the user's lines whose checkpoints left no trace in it."""
+    model, args, kwargs = given.model, given.args, given.kwargs
+    shapes = given.shapes
+    if shapes.original is None and shapes.dims:
+        raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
+    if shapes.original is not None:
+        _spell_out(model, kwargs)
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
+        trial = rehearsals.rehearse(model, args, kwargs)
+        if trial.reads_nodes:
+            raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
+        # Of a function torch.export would know no line: it looks for those of modules.
+        lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
+        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
+            exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
+    refuse_storage_changes(exported.graph)
+    mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
+    with mode, checkpoints.selected(regions):
+        joint = compat.export_joint(
+            exported.module(check_guards=False), fake_args, fake_kwargs, given.decompositions, note=given.returned.note
+        )
+    _check_bounds(joint.graph_module.graph)
+    return with_trial(trial, joint), lost(regions, joint)
+
+
+def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """``torch.export`` finds no sizes of what a model takes as ``**rest``. Set as an attribute of the instance."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def spelled(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    spelled.__signature__ = spelled_out(model, kwargs)  # type: ignore[attr-defined]
+    model.forward = spelled
+
+
+def _check_bounds(graph: torch.fx.Graph) -> None:
+    """This front end makes ``resize_`` a view, which reaches beyond an argument's storage where the argument grows."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        source = views.root(node)
+        if source.op == "placeholder" and views.reach(node) > views.reach(source):
+            raise ValueError(f"{source_line(node) or node.name}: reaches beyond the storage of an argument")
