@@ -158,6 +158,7 @@ def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: Fres
 
 
 SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))
+LIBC = "_heap"  # the one module that calls the C library itself: mallopt, and nothing else
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "ctypes", "runpy", "subprocess"}
 BANNED_ATTRIBUTES = {("torch", "load"), ("torch", "compile"), ("os", "system"), ("torch", "jit"), ("torch", "package")}
@@ -170,13 +171,14 @@ def test_the_loaders_sources_are_all_there() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_the_loader_evaluates_and_unpickles_nothing(path: Path) -> None:
+    banned_modules = BANNED_MODULES - ({"ctypes"} if path.stem == LIBC else set())
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
             found.append(f"{node.lineno}: {node.func.id}()")
         elif isinstance(node, ast.Import):
-            found += [f"{node.lineno}: import {a.name}" for a in node.names if a.name.partition(".")[0] in BANNED_MODULES]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in BANNED_MODULES:
+            found += [f"{node.lineno}: import {a.name}" for a in node.names if a.name.partition(".")[0] in banned_modules]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in banned_modules:
             found.append(f"{node.lineno}: from {node.module}")
         elif isinstance(node, ast.Attribute) and (getattr(node.value, "id", ""), node.attr) in BANNED_ATTRIBUTES:
             found.append(f"{node.lineno}: {ast.unparse(node)}")

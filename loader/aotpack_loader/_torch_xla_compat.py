@@ -32,6 +32,11 @@ def devices() -> list[torch.device]:
     return [torch.device(name) for name in xla_model.get_xla_supported_devices() or []]
 
 
+def is_cpu() -> bool:
+    """Whether the devices are XLA's own for the CPU: what they compute is in memory of this process."""
+    return bool(runtime.device_type() == "CPU")
+
+
 def is_spmd() -> bool:
     """Whether torch_xla takes all devices for one, over which it partitions tensors and what is computed of them."""
     return bool(runtime.is_spmd())

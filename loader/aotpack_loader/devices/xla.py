@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import structs
 
+from .. import _heap
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, Problem, TargetError
 from ..format import schema
@@ -157,6 +158,8 @@ class XlaDevice:
         if not wanted:
             raise TargetError(f"There is no {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
         self.device = wanted[0]
+        if compat.is_cpu():  # all that a computation needs and returns is allocated at its call, by a thread of torch_xla's
+            _heap.keep_of_threads()
         self._compat, self._bundle, self._target = compat, bundle, target
         self._computations = target.xla
         self._takes_state = False
