@@ -47,7 +47,7 @@ def _measured(bench: Bench, case: Case) -> dict[str, Any]:
             "openxla": partial(run, "openxla", "--model", source),
         }
     )
-    runs = alternately(works, bench.times(3))
+    runs = alternately(works, bench.times(7))
     found = {kind: _middle(some) for kind, some in runs.items()}
     peers = [kind for kind in ("lazy", "openxla") if kind in found]
     ratios = {}
