@@ -39,7 +39,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
-from .overlaps import OverlapsOfAnySize, RefusedOverlaps
+from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
 from .tensors import fake_mode_of, is_wrapper_subclass
@@ -191,9 +191,11 @@ def _export_joint(
         _faithful_results(note, inside),
         traceable_scans(),
         _trained_lstms(),
+        gradients_apart(),
         recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),
         RefusedOverlaps(),
+        RefusedPlaces(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture

@@ -20,7 +20,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .inductor_faults import faults_mended, needs_once, split_complex_numbers
+from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, split_complex_numbers
 from .inductor_tool_chain import Library, tool_chain
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
@@ -129,6 +129,7 @@ def lower_with_aoti(
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         split_complex_numbers(gm)
+        reduce_bytes_as_numbers(gm)
         result = output_node(gm)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})

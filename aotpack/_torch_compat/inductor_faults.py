@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import sympy
+import sympy.core.cache
 import torch
-from torch._inductor import lowering
+from torch._inductor import ir, lowering, virtualized
 from torch._inductor.codegen import cpp
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._sympy.functions import ModularIndexing, safe_gcd
 
 from .autograd import without_views
 from .overlaps import meets_itself
@@ -25,7 +28,17 @@ from .overlaps import meets_itself
 @contextlib.contextmanager
 def faults_mended() -> Iterator[None]:
     """Compile with Inductor's faults mended, but for those that concern a graph (below) or random numbers (``randomness.py``)."""
-    with _tiles_indexed_once(), _pools_divided_rightly(), _copies_of_expanded(), _writes_read_after_fusion():
+    with (
+        _tiles_indexed_once(),
+        _tails_of_tiles(),
+        _indices_not_negative(),
+        _bytes_stay_bytes(),
+        _quotients_rounded_rightly(),
+        _places_in_order(),
+        _pools_divided_rightly(),
+        _copies_of_expanded(),
+        _writes_read_after_fusion(),
+    ):
         yield
 
 
@@ -51,6 +64,58 @@ def split_complex_numbers(module: torch.fx.GraphModule) -> None:
         node.replace_all_uses_with(whole)
         graph.erase_node(node)
     if found:
+        module.recompile()
+
+
+_aten = torch.ops.aten
+_EXTREMES = {
+    _aten.amax.default: torch.int32,
+    _aten.amin.default: torch.int32,
+    _aten.argmax.default: torch.int32,
+    _aten.argmin.default: torch.int32,
+    _aten.max.default: torch.int32,
+    _aten.max.dim: torch.int32,
+    _aten.min.default: torch.int32,
+    _aten.min.dim: torch.int32,
+}
+_ANY = {_aten.any.default: torch.bool, _aten.any.dim: torch.bool, _aten.any.dims: torch.bool}
+
+
+def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
+    """Compute extremes of bytes (``int8``, ``uint8``) as those of ``int32``, and ``any`` of bytes as that of booleans.
+
+    Inductor (torch 2.13) also reduces the lanes of a vector that hold no bytes, and are zero: ``torch.compile`` gives 0 for
+    the least of sixteen positive numbers. And its ``any`` gives booleans where eager's gives ``uint8``.
+    """
+    graph, convert = module.graph, torch.ops.prims.convert_element_type.default
+
+    def converted(value: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        made = graph.call_function(convert, (value, dtype))
+        made.meta |= value.meta | {"val": value.meta["val"].to(dtype)}
+        return made
+
+    found = [node for node in graph.nodes if node.target in _EXTREMES or node.target in _ANY]
+    changed = False
+    for node in found:
+        given = node.args[0].meta["val"].dtype
+        if given not in (torch.int8, torch.uint8):
+            continue
+        changed = True
+        dtype = (_EXTREMES | _ANY)[node.target]
+        with graph.inserting_before(node):
+            node.update_arg(0, converted(node.args[0], dtype))
+        whole = node.meta["val"]
+        values = [node] if isinstance(whole, torch.Tensor) else [user for user in node.users if user.args[1] == 0]
+        for value in values:
+            expected = value.meta["val"].dtype
+            if expected not in (dtype, torch.int64):  # a place is no value
+                value.meta["val"] = value.meta["val"].to(dtype)
+                with graph.inserting_after(value):
+                    again = converted(value, expected)
+                value.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
+        if not isinstance(whole, torch.Tensor):
+            node.meta["val"] = (whole[0].to(dtype), whole[1])
+    if changed:
         module.recompile()
 
 
@@ -87,6 +152,115 @@ def _tiles_indexed_once() -> Iterator[None]:
         return index if index.has(kernel.inner_itervar()) else transform(kernel, index)
 
     with mock.patch.object(cpp.CppTile2DKernel, "transform_indexing", once):
+        yield
+
+
+@contextlib.contextmanager
+def _tails_of_tiles() -> Iterator[None]:
+    """Write what is left over beside whole tiles as no more than it is, where other loops lie between the two of a tile.
+
+    Inductor (torch 2.13) takes the loop within the outer one for the inner one. If that is no reduction, and the inner one is, it
+    writes the rest of the outer one as a whole vector: ``torch.compile`` overwrites other results there, or the heap.
+    """
+    aggregate = cpp.CppKernelProxy.aggregate_reduction_buffers
+
+    def aggregated(proxy: cpp.CppKernelProxy, inner_is_reduction: bool, outer: Any) -> None:
+        kernel = proxy.kernels[0]
+        if isinstance(kernel, cpp.CppTile2DKernel):
+            nest: Any = proxy.loop_nest
+            first, second = (nest.loops[place] for place in kernel.tiling_indices)
+            inner_is_reduction = second.is_reduction and not first.is_reduction
+        aggregate(proxy, inner_is_reduction, outer)
+
+    with mock.patch.object(cpp.CppKernelProxy, "aggregate_reduction_buffers", aggregated):
+        yield
+
+
+@contextlib.contextmanager
+def _indices_not_negative() -> Iterator[None]:
+    """Drop multiples of a modulus from what is divided only where the rest is known to be no negative number.
+
+    Inductor (torch 2.13) looks at signs of numbers alone, and C++ rounds towards zero: ``torch.compile`` reads before the start
+    of memory for ``x.flatten().repeat_interleave(2).flip(0)`` with sizes that vary.
+    """
+    simplify = ModularIndexing.eval.__func__  # type: ignore[attr-defined]
+
+    def apart(cls: Any, base: Any, divisor: Any, modulus: Any) -> Any:
+        if isinstance(base, sympy.Add) and divisor == 1 and modulus != 1:
+            rest = [term for term in base.args if safe_gcd(term, modulus) != modulus]
+            if not all(term.is_nonnegative for term in rest):
+                return None
+        return simplify(cls, base, divisor, modulus)
+
+    sympy.core.cache.clear_cache()  # which knows what was simplified before
+    with mock.patch.object(ModularIndexing, "eval", classmethod(apart)):
+        yield
+
+
+@contextlib.contextmanager
+def _bytes_stay_bytes() -> Iterator[None]:
+    """Have ``abs`` of a byte be a byte: C++ gives an ``int``, and 128 where eager gives -128 (Inductor of torch 2.13)."""
+    absolute: Callable[[Any], str] = cpp.CppOverrides.abs
+
+    def as_given(x: Any) -> str:
+        return f"static_cast<std::decay_t<decltype({x})>>({absolute(x)})"
+
+    with mock.patch.object(cpp.CppOverrides, "abs", staticmethod(as_given)):
+        yield
+
+
+@contextlib.contextmanager
+def _quotients_rounded_rightly() -> Iterator[None]:
+    """Round quotients of real numbers down as eager does, by their remainders: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
+
+    Inductor (torch 2.13) rounds the quotient, which is 5 as the nearest number: ``torch.compile`` gives that.
+    """
+    ops = virtualized.ops
+
+    def quotient(a: Any, b: Any) -> Any:
+        dtype = next(value.get_dtype() for value in (a, b) if isinstance(value, ir.IRNode))
+
+        def rounded(a: Any, b: Any) -> Any:
+            zero, half, one = (ops.constant(number, dtype) for number in (0, 0.5, 1))
+            rest = ops.fmod(a, b)
+            whole, plain = ops.truediv(ops.sub(a, rest), b), ops.div_rn(a, b)
+            whole = ops.where(ops.lt(ops.mul(rest, ops.copysign(one, b)), zero), ops.sub(whole, one), whole)
+            below = ops.floor(whole)
+            nearest = ops.where(ops.gt(ops.sub(whole, below), half), ops.add(below, one), below)
+            nearest = ops.where(ops.ne(whole, zero), nearest, ops.mul(plain, zero))
+            return ops.where(ops.ne(b, zero), nearest, plain)
+
+        return lowering.make_pointwise(rounded)(a, b)
+
+    with mock.patch.object(lowering, "_div_rn", quotient):
+        yield
+
+
+@contextlib.contextmanager
+def _places_in_order() -> Iterator[None]:
+    """Count the place of an extreme among several dimensions in their own order, whatever order loops take them in.
+
+    Inductor (torch 2.13) counts steps of its loops where it takes a tensor for contiguous, and may order them otherwise later:
+    ``torch.compile`` gives another place for ``x.mean(-1).argmax()`` where ``x`` is channels-last.
+    """
+    reduce: Callable[..., dict[str, Any]] = lowering._make_reduction_inner
+
+    def placed(x: Any, *, reduction_type: str | None = None, **options: Any) -> dict[str, Any]:
+        found = reduce(x, reduction_type=reduction_type, **options)
+        load, sizes = found["inner_fn"], found["reduction_ranges"]
+
+        def with_place(index: Any, reduced: Any) -> Any:
+            value = load(index, reduced)
+            if isinstance(value, tuple):
+                return value
+            place = sympy.S.Zero
+            for size, one in zip(sizes, reduced, strict=True):
+                place = place * size + sympy.expand(one)
+            return value, virtualized.ops.index_expr(place, torch.int64)
+
+        return found | ({"inner_fn": with_place} if reduction_type in ("argmax", "argmin") and len(sizes) > 1 else {})
+
+    with mock.patch.object(lowering, "_make_reduction_inner", placed):
         yield
 
 

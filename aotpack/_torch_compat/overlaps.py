@@ -1,4 +1,4 @@
-"""``as_strided`` whose elements overlap, where sizes vary; and writes to tensors whose elements overlap.
+"""``as_strided`` whose elements overlap, where sizes vary; gradients of, and writes to, tensors whose elements overlap.
 
 torch's own backward of such a view reads the size of its storage as a plain integer (``as_strided_backward`` in
 ``FunctionsManual.cpp``), which fixes every size in it. So the same view is made of two: rows that do not overlap, by
@@ -9,18 +9,24 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cmp_to_key
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from aotpack_loader.runtime.memory import extent
 
-from .tensors import is_wrapper_subclass
+from .tensors import hint_of, is_wrapper_subclass
 from .writes import written
 
 _AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
@@ -62,10 +68,83 @@ class RefusedOverlaps(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(function, "__name__", "").partition(".")[0] in _COPIES:
+            copied: torch.Tensor = args[0] if args else kwargs["input"]
+            if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # an expanded one is copied apart
+                raise OverlapError("writes to a copy of a tensor whose elements share memory with each other: the copy's do, too")
         for tensor in written(function, args, kwargs):
             if meets_itself(tensor) and not _is_of_a_part(function, args):
                 raise OverlapError("writes to a tensor whose elements share memory with each other")
         return function(*args, **kwargs)
+
+
+class LaidOutError(Exception):
+    """The model reads a tensor by places in memory that tracing lays out otherwise."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} counts places in memory, and graphs lay this slice out otherwise once it was written to: use a copy"
+        )
+
+
+class RefusedPlaces(TorchFunctionMode):
+    """While it is on, ``as_strided`` of a slice that is written to, before or after, is refused.
+
+    A write makes another tensor in the trace, contiguous whatever the strides were: ``x = y[::2]; x.add_(1); x.as_strided(...)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: dict[StorageWeakRef, str] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _AS_STRIDED or function in _AS_STRIDED_COPIES:
+            tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
+            if isinstance(tensor, FunctionalTensor):
+                if not _lies_alike(tensor, torch._from_functional_tensor(tensor.elem)):
+                    raise LaidOutError(function.__name__)
+                if function in _AS_STRIDED and not _is_dense(tensor):
+                    self.counted[_memory(tensor)] = function.__name__
+        for tensor in written(function, args, kwargs) if self.counted else ():
+            if isinstance(tensor, FunctionalTensor) and _memory(tensor) in self.counted:
+                raise LaidOutError(self.counted[_memory(tensor)])
+        return function(*args, **kwargs)
+
+
+def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.elem.untyped_storage())
+
+
+def _lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return all(
+        statically_known_true(n == 1) or statically_known_true(a == b)
+        for n, a, b in zip(one.shape, one.stride(), other.stride(), strict=True)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements may lie one after another, as those of what is computed do."""
+    expected: int | torch.SymInt = 1
+    for n, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: hint_of(dim[1])):
+        if not statically_known_true(n == 1):
+            if statically_known_true(step != expected):
+                return False
+            expected = expected * n
+    return True
+
+
+_AS_STRIDED_COPIES = (
+    *(getattr(torch, name) for name in ("as_strided_copy", "as_strided_scatter")),
+    torch.Tensor.as_strided_scatter,
+    *(getattr(torch.ops.aten, name) for name in ("as_strided_copy", "as_strided_scatter")),
+    *(getattr(torch.ops.aten, name).default for name in ("as_strided_copy", "as_strided_scatter")),
+)
+
+_COPIES = {"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"}
+"""Operators that write to a copy with the strides of what it is of."""
 
 
 def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -83,6 +162,35 @@ def meets_itself(tensor: torch.Tensor) -> bool:
     if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
         return False
     return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than places
+
+
+@contextlib.contextmanager
+def gradients_apart() -> Iterator[None]:
+    """Take gradients of results whose elements share memory (``x.unfold(0, 2, 1).select_scatter(y, 0, 1)``) as contiguous.
+
+    AOTAutograd brings a gradient to the strides of its result, where it is no expanded one, and values that share a place are
+    lost: ``torch.compile`` gives wrong gradients there.
+    """
+    described = MemoryFormatMeta.from_tensor
+
+    def apart(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> MemoryFormatMeta | None:
+        found = described(tensor, *args, **kwargs)
+        if found is None or found.stride is None or _is_nested(found.size or (), found.stride):
+            return found
+        return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
+
+    with mock.patch.object(MemoryFormatMeta, "from_tensor", staticmethod(apart)):
+        yield
+
+
+def _is_nested(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether each step goes beyond all that is within it, so that no two elements meet."""
+    reach = 1
+    for step, n in sorted((step, n) for step, n in zip(stride, size, strict=True) if n > 1):
+        if step < reach:
+            return False
+        reach += (n - 1) * step
+    return True
 
 
 class _Dim(NamedTuple):

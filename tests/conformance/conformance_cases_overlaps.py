@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .conformance_cases_random import filled
 from .conformance_cases_shapes import BATCH, at
-from .harness import TRAIN, Case, case, g, t
+from .harness import TRAIN, Case, case, g, laid_out, t
 
 LENGTH = Dim("length", min=6, max=64)
 
@@ -125,6 +125,39 @@ def expanded_turned(x: Tensor) -> Tensor:
     return (x * 2).expand(3, 4).unsqueeze_(0).transpose_(1, 2) + 1
 
 
+def windows_returned(x: Tensor) -> Any:
+    """Gradients of windows are apart, though the windows share memory."""
+    return x.sin().unfold(0, 2, 1), (x * 2).unfold(0, 3, 2)
+
+
+def windows_written_over(x: Tensor, y: Tensor) -> Tensor:
+    return x.unfold(0, 2, 1).select_scatter(y, 0, 1)
+
+
+def passed_on(x: Tensor) -> Tensor:
+    return x.slice_scatter(x[:1], 0, 1, 2)
+
+
+def every_other(generator: torch.Generator) -> Tensor:
+    return torch.randn(10, generator=generator)[::2]
+
+
+def places_after_write(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.as_strided((3,), (2,)) * 2
+
+
+def copied_places_after_write(x: Tensor) -> Tensor:
+    x.add_(1)
+    return torch.as_strided_copy(x, (3,), (2,))
+
+
+def places_before_write(x: Tensor) -> Tensor:
+    view = x.as_strided((3,), (2,))
+    x.add_(1)
+    return view * 2
+
+
 ROWS = {"x": {0: BATCH}}
 CALLS = (TRAIN, at(g(7, 8)), at(g(2, 8)), at(g(64, 8)), at(g(5, 8), grad=False))
 
@@ -171,6 +204,15 @@ CASES: list[Case] = [
         dynamic_shapes={"x": {0: BATCH, 1: LENGTH}},
         calls=(TRAIN, at(g(7, 6)), at(g(2, 64)), at(g(3, 9), grad=False)),
     ),
+    *[
+        case(f"overlaps: gradients of windows, {target}", windows_returned, g(6), targets=(target,))
+        for target in ("portable", "cpu")
+    ],
+    case("overlaps: as_strided of a slice that was written to", places_after_write, every_other),
+    case("overlaps: as_strided of a slice that is written to later", places_before_write, every_other),
+    case("overlaps: as_strided_copy of a slice that was written to", copied_places_after_write, every_other),
+    case("overlaps: windows are copied with their strides, and written to", windows_written_over, g(6), g(2)),
+    case("overlaps: gradients of an argument at uneven steps", passed_on, laid_out(g(5, 7), (15, 3))),
     case("overlaps: windows that grow", windows_that_grow, g(4, 8), dynamic_shapes={"x": {1: LENGTH}}),
     case("overlaps: an expanded tensor is written to by a custom operator", expanded_filled, t(4), front_ends=("trace",)),
     case("overlaps: an expanded tensor is written to by an operator's overload", expanded_overload, t(4), front_ends=("trace",)),

@@ -118,6 +118,21 @@ def seeded(make: Make) -> tuple[Model, MakeInputs]:
     return make()
 
 
+def works_in_eager(case: Case) -> bool:
+    """Programs that eager refuses are no cases: a table row shows each way to be refused."""
+    model, make_inputs = seeded(case.make)
+    args = make_inputs(1)[0]
+    try:
+        out = model(*args)
+        results = tensors_in(out, "out").values()
+        roots = [x for x in (*results, *args) if x.requires_grad and x.grad_fn is not None]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+    except RuntimeError:
+        return False
+    return True
+
+
 def run(case: Case, out: Path) -> None:
     """Build the case's bundle and compare every call.
 
@@ -287,11 +302,11 @@ def g(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
     return lambda generator: torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
 
 
-def n(*shape: int) -> Spec:
+def n(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
     """A result of earlier computation that requires a gradient; its leaf is watched."""
 
     def make(generator: torch.Generator) -> torch.Tensor:
-        leaf = torch.randn(shape, generator=generator).requires_grad_()
+        leaf = torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
         result = leaf * 1
         result.source = leaf  # type: ignore[attr-defined]
         return result
@@ -299,9 +314,23 @@ def n(*shape: int) -> Spec:
     return make
 
 
-def ints(*shape: int, high: int = 5) -> Spec:
+def laid_out(spec: Spec, stride: Sequence[int]) -> Spec:
+    """The same tensor, with other strides."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        x = spec(generator)
+        made = torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
+        if x.is_leaf:
+            return made.detach().requires_grad_(x.requires_grad)
+        made.source = x.source
+        return made
+
+    return make
+
+
+def ints(*shape: int, high: int = 5, dtype: torch.dtype = torch.int64) -> Spec:
     """Integers in ``0..high-1``."""
-    return lambda generator: torch.randint(0, high, shape, generator=generator)
+    return lambda generator: torch.randint(0, high, shape, generator=generator).to(dtype)
 
 
 def const(value: Any) -> Spec:

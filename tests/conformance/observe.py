@@ -239,7 +239,14 @@ def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tenso
         eager, bundle = eager.to(torch.complex64), bundle.to(torch.complex64)
     if torch.equal(eager, bundle) or torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
         return []
-    return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}"]
+    return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}{_by(eager, bundle)}"]
+
+
+def _by(eager: torch.Tensor, bundle: torch.Tensor) -> str:
+    """By how much real numbers differ, beside the largest of them."""
+    if not eager.is_floating_point() or not (eager.isfinite().all() and bundle.isfinite().all()):
+        return ""
+    return f", by up to {(eager - bundle).abs().max():.2g} of {eager.abs().max():.2g}"
 
 
 def _short(value: torch.Tensor | None) -> str:

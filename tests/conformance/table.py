@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import conformance_cases_autograd as autograd
+from . import conformance_cases_compiled as compiled
 from . import conformance_cases_control_flow as control_flow
 from . import conformance_cases_identity as identity
 from . import conformance_cases_layouts as layouts
@@ -20,7 +21,7 @@ from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES]
+CASES += [*layouts.CASES, *compiled.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -56,6 +57,10 @@ REFUSED: dict[str, str] = {
     "overlaps: an expanded tensor is written to by an operator's overload": _OVERLAP,
     "overlaps: an expanded argument is written to (eager raises)": _OVERLAP,
     "overlaps: an overlapping as_strided is written to": _OVERLAP,
+    "overlaps: as_strided of a slice that was written to": r"as_strided counts places.*conformance_cases_overlaps.py:\d+",
+    "overlaps: as_strided of a slice that is written to later": "as_strided counts places",
+    "overlaps: as_strided_copy of a slice that was written to": "as_strided_copy counts places",
+    "overlaps: windows are copied with their strides, and written to": _OVERLAP.replace("to a tensor", "to a copy of a tensor"),
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     **autograd.LOST,
     "identity: a model that asks where its argument begins": r"begins in its storage.*conformance_cases_identity.py:\d+",

@@ -16,7 +16,23 @@ from torch import Tensor
 import aotpack
 from aotpack_loader.errors import BuildError, InputError
 
-from .harness import INFER, TRAIN, Case, Given, MismatchError, g, inputs, n, observe, run, seeded, t, together
+from .harness import (
+    INFER,
+    TRAIN,
+    Case,
+    Given,
+    MismatchError,
+    g,
+    inputs,
+    laid_out,
+    n,
+    observe,
+    run,
+    seeded,
+    t,
+    together,
+    works_in_eager,
+)
 from .observe import differences
 
 KNOWN: dict[str, str] = {}
@@ -77,20 +93,6 @@ def _without_gradient(x: Tensor) -> Tensor:
         return x.mul_(3)
 
 
-def _laid_out(spec: Any, stride: tuple[int, int]) -> Any:
-    """The same tensor, with other strides."""
-
-    def make(generator: torch.Generator) -> Tensor:
-        x = spec(generator)
-        made = torch.empty_strided(x.shape, stride).copy_(x)
-        if x.is_leaf:
-            return made.detach().requires_grad_(x.requires_grad)
-        made.source = x.source  # type: ignore[attr-defined]
-        return made
-
-    return make
-
-
 @dataclass(frozen=True)
 class Program:
     """Steps ``(kind, op, operand, other)`` over a growing list of values, of which ``results`` are returned."""
@@ -115,7 +117,7 @@ class Program:
     def inputs(self, stride: tuple[int, int] | None = None) -> Given:
         """Plain tensors, leaves and results of earlier computation, contiguous or with other strides."""
         specs = [SPECS[kind](2, 3) for kind in self.kinds]
-        return inputs(*(specs if stride is None else [_laid_out(spec, stride) for spec in specs]))
+        return inputs(*(specs if stride is None else [laid_out(spec, stride) for spec in specs]))
 
 
 @dataclass(frozen=True)
@@ -160,20 +162,6 @@ shared_programs = st.builds(
 def function(program: Program) -> Any:
     """A plain function: Dynamo does not trace callable objects."""
     return (lambda x, y: program(x, y)) if len(program.kinds) == 2 else (lambda x: program(x))
-
-
-def works_in_eager(case: Case) -> bool:
-    """Programs that eager refuses are no cases: a table row shows each way to be refused."""
-    model, make_inputs = seeded(case.make)
-    args = make_inputs(1)[0]
-    try:
-        out = model(*args)
-        roots = [x for x in (*out, *args) if x.requires_grad and x.grad_fn is not None]
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
-    except RuntimeError:
-        return False
-    return True
 
 
 def unknown_differences(error: MismatchError) -> list[str]:

@@ -1,0 +1,82 @@
+"""What Inductor computes otherwise than eager, and a build mends: torch.compile gives other values in each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim
+
+from .conformance_cases_shapes import at
+from .harness import INFER, Case, Spec, case, t
+
+
+def positive(dtype: torch.dtype) -> Spec:
+    """Enough numbers for several vectors, none of them zero."""
+    return lambda generator: torch.randint(1, 100, (9, 10), generator=generator).to(dtype)
+
+
+def extremes(x: Tensor) -> Any:
+    least, places = x.min(0)
+    return x.amin(), x.amax(1), least, places, x.max(), x.argmin(), (-x).argmax(1), (-x).max(1).values + 1
+
+
+def any_and_absolute(x: Tensor, y: Tensor) -> Any:
+    z = y.bitwise_or(-128)  # one that has no opposite
+    return x.any() * 200 + 100, x.any(0), x.any((0, 1)), z.abs().int(), (-x.abs()).int()
+
+
+def quotients(x: Tensor) -> Any:
+    return x // 0.1, (-x) // 0.1, torch.div(x, x.flip(0), rounding_mode="floor"), torch.floor_divide(x, 0.7), x // 0.0
+
+
+def tenths(generator: torch.Generator) -> Tensor:
+    return torch.randint(-20, 20, (40,), generator=generator).double() / 10
+
+
+def padded_product(x: Tensor) -> Tensor:
+    """A sum whose tiles lie across a loop between: 18 is no multiple of a vector."""
+    y = F.gelu(x)
+    return torch.matmul(F.pad(y, (0, 0, 0, 0, 0, 10), value=0.5), F.pad(y.permute(3, 2, 1, 0), (0, 0, 0, 10), value=0.5))
+
+
+def places_of_extremes(x: Tensor) -> Any:
+    """Loops go by memory, which is channels-last; places do not."""
+    return x.mean(-1).argmax(), x.amax(-1).argmin(), (x * 2).argmax(), x.argmin()
+
+
+def repeated_and_flipped(x: Tensor) -> Tensor:
+    return (x + 1).flatten().repeat_interleave(2).flip(0)
+
+
+def channels_last(generator: torch.Generator) -> Tensor:
+    return torch.randn(1, 8, 18, 18, generator=generator).contiguous(memory_format=torch.channels_last)
+
+
+SIZE = Dim("size", min=2, max=64)
+
+CASES: list[Case] = [
+    case(f"compiled: {name}, {target}", function, *specs, calls=(INFER,), methods=("infer",), targets=(target,))
+    for name, function, *specs in (
+        ("extremes of int8", extremes, positive(torch.int8)),
+        ("extremes of uint8", extremes, positive(torch.uint8)),
+        ("any and abs of bytes", any_and_absolute, positive(torch.uint8), positive(torch.int8)),
+        ("quotients rounded down", quotients, tenths),
+        ("places of extremes", places_of_extremes, channels_last),
+        ("rests of tiles", padded_product, channels_last),
+    )
+    for target in ("portable", "cpu")
+]
+CASES += [
+    case(
+        "compiled: repeated and flipped, sizes vary",
+        repeated_and_flipped,
+        t(3, 3),
+        dynamic_shapes={"x": {0: SIZE, 1: SIZE}},
+        calls=(INFER, at(t(2, 5), grad=False), at(t(7, 2), training=False, grad=False)),
+        methods=("infer",),
+        targets=("cpu",),
+    )
+]

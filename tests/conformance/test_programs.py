@@ -1,0 +1,72 @@
+"""Random programs of scripts/programs: drawn the same each time, agree with eager, and are made smaller where they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotpack_loader.errors import BuildError
+
+from .harness import run, works_in_eager
+from .program_operators import DRAWS, KINDS
+from .programs import Program, drawn, reduced
+
+
+def test_a_seed_draws_the_same_program() -> None:
+    assert drawn("1/0", 20) == drawn("1/0", 20)
+    assert drawn("1/0", 20) != drawn("1/1", 20)
+
+
+def test_operators_are_templates_and_all_kinds_are_drawn() -> None:
+    """A line without slots would be no operator on what was made before."""
+    lines = [line for known, _ in KINDS.values() for line in known] + DRAWS
+    assert [line for line in lines if "{a}" not in line and "{k}" not in line] == []
+    assert len(set(lines)) == len(lines)
+    text = " ".join(line for number in range(20) for line in drawn(f"2/{number}", 20).lines)
+    for word in ("sum(", "unfold(", "scatter", "conv", "norm(", "@", "[..., "):
+        assert word in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", range(4))
+def test_programs_agree_with_eager(number: int, tmp_path: Path) -> None:
+    program = drawn(f"3/{number}", 12)
+    case = program.case(str(number), "portable", tmp_path)
+    assert works_in_eager(case)
+    try:
+        run(case, tmp_path / "program.aotpack")
+    except BuildError as error:
+        pytest.skip(f"refused: {error}")
+
+
+PROGRAM = Program(
+    arguments=("g(3, 4)", "t(3, 4)", "ints(4, high=3)"),
+    lines=("v0 = x0.sin()", "v1 = x1.t()", "v1.mul_(2)", "v2 = v0.cumsum(0)", "v3 = v2 * x1", "v4 = v0.amax(1)"),
+    results=("v3", "v4", "v1"),
+)
+
+
+def test_a_program_is_made_smaller_while_it_fails(tmp_path: Path) -> None:
+    """What is left is the line at fault, of a value that is now an argument."""
+    smaller = reduced(PROGRAM, lambda program: "cumsum" in program.source and "return v3" in program.source, 50)
+    assert smaller.lines == ("v2 = x0.cumsum(0)", "v3 = v2 * x1")
+    assert (
+        smaller.arguments == ("g(3, 4, dtype=torch.float32)", "t(3, 4)") or smaller.arguments[1] == "g(3, 4, dtype=torch.float32)"
+    )
+    assert works_in_eager(smaller.case("smaller", "portable", tmp_path))
+
+
+def test_attempts_to_make_a_program_smaller_are_limited() -> None:
+    tried: list[Program] = []
+    assert reduced(PROGRAM, lambda program: bool(tried.append(program)), 3) == PROGRAM
+    assert len(tried) == 3
+
+
+def test_the_source_runs_and_names_its_lines(tmp_path: Path) -> None:
+    """A case is made of the text that is printed."""
+    case = PROGRAM.case("source", "portable", tmp_path)
+    assert PROGRAM.source in (tmp_path / "program.py").read_text()
+    assert works_in_eager(case)
+    assert case.make()[0].__code__.co_filename == str(tmp_path / "program.py")
+    assert PROGRAM.in_double() == PROGRAM  # of the harness's own type
