@@ -71,11 +71,11 @@ CASES: list[Case] = [
 ]
 CASES += [
     case(
-        "compiled: repeated and flipped, sizes vary",
+        "compiled: repeated and flipped, sizes vary, cpu",
         repeated_and_flipped,
         t(3, 3),
         dynamic_shapes={"x": {0: SIZE, 1: SIZE}},
-        calls=(INFER, at(t(2, 5), grad=False), at(t(7, 2), training=False, grad=False)),
+        calls=(INFER, at(t(2, 5), grad=False), at(t(7, 2), grad=False)),
         methods=("infer",),
         targets=("cpu",),
     )
