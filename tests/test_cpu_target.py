@@ -430,3 +430,23 @@ def test_what_inductor_has_no_code_for_is_named_with_the_users_line(tmp_path: Pa
         AotpackError, match=r"could not compile train\.backward.*\n.*test_cpu_target\.py.*index_reduce.*aten\.\w+"
     ):
         aotpack.build(model, (torch.randn(5, requires_grad=True),), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+
+
+def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path) -> None:
+    """Inductor returns one tensor for all of them (torch 2.13)."""
+
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.sin()
+        return [y, y[:], y.view(-1).view(y.shape), y]
+
+    batch = {"x": {0: torch.export.Dim("n", max=64)}}
+    aotpack.build(model, (torch.randn(5, 4),), out=tmp_path / "m", targets=("cpu",), methods=("infer",), dynamic_shapes=batch)
+    x = torch.randn(7, 4)
+    y, part, viewed, again = aotpack.load(tmp_path / "m").eval()(x)
+    assert y is again
+    assert len({id(y), id(part), id(viewed)}) == 3
+    part.unsqueeze_(0)
+    for value in (y, viewed, part.squeeze(0)):
+        assert value.shape == (7, 4)
+        assert value.data_ptr() == y.data_ptr()
+        torch.testing.assert_close(value, x.sin())

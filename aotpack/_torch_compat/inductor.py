@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, split_complex_numbers
+from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, results_apart, split_complex_numbers
 from .inductor_tool_chain import Library, tool_chain
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
@@ -174,6 +175,7 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         faults_mended(),
+        contextlib.nullcontext() if training else results_apart(),  # what a forward saves must share its result's version
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

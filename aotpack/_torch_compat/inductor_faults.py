@@ -6,6 +6,7 @@ What there is to each is in tests/conformance or tests/test_cpu_target.py, as a 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import sympy.core.cache
 import torch
 from torch._inductor import ir, lowering, virtualized
 from torch._inductor.codegen import cpp
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -262,6 +264,43 @@ def _places_in_order() -> Iterator[None]:
 
     with mock.patch.object(lowering, "_make_reduction_inner", placed):
         yield
+
+
+@contextlib.contextmanager
+def results_apart() -> Iterator[None]:
+    """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
+
+    Inductor drops such views, and then returns one tensor twice (torch 2.13).
+    """
+    generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
+
+    def apart(wrapper: Any, results: list[str]) -> None:
+        code = wrapper.wrapper_call
+        before = len(code._lines)
+        generate(wrapper, results)
+        code._lines[before:] = [_view_of_all(line) if isinstance(line, str) else line for line in code._lines[before:]]
+
+    with mock.patch.object(CppWrapperCpu, "generate_return", apart):
+        yield
+
+
+_SAME_RESULT = re.compile(r"(\s*)(output_handles\[\d+\]) = (output_handles\[\d+\]);")
+
+
+def _view_of_all(line: str) -> str:
+    """The C++ of such a view in place of an assignment of one result's handle to another; any other line as it is."""
+    found = _SAME_RESULT.fullmatch(line)
+    if found is None:
+        return line
+    indent, view, whole = found.groups()
+    calls = (
+        f"aoti_torch_get_dim({whole}, &rank)",
+        f"aoti_torch_get_sizes({whole}, &sizes)",
+        f"aoti_torch_get_strides({whole}, &strides)",
+        f"aoti_torch__reinterpret_tensor({whole}, rank, sizes, strides, 0, &{view})",
+    )
+    checked = " ".join(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" for call in calls)
+    return f"{indent}{{ int64_t rank, *sizes, *strides; {checked} }}"
 
 
 @contextlib.contextmanager
