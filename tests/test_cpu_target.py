@@ -432,17 +432,21 @@ def test_what_inductor_has_no_code_for_is_named_with_the_users_line(tmp_path: Pa
         aotpack.build(model, (torch.randn(5, requires_grad=True),), out=tmp_path / "m", targets=("cpu",), methods=("train",))
 
 
-def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path) -> None:
-    """Inductor returns one tensor for all of them (torch 2.13)."""
+@pytest.mark.parametrize("method", ["infer", "train"])
+def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path, method: str) -> None:
+    """Inductor returns one tensor for all of them (torch 2.13), beside a gradient too."""
 
-    def model(x: torch.Tensor) -> list[torch.Tensor]:
+    def model(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
         y = x.sin()
-        return [y, y[:], y.view(-1).view(y.shape), y]
+        return [y, y[:], y.view(-1).view(y.shape), y, (x * weight).exp()]
 
-    batch = {"x": {0: torch.export.Dim("n", max=64)}}
-    aotpack.build(model, (torch.randn(5, 4),), out=tmp_path / "m", targets=("cpu",), methods=("infer",), dynamic_shapes=batch)
+    weight = torch.randn(4, requires_grad=True)
+    batch = {"x": {0: torch.export.Dim("n", max=64)}, "weight": None}
+    given = torch.randn(5, 4), weight
+    aotpack.build(model, given, out=tmp_path / "m", targets=("cpu",), methods=(method,), dynamic_shapes=batch)
     x = torch.randn(7, 4)
-    y, part, viewed, again = aotpack.load(tmp_path / "m").eval()(x)
+    with torch.set_grad_enabled(method == "train"):
+        y, part, viewed, again, trained = aotpack.load(tmp_path / "m").train(method == "train")(x, weight)
     assert y is again
     assert len({id(y), id(part), id(viewed)}) == 3
     part.unsqueeze_(0)
@@ -450,3 +454,6 @@ def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path) -> None
         assert value.shape == (7, 4)
         assert value.data_ptr() == y.data_ptr()
         torch.testing.assert_close(value, x.sin())
+    if method == "train":
+        trained.sum().backward()
+        torch.testing.assert_close(weight.grad, (x * (x * weight).exp()).sum(0))

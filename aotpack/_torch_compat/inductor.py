@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -91,6 +90,7 @@ def lower_with_aoti(
     march: str | None,
     vector_bits: int | None,
     training: bool = False,
+    saved: Collection[int] = (),
     free: Collection[int] = (),
     consumed: Collection[int] = (),
     donated: Collection[int] = (),
@@ -98,8 +98,8 @@ def lower_with_aoti(
     """Lower one graph to the sources of a shared library (AOTInductor).
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
-    Inductor weighs layouts otherwise than for inference. ``free`` are the outputs that may have any strides; all others keep
-    those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
+    Inductor weighs layouts otherwise than for inference. ``saved`` are the outputs that are no results. Of them ``free`` may have any
+    strides; all others keep those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
     channels-last to contiguous.
 
     ``consumed`` are the inputs that are freed once the code has read them: Inductor, which weighs orders and the reuse of buffers
@@ -175,7 +175,7 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         faults_mended(),
-        contextlib.nullcontext() if training else results_apart(),  # what a forward saves must share its result's version
+        results_apart(saved),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

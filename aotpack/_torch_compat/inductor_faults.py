@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -267,10 +267,11 @@ def _places_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def results_apart() -> Iterator[None]:
+def results_apart(saved: Collection[int]) -> Iterator[None]:
     """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
 
-    Inductor drops such views, and then returns one tensor twice (torch 2.13).
+    Inductor drops such views, and then returns one tensor twice (torch 2.13). Outputs that are ``saved`` for a backward may be
+    the results themselves, whose versions tell whether they have changed.
     """
     generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
 
@@ -278,21 +279,21 @@ def results_apart() -> Iterator[None]:
         code = wrapper.wrapper_call
         before = len(code._lines)
         generate(wrapper, results)
-        code._lines[before:] = [_view_of_all(line) if isinstance(line, str) else line for line in code._lines[before:]]
+        code._lines[before:] = [_view_of_all(line, saved) if isinstance(line, str) else line for line in code._lines[before:]]
 
     with mock.patch.object(CppWrapperCpu, "generate_return", apart):
         yield
 
 
-_SAME_RESULT = re.compile(r"(\s*)(output_handles\[\d+\]) = (output_handles\[\d+\]);")
+_SAME_RESULT = re.compile(r"(\s*)output_handles\[(\d+)\] = output_handles\[(\d+)\];")
 
 
-def _view_of_all(line: str) -> str:
+def _view_of_all(line: str, saved: Collection[int]) -> str:
     """The C++ of such a view in place of an assignment of one result's handle to another; any other line as it is."""
     found = _SAME_RESULT.fullmatch(line)
-    if found is None:
+    if found is None or int(found[2]) in saved or int(found[3]) in saved:
         return line
-    indent, view, whole = found.groups()
+    indent, view, whole = found[1], f"output_handles[{found[2]}]", f"output_handles[{found[3]}]"
     calls = (
         f"aoti_torch_get_dim({whole}, &rank)",
         f"aoti_torch_get_sizes({whole}, &sizes)",

@@ -157,7 +157,7 @@ class CpuTarget:
     def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.Written]]:
         """The sources of a graph, and how the code writes what it returns."""
         target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
-        lower = partial(target, training=call.training, consumed=call.consumed, donated=call.donated)
+        lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
             library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
             plain = [position for position in call.free if written[position].order is not None]
