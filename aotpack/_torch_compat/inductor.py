@@ -98,9 +98,9 @@ def lower_with_aoti(
     """Lower one graph to the sources of a shared library (AOTInductor).
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
-    Inductor weighs layouts otherwise than for inference. ``saved`` are the outputs that are no results. Of them ``free`` may have any
-    strides; all others keep those of the graph. AOTInductor itself knows no free outputs: it would copy what a convolution keeps for the backward from
-    channels-last to contiguous.
+    Inductor weighs layouts otherwise than for inference. ``saved`` are the outputs that are no results. Those of them that are
+    ``free`` may have any strides; all others keep those of the graph. AOTInductor itself knows no free outputs: it would copy
+    what a convolution keeps for the backward from channels-last to contiguous.
 
     ``consumed`` are the inputs that are freed once the code has read them: Inductor, which weighs orders and the reuse of buffers
     by the peak of memory, tells them by their names, and takes those that AOTInductor gives for names of parameters. ``donated``
