@@ -34,7 +34,7 @@ LARGEST = 100.0
 
 _NAME = re.compile(r"\b[xv]\d+\b")
 _WORDS = {"torch": torch, "F": F, **{word: getattr(harness, word) for word in ("g", "ints", "laid_out", "n", "t")}}
-_HEADER = "import torch\nimport torch.nn.functional as F\nfrom tests.conformance.harness import g, inputs, ints, laid_out, n, t\n"
+_HEADER = f"import torch\nimport torch.nn.functional as F\nfrom {__package__}.harness import g, inputs, ints, laid_out, n, t\n"
 
 
 @dataclass(frozen=True)
