@@ -21,7 +21,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._sympy.functions import ModularIndexing, safe_gcd
+from torch.utils._sympy import functions
+from torch.utils._sympy.functions import ModularIndexing
 
 from .autograd import without_views
 from .overlaps import meets_itself
@@ -189,7 +190,7 @@ def _indices_not_negative() -> Iterator[None]:
 
     def apart(cls: Any, base: Any, divisor: Any, modulus: Any) -> Any:
         if isinstance(base, sympy.Add) and divisor == 1 and modulus != 1:
-            rest = [term for term in base.args if safe_gcd(term, modulus) != modulus]
+            rest = [term for term in base.args if functions.safe_gcd(term, modulus) != modulus]
             if not all(term.is_nonnegative for term in rest):
                 return None
         return simplify(cls, base, divisor, modulus)
