@@ -20,7 +20,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, results_apart, split_complex_numbers
+from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, split_complex_numbers
 from .inductor_tool_chain import Library, tool_chain
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
@@ -174,8 +174,7 @@ def lower_with_aoti(
     with (
         torch.no_grad(),
         tool_chain(library),
-        faults_mended(),
-        results_apart(saved),
+        faults_mended(saved),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

@@ -29,9 +29,13 @@ from .overlaps import meets_itself
 
 
 @contextlib.contextmanager
-def faults_mended() -> Iterator[None]:
-    """Compile with Inductor's faults mended, but for those that concern a graph (below) or random numbers (``randomness.py``)."""
+def faults_mended(saved: Collection[int]) -> Iterator[None]:
+    """Compile with Inductor's faults mended, but for those that concern a graph (below) or random numbers (``randomness.py``).
+
+    ``saved`` are the outputs that are kept for a backward; the others are results.
+    """
     with (
+        _results_apart(saved),
         _tiles_indexed_once(),
         _tails_of_tiles(),
         _indices_not_negative(),
@@ -71,17 +75,12 @@ def split_complex_numbers(module: torch.fx.GraphModule) -> None:
 
 
 _aten = torch.ops.aten
-_EXTREMES = {
-    _aten.amax.default: torch.int32,
-    _aten.amin.default: torch.int32,
-    _aten.argmax.default: torch.int32,
-    _aten.argmin.default: torch.int32,
-    _aten.max.default: torch.int32,
-    _aten.max.dim: torch.int32,
-    _aten.min.default: torch.int32,
-    _aten.min.dim: torch.int32,
+_REDUCED_AS = {
+    **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.argmax.default, _aten.argmin.default), torch.int32),
+    **dict.fromkeys((_aten.max.default, _aten.max.dim, _aten.min.default, _aten.min.dim), torch.int32),
+    **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), torch.bool),
 }
-_ANY = {_aten.any.default: torch.bool, _aten.any.dim: torch.bool, _aten.any.dims: torch.bool}
+"""Operators that bytes are converted for, to which type."""
 
 
 def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
@@ -97,14 +96,11 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
         made.meta |= value.meta | {"val": value.meta["val"].to(dtype)}
         return made
 
-    found = [node for node in graph.nodes if node.target in _EXTREMES or node.target in _ANY]
-    changed = False
+    found = [
+        node for node in graph.nodes if node.target in _REDUCED_AS and node.args[0].meta["val"].dtype in (torch.int8, torch.uint8)
+    ]
     for node in found:
-        given = node.args[0].meta["val"].dtype
-        if given not in (torch.int8, torch.uint8):
-            continue
-        changed = True
-        dtype = (_EXTREMES | _ANY)[node.target]
+        dtype = _REDUCED_AS[node.target]
         with graph.inserting_before(node):
             node.update_arg(0, converted(node.args[0], dtype))
         whole = node.meta["val"]
@@ -118,7 +114,7 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
                 value.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
         if not isinstance(whole, torch.Tensor):
             node.meta["val"] = (whole[0].to(dtype), whole[1])
-    if changed:
+    if found:
         module.recompile()
 
 
@@ -268,7 +264,7 @@ def _places_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def results_apart(saved: Collection[int]) -> Iterator[None]:
+def _results_apart(saved: Collection[int]) -> Iterator[None]:
     """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
 
     Inductor drops such views, and then returns one tensor twice (torch 2.13). Outputs that are ``saved`` for a backward may be

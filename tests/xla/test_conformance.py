@@ -76,4 +76,4 @@ def test_known_differences_of_values_are_bounded(
     monkeypatch.setitem(rows.KNOWN, name, replace(known, within=1e-6))
     outcome = rows.run(rows.named(CASES, name), tmp_path, device)
     assert outcome.status == "wrong"
-    assert re.search(r"values differ, .*….* by [\d.e-]+ of the largest", outcome.reason)
+    assert re.search(rf"{rows.VALUES} by [\d.e-]+ of the largest", outcome.reason)

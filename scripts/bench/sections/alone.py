@@ -10,36 +10,30 @@ import statistics
 from functools import partial
 from typing import Any
 
-from harness import BOTH, Bench, Case, alternately, example, network
+from harness import BOTH, Bench, Case, alternately
+
+from . import step
 
 GOAL = 1.0
 PROCESSES_EACH = 3
 
 
-def cases(bench: Bench) -> list[tuple[str, Case, int]]:
-    """Title, case, and how many steps of it take some seconds."""
-    found = [
-        ("tiny, batch 8", network("tiny"), 20_000),
-        ("digits, batch 64", example("digits"), 800),
-        ("digits, batch 1", example("digits", batch=1), 8_000),
-        ("digits, batch 1024", example("digits", batch=1024), 60),
-        ("GPT, 4 layers, batch 8", example("gpt"), 40),
-        ("GPT-2 small, batch 1", network("gpt2"), 12),
-        ("ResNet-50, batch 1", network("resnet50"), 15),
-    ]
-    return found[:1] if bench.quick else found
+STEPS = {"tiny": 20_000, "digits": 800, "digits-1": 8_000, "digits-1024": 60, "gpt": 40, "gpt2": 12, "resnet50": 15}
+"""How many steps of a case take some seconds."""
 
 
 def measure(bench: Bench) -> dict[str, Any]:
     found = {
-        f"{title}, {'one thread' if threads else 'all threads'}": _measured(bench, case, steps, threads)
-        for title, case, steps in cases(bench)
+        f"{variant.title}, {'one thread' if threads else 'all threads'}": _measured(bench, variant.case, threads)
+        for variant in step.variants(bench)
+        if not variant.words  # a plain step
         for threads in (1, 0)
     }
     return {"cases": found, "ratios": {title: one["ratio_to_compile"]["cpu"] for title, one in found.items()}}
 
 
-def _measured(bench: Bench, case: Case, steps: int, threads: int) -> dict[str, Any]:
+def _measured(bench: Bench, case: Case, threads: int) -> dict[str, Any]:
+    steps = STEPS[case.name]
     words = ["--threads", threads, "--iterations", steps, "--warmup", max(3, steps // 10)]
     runs = alternately(
         {
