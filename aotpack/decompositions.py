@@ -1,4 +1,4 @@
-"""What is decomposed for every target: operators that no bundle may call, into ones that it may.
+"""What is decomposed for every target: operators that no bundle may call, and those that compiled code has wrong.
 
 A loader refuses operators that hand out memory they have not filled (spec/security.md).
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from ._torch_compat import statically_known_true
 
 
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
@@ -26,7 +28,24 @@ def _resize_as(tensor: torch.Tensor, other: torch.Tensor, *, memory_format: torc
     return _resize(tensor, other.shape, memory_format=memory_format)
 
 
+def _as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """Of a part of a storage: the storage made anew around the tensor, and places counted in it, as eager counts them.
+
+    Inductor (torch 2.13) counts them in a contiguous copy of the tensor: ``torch.compile`` writes to other elements.
+    """
+    held = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.is_contiguous() and statically_known_true(tensor.numel() == held):
+        return NotImplemented
+    whole = tensor.new_zeros(held).as_strided_scatter(tensor, tensor.shape, tensor.stride(), tensor.storage_offset())
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    whole = whole.as_strided_scatter(source, size, stride, offset)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.resize.default: _resize,
     torch.ops.aten.resize_as.default: _resize_as,
+    torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
 }

@@ -438,7 +438,8 @@ def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path, method:
 
     def model(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
         y = x.sin()
-        return [y, y[:], y.view(-1).view(y.shape), y, (x * weight).exp()]
+        taken = x[[0, 2, 1]]  # by a kernel of its own
+        return [y, y[:], y.view(-1).view(y.shape), y, (x * weight).exp(), taken.squeeze(), taken]
 
     weight = torch.randn(4, requires_grad=True)
     batch = {"x": {0: torch.export.Dim("n", max=64)}, "weight": None}
@@ -446,9 +447,10 @@ def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path, method:
     aotpack.build(model, given, out=tmp_path / "m", targets=("cpu",), methods=(method,), dynamic_shapes=batch)
     x = torch.randn(7, 4)
     with torch.set_grad_enabled(method == "train"):
-        y, part, viewed, again, trained = aotpack.load(tmp_path / "m").train(method == "train")(x, weight)
+        y, part, viewed, again, trained, squeezed, taken = aotpack.load(tmp_path / "m").train(method == "train")(x, weight)
     assert y is again
-    assert len({id(y), id(part), id(viewed)}) == 3
+    assert len({id(y), id(part), id(viewed), id(squeezed), id(taken)}) == 5
+    assert squeezed.data_ptr() == taken.data_ptr()
     part.unsqueeze_(0)
     for value in (y, viewed, part.squeeze(0)):
         assert value.shape == (7, 4)
@@ -457,3 +459,64 @@ def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path, method:
     if method == "train":
         trained.sum().backward()
         torch.testing.assert_close(weight.grad, (x * (x * weight).exp()).sum(0))
+
+
+# ---------------------------------------------------------------- kernels that lay results out otherwise than their fake ones
+
+
+@torch.library.custom_op("aotpack_test::transposed", mutates_args=())
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t() * 2
+
+
+@torch.library.custom_op("aotpack_test::halves", mutates_args=())
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x[:2] + 1).t().contiguous().t(), x[2:] * 3
+
+
+@torch.library.custom_op("aotpack_test::longer", mutates_args=())
+def longer(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x])
+
+
+transposed.register_fake(torch.empty_like)
+halves.register_fake(lambda x: (torch.empty_like(x[:2]), torch.empty_like(x[2:])))
+longer.register_fake(torch.empty_like)
+
+
+def test_results_of_kernels_are_read_as_they_lie(tmp_path: Path) -> None:
+    """A user's fake kernel may tell other strides than the real one has: AOTInductor reads other elements (torch 2.13)."""
+
+    def model(x: torch.Tensor, size: torch.Tensor) -> list[torch.Tensor]:
+        first, second = halves(x)
+        return [transposed(x).sin() + x, transposed(x * size), first.exp(), first.flip(0) + second.sum(0)]
+
+    sizes = {"x": {1: torch.export.Dim("n", min=2, max=64)}, "size": None}
+    given = torch.randn(4, 3), torch.tensor(2.0)
+    aotpack.build(model, given, out=tmp_path / "m", targets=("cpu",), methods=("infer",), dynamic_shapes=sizes)
+    loaded = aotpack.load(tmp_path / "m").train(False)
+    for x in (given[0], torch.randn(4, 7)):
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x, given[1]), model(x, given[1]))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_gradients_of_padded_channels_last_images(tmp_path: Path, mode: str) -> None:
+    """torch's fake kernels of these gradients tell contiguous ones (torch 2.13); ``torch.compile`` raises an error."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (1, 2, 1, 0), mode=mode).sin() * 3
+
+    x = torch.randn(2, 3, 5, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+    aotpack.build(model, (x,), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+    out, expected = aotpack.load(tmp_path / "m")(x), model(x)
+    tangent = torch.randn_like(expected)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out, x, tangent), torch.autograd.grad(expected, x, tangent))
+
+
+def test_a_kernel_that_returns_other_sizes_than_its_fake_one_is_an_error(tmp_path: Path) -> None:
+    aotpack.build(lambda x: longer(x).sin(), (torch.randn(4),), out=tmp_path / "m", targets=("cpu",), methods=("infer",))
+    loaded = aotpack.load(tmp_path / "m").train(False)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"longer\.default returned other sizes"):
+        loaded(torch.randn(4))

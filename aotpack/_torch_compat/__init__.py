@@ -10,7 +10,7 @@ from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._sympy.numbers import int_oo
 
@@ -155,6 +155,7 @@ __all__ = [
     "refuse_changes",
     "rehearse",
     "split_regions",
+    "statically_known_true",
     "suspended_while_compiling",
     "symbols_of",
     "tell_calls_apart",

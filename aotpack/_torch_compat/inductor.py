@@ -22,6 +22,7 @@ from torch._inductor.utils import output_node
 from .autograd import Decompositions, without_views
 from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, split_complex_numbers
 from .inductor_tool_chain import Library, tool_chain
+from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of
 
@@ -175,6 +176,7 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         faults_mended(saved),
+        results_laid_out(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

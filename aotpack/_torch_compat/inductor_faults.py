@@ -40,11 +40,13 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _tails_of_tiles(),
         _indices_not_negative(),
         _bytes_stay_bytes(),
+        _casts_round(),
         _quotients_rounded_rightly(),
         _places_in_order(),
         _pools_divided_rightly(),
         _copies_of_expanded(),
         _writes_read_after_fusion(),
+        _writes_in_order(),
     ):
         yield
 
@@ -209,6 +211,29 @@ def _bytes_stay_bytes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _casts_round() -> Iterator[None]:
+    """Round where a graph casts a number to half precision, also for what reads it in the same loop.
+
+    Inductor computes such numbers in float32, and rounds them as it stores them (torch 2.13): under ``torch.compile``
+    ``x.bfloat16().float()`` is ``x``.
+    """
+    halves = (torch.bfloat16, torch.float16)
+    operator = torch.ops.prims.convert_element_type.default
+    convert: Callable[..., Any] = lowering.lowerings[operator]
+
+    def rounded(x: Any, dtype: torch.dtype) -> Any:
+        if dtype in halves and x.get_dtype() in (torch.float32, torch.float64):
+            return lowering.to_dtype(x, dtype, copy=True, use_compute_types=False)
+        return convert(x, dtype)
+
+    with (
+        mock.patch.dict(lowering.lowerings, {operator: rounded}),
+        mock.patch.object(cpp.CppKernel, "cache_dtype_convert", return_value=None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def _quotients_rounded_rightly() -> Iterator[None]:
     """Round quotients of real numbers down as eager does, by their remainders: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
 
@@ -267,30 +292,49 @@ def _places_in_order() -> Iterator[None]:
 def _results_apart(saved: Collection[int]) -> Iterator[None]:
     """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
 
-    Inductor drops such views, and then returns one tensor twice (torch 2.13). Outputs that are ``saved`` for a backward may be
-    the results themselves, whose versions tell whether they have changed.
+    Inductor drops such views, and then returns one tensor twice (torch 2.13), by the same name or by another handle. Outputs that
+    are ``saved`` for a backward may be the results themselves, whose versions tell whether they have changed.
     """
     generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
 
-    def apart(wrapper: Any, results: list[str]) -> None:
-        code = wrapper.wrapper_call
-        before = len(code._lines)
-        generate(wrapper, results)
-        code._lines[before:] = [_view_of_all(line, saved) if isinstance(line, str) else line for line in code._lines[before:]]
+    def referred(wrapper: Any) -> list[str]:
+        code, names = wrapper.wrapper_call, []
+        for place, output in enumerate(wrapper.get_graph_outputs()):
+            before = len(code._lines)
+            names.append(output.codegen_reference(code))
+            if place not in saved:
+                _rewrite(code._lines, before, lambda line: _HANDLE.sub(_view_of_all, line))
+        return names
 
-    with mock.patch.object(CppWrapperCpu, "generate_return", apart):
+    def returned(wrapper: Any, results: list[str]) -> None:
+        lines = wrapper.wrapper_call._lines
+        before = len(lines)
+        generate(wrapper, results)
+        _rewrite(lines, before, apart)
+
+    def apart(line: str) -> str:
+        places = {int(place) for place in re.findall(r"\d+", line)}
+        return line if places & set(saved) else _SAME_RESULT.sub(_view_of_all, line)
+
+    with (
+        mock.patch.object(CppWrapperCpu, "get_output_refs", referred),
+        mock.patch.object(CppWrapperCpu, "generate_return", returned),
+    ):
         yield
 
 
-_SAME_RESULT = re.compile(r"(\s*)output_handles\[(\d+)\] = output_handles\[(\d+)\];")
+_HANDLE = re.compile(r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_new_tensor_handle\((?P<whole>\w+), &(?P<view>\w+)\)\);")
+_SAME_RESULT = re.compile(r"(?P<view>output_handles\[\d+\]) = (?P<whole>output_handles\[\d+\]);")
 
 
-def _view_of_all(line: str, saved: Collection[int]) -> str:
-    """The C++ of such a view in place of an assignment of one result's handle to another; any other line as it is."""
-    found = _SAME_RESULT.fullmatch(line)
-    if found is None or int(found[2]) in saved or int(found[3]) in saved:
-        return line
-    indent, view, whole = found[1], f"output_handles[{found[2]}]", f"output_handles[{found[3]}]"
+def _rewrite(lines: list[Any], first: int, rule: Callable[[str], str]) -> None:
+    """Apply a rule to the lines of generated code from ``first`` on; some are objects that write their line later."""
+    lines[first:] = [rule(line) if isinstance(line, str) else line for line in lines[first:]]
+
+
+def _view_of_all(found: re.Match[str]) -> str:
+    """The C++ of a tensor of its own that is a view of all of another, where code gave that tensor another name."""
+    view, whole = found["view"], found["whole"]
     calls = (
         f"aoti_torch_get_dim({whole}, &rank)",
         f"aoti_torch_get_sizes({whole}, &sizes)",
@@ -298,7 +342,7 @@ def _view_of_all(line: str, saved: Collection[int]) -> str:
         f"aoti_torch__reinterpret_tensor({whole}, rank, sizes, strides, 0, &{view})",
     )
     checked = " ".join(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" for call in calls)
-    return f"{indent}{{ int64_t rank, *sizes, *strides; {checked} }}"
+    return f"{{ int64_t rank, *sizes, *strides; {checked} }}"
 
 
 @contextlib.contextmanager
@@ -371,4 +415,25 @@ def _writes_read_after_fusion() -> Iterator[None]:
         node.set_read_writes(node.read_writes.rename(node.mutation_renames))
 
     with mock.patch.object(SchedulerNode, "recompute_size_and_body", renamed):
+        yield
+
+
+@contextlib.contextmanager
+def _writes_in_order() -> Iterator[None]:
+    """Write all of a tensor in place where a part of it was written before: ``x.diagonal().copy_(y); x[x > 0] = 1``.
+
+    Inductor (torch 2.13) puts new values in the tensor's place, and the earlier write, which finds its tensor by that place, then
+    comes after: ``torch.compile`` gives what the first write wrote.
+    """
+    mutate: Callable[..., Any] = lowering.mutate_to
+
+    def written(changed: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        box = changed.data if isinstance(changed, ir.TensorBox) else changed
+        part = isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)
+        if not (part and box.get_name() in virtualized.V.graph.mutated_buffers):
+            return mutate(changed, value, *args, **kwargs)
+        with mock.patch.object(box, "is_input_buffer", return_value=True):  # whose place stays what it is
+            return mutate(changed, value, *args, **kwargs)
+
+    with mock.patch.object(lowering, "mutate_to", written):
         yield

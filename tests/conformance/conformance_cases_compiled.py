@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from .conformance_cases_shapes import at
-from .harness import INFER, Case, Spec, case, t
+from .harness import INFER, Case, Spec, case, g, t
 
 
 def positive(dtype: torch.dtype) -> Spec:
@@ -51,6 +51,33 @@ def repeated_and_flipped(x: Tensor) -> Tensor:
     return (x + 1).flatten().repeat_interleave(2).flip(0)
 
 
+def casts(x: Tensor) -> Any:
+    rounded = x.bfloat16().to(x.dtype)
+    return rounded, rounded == x, (x + 1).half().view(-1).float() * 3, x.half().double(), x.bfloat16().sum(0)
+
+
+def written_twice(x: Tensor) -> Any:
+    """A part, then what a mask tells."""
+    y, z = x.clone(), x.sin()
+    y.diagonal().mul_(2)
+    y[y > 0] = y.mean()
+    z[1:] = 3
+    z[z > 2] = x.sum()
+    return y, z, x.diagonal_scatter(x.diagonal() * 2).index_put((x > 0,), x.mean())
+
+
+def scattered_by_places(x: Tensor, y: Tensor) -> Any:
+    """Places in memory, which is more than the tensor, or lies otherwise."""
+    rows = x.split(2)[-1]
+    return (
+        rows.as_strided_scatter(y, (2,), (1,), 1),
+        rows.as_strided_scatter(y, (2,), (3,), 43),
+        rows.as_strided_scatter(y, (2,), (3,)),
+        x.t().as_strided_scatter(y, (2,), (2,), 3),
+        (x * 2)[4:].as_strided_scatter(y, (2,), (3,), 38),
+    )
+
+
 def channels_last(generator: torch.Generator) -> Tensor:
     return torch.randn(1, 8, 18, 18, generator=generator).contiguous(memory_format=torch.channels_last)
 
@@ -66,8 +93,15 @@ CASES: list[Case] = [
         ("quotients rounded down", quotients, tenths),
         ("places of extremes", places_of_extremes, channels_last),
         ("rests of tiles", padded_product, channels_last),
+        ("casts round", casts, t(5, 33)),
+        ("written twice", written_twice, t(6, 9)),
+        ("scattered by places", scattered_by_places, t(6, 8), t(2)),
     )
     for target in ("portable", "cpu")
+]
+CASES += [
+    case("compiled: casts round, gradients", casts, g(5, 33), methods=("train",), targets=("cpu",)),
+    case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
     case(

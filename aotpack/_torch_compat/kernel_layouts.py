@@ -1,0 +1,86 @@
+"""What kernels return, laid out as the code around them was compiled for.
+
+Inductor calls ATen's kernels, and those of users' operators, for what it has no code of its own, and takes the strides of their
+results from their fake counterparts. Some tell other strides (torch 2.13: 33 operators of those that torch's database calls,
+among them gradients of padding of channels-last images), and AOTInductor looks at them only where an environment variable asks
+for it, so that compiled code reads other elements without a word. Tried on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import ir, virtualized
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+_FUNCTION = """
+// A kernel's result with the strides that this code reads it by: itself, or a copy where the kernel chose others.
+static inline void aotpack_lay_out(
+    torch::aot_inductor::RAIIAtenTensorHandle& tensor,
+    std::initializer_list<int64_t> sizes,
+    std::initializer_list<int64_t> strides,
+    const char* name) {
+  int64_t rank, *own_sizes, *own_strides;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &own_sizes));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &own_strides));
+  if (rank != (int64_t)sizes.size() || !std::equal(sizes.begin(), sizes.end(), own_sizes)) {
+    throw std::runtime_error(std::string(name) + " returned other sizes than its fake kernel told when the bundle was built");
+  }
+  bool same = true;
+  for (int64_t i = 0; i < rank; i++) {
+    if (own_sizes[i] == 0) return;
+    same = same && (own_sizes[i] == 1 || own_strides[i] == strides.begin()[i]);
+  }
+  if (same) return;
+  int32_t dtype, device, index;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &device));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  AtenTensorHandle copy;
+  AOTI_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(rank, sizes.begin(), strides.begin(), dtype, device, index, &copy));
+  torch::aot_inductor::RAIIAtenTensorHandle owned(copy);
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(owned, tensor, 0));
+  tensor = std::move(owned);
+}
+"""
+
+
+@contextlib.contextmanager
+def results_laid_out() -> Iterator[None]:
+    """Compile code that lays results of kernels out anew where their strides are not those it was compiled for.
+
+    Where sizes differ the code raises: the fake kernel of a user's operator is wrong.
+    """
+
+    codegen = ir.FallbackKernel.codegen
+
+    def queued(kernel: ir.ExternKernel, wrapper: Any) -> None:
+        tags = getattr(kernel.op_overload, "tags", ())
+        if torch.Tag.inplace_view in tags:  # its result is what it was given
+            return
+        size, stride = map(wrapper.codegen_shape_tuple, (kernel.get_size(), kernel.get_stride()))
+        wrapper.write_assert_size_stride(kernel.get_name(), size, stride, kernel.get_op_name())
+
+    def generated(kernel: ir.FallbackKernel, wrapper: Any) -> None:
+        codegen(kernel, wrapper)
+        if kernel.use_runtime_dispatch and isinstance(kernel.layout, ir.Layout):  # Inductor asserts nothing there
+            queued(kernel, wrapper)
+
+    def emitted(wrapper: Any, code: Any, name: str, size: str, stride: str, op_name: str) -> None:
+        if not virtualized.V.graph.is_const_graph:
+            if _FUNCTION not in wrapper.header.getvalue():
+                wrapper.header.splice(_FUNCTION)
+            code.writeline(f'aotpack_lay_out({name}, {size}, {stride}, "{op_name}");')
+
+    with (
+        mock.patch.object(ir.ExternKernel, "codegen_size_asserts", queued),
+        mock.patch.object(ir.FallbackKernel, "codegen", generated),
+        mock.patch.object(CppWrapperCpu, "_codegen_assert_size_stride", emitted),
+    ):
+        yield
