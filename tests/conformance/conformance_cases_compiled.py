@@ -66,6 +66,11 @@ def written_twice(x: Tensor) -> Any:
     return y, z, x.diagonal_scatter(x.diagonal() * 2).index_put((x > 0,), x.mean())
 
 
+def complex_differences(x: Tensor, y: Tensor) -> Any:
+    """By a kernel, whose ``alpha`` nobody gives."""
+    return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
+
+
 def scattered_by_places(x: Tensor, y: Tensor) -> Any:
     """Places in memory, which is more than the tensor, or lies otherwise."""
     rows = x.split(2)[-1]
@@ -101,6 +106,14 @@ CASES: list[Case] = [
 ]
 CASES += [
     case("compiled: casts round, gradients", casts, g(5, 33), methods=("train",), targets=("cpu",)),
+    case(
+        "compiled: complex differences",
+        complex_differences,
+        g(3, 4, dtype=torch.complex128),
+        t(3, 4, dtype=torch.complex128),
+        methods=("train",),
+        targets=("cpu",),
+    ),
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
