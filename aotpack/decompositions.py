@@ -44,8 +44,14 @@ def _as_strided_scatter(
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """Zeros in memory: those without, which the gradient of ``sgn`` is, AOTInductor (torch 2.13) returns on another device."""
+    return torch.zeros(size, **options)
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.resize.default: _resize,
     torch.ops.aten.resize_as.default: _resize_as,
     torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
+    torch.ops.aten._efficientzerotensor.default: _zeros,
 }

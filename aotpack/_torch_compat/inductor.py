@@ -20,7 +20,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .inductor_faults import faults_mended, needs_once, reduce_bytes_as_numbers, split_complex_numbers
+from .inductor_faults import faults_mended, read_once, reduce_bytes_as_numbers, split_complex_numbers
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random
@@ -146,8 +146,8 @@ def lower_with_aoti(
 
         def run_node(self, n: torch.fx.Node) -> Any:
             working[:] = [n]
-            if needs_once(n):
-                self.env[n.all_input_nodes[0]].realize()
+            for value in read_once(n):
+                self.env[value].realize()
             result = super().run_node(n)
             if n.op == "placeholder":
                 return _channels_last(result) if n in self.nodes_prefer_channels_last else result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -121,12 +121,17 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
         module.recompile()
 
 
-_REDUCTIONS = (torch.ops.aten.amax.default, torch.ops.aten.amin.default, torch.ops.aten.max.default, torch.ops.aten.min.default)
+_EXTREMES: dict[Any, Sequence[int]] = {
+    **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default), (0,)),
+    **dict.fromkeys((_aten.scatter_reduce.two, _aten.index_reduce.default), (0, 3)),
+}
+"""Operators that give extremes, and which of their arguments these are of."""
 
 
-def needs_once(node: torch.fx.Node) -> bool:
-    """Whether what a node reads must be computed once for all that read it: an extreme, which is compared with what it is of."""
-    return node.target in _REDUCTIONS and _is_compared(without_views(node.all_input_nodes[0]))
+def read_once(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What must be computed once for all that read it: what an extreme is of, which the backward compares with it."""
+    values = [node.args[i] for i in _EXTREMES.get(node.target, ())]
+    return [value for value in values if isinstance(value, torch.fx.Node) and _is_compared(without_views(value))]
 
 
 def _is_compared(value: torch.fx.Node) -> bool:

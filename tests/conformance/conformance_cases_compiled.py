@@ -71,6 +71,12 @@ def complex_differences(x: Tensor, y: Tensor) -> Any:
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
 
 
+def extremes_scattered(x: Tensor) -> Any:
+    """What the extremes are of is computed in one loop, and saved by another."""
+    y = x.sin().scatter_reduce(0, torch.tensor([[1, 0, 2, 3, 4, 5, 0, 1]]), x[:1], "amax")
+    return y.masked_fill(x > 0, 1).tril()
+
+
 def scattered_by_places(x: Tensor, y: Tensor) -> Any:
     """Places in memory, which is more than the tensor, or lies otherwise."""
     rows = x.split(2)[-1]
@@ -114,6 +120,9 @@ CASES += [
         methods=("train",),
         targets=("cpu",),
     ),
+    case("compiled: extremes scattered", extremes_scattered, g(60, 8, dtype=torch.float64), methods=("train",), targets=("cpu",)),
+    case("compiled: gradients that are zero", lambda x: x.sgn(), g(5), methods=("train",)),
+    case("compiled: gradients that are zero, cpu", lambda x: x.sgn(), g(5), methods=("train",), targets=("cpu",)),
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
