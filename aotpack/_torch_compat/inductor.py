@@ -166,7 +166,7 @@ def lower_with_aoti(
             try:
                 return super().codegen_with_cpp_wrapper()
             except Exception:
-                working[:] = _origins(self.scheduler.current_node)
+                working[:] = _origins(getattr(self.scheduler, "current_node", None))  # null before loops are written
                 raise
 
     library = Library(output)

@@ -377,15 +377,17 @@ def _pools_divided_rightly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _copies_of_expanded() -> Iterator[None]:
-    """Let values be written into a copy of a tensor whose elements share memory (``x.expand(4, -1).index_add(0, i, y)``).
+    """Let values be written into a copy of a tensor whose elements share memory (``x.expand(4, -1).index_add(0, i, y)``), and of
+    one whose own elements they are (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
 
-    Inductor (torch 2.13) writes into the tensor itself, if nothing else reads it, and so each value to all that share its place:
-    ``torch.compile`` gives wrong results there.
+    Inductor (torch 2.13) writes into the tensor itself, if nothing else reads it, and so each value to all that share its place,
+    or what it has written before: ``torch.compile`` gives wrong results there.
     """
 
     def apart(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
         def check(node: torch.fx.Node) -> bool:
-            return operation.extra_check(node) and not _may_meet_itself(node.args[0].meta["val"])  # type: ignore[union-attr]
+            target: Any = node.args[0]
+            return operation.extra_check(node) and not (_may_meet_itself(target.meta["val"]) or _is_of_itself(node, target))
 
         return check
 
@@ -398,6 +400,14 @@ def _copies_of_expanded() -> Iterator[None]:
     checked = {write: replace(known[write], extra_check=apart(known[write])) for write in writes}
     with mock.patch.dict(known, checked):
         yield
+
+
+def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
+    """Whether what is written to a part of a tensor is another part of it."""
+    if node.target is not reinplace._generalized_scatter:
+        return False
+    source: Any = node.args[1]
+    return without_views(source) is without_views(target)
 
 
 def _may_meet_itself(value: torch.Tensor) -> bool:
