@@ -1,9 +1,11 @@
-"""Random programs: some dozen operators each, drawn with a seed; bundles of them are built, called and compared with eager.
+"""Random programs: some operators each, drawn with a seed; bundles of one or several are built, called and compared with eager.
 
-Views, writes, reductions, sorts, indices, convolutions, losses, booleans and integers, in float64 and float32, over tensors that
-are contiguous or not; compared are outputs, gradients, written arguments, strides and aliasing. What differs in float32 and not
-in float64 is rounding. A program that fails is made smaller while it still fails, and printed as a function and its inputs in
-the words of tests/conformance, to be pasted into a case. Program NUMBER of a seed is the same on every machine.
+Views, writes, reductions, sorts, indices, convolutions, losses, booleans, integers, complex numbers and casts, in float64 and
+float32, over tensors that are contiguous or not; compared are outputs, gradients, written arguments, strides and aliasing. What
+differs in float32 and not in float64 is rounding. Large programs try how operators fuse; many small ones in a bundle
+(``--together 32 --lines 6``) try more operators in the time of one compilation. A program that fails is made smaller while it
+still fails, and printed as a function and its inputs in the words of tests/conformance, to be pasted into a case. Program NUMBER
+of a seed is the same on every machine.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,8 +34,8 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 
 RESULTS = ROOT / "scripts" / "bench" / "results" / "programs.json"
-RECYCLED = 50
-"""Programs after which the process is replaced: tracing leaves things behind."""
+RECYCLED = 20
+"""Groups of programs after which the process is replaced: tracing leaves things behind."""
 
 console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
 
@@ -55,6 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, metavar="N", help="so many programs (default 20, without --minutes)")
     parser.add_argument("--minutes", type=float, metavar="M", help="begin programs for so long")
     parser.add_argument("--lines", type=int, default=20, metavar="N", help="of a program (default 20)")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="in a bundle, of those called alike (default 1)")
     parser.add_argument("--target", choices=("portable", "cpu"), default="cpu", help="what bundles are built for (default cpu)")
     parser.add_argument(
         "--reduce", type=int, default=30, metavar="N", help="builds to make a failing program smaller (default 30)"
@@ -74,26 +78,55 @@ def run(options: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
     end = time.monotonic() + 60 * (options.minutes or float("inf"))
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("programs", total=options.count)
-        pool = None
-        number = options.first
-        while time.monotonic() < end and (options.count is None or number < options.first + options.count):
-            name = f"{options.seed}/{number}"
-            if pool is not None and number % RECYCLED == 0:
-                pool.shutdown()
-                pool = None
-            pool = pool or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-            try:
-                outcome = pool.submit(check, name, options.lines, options.target, options.reduce).result()
-            except BrokenProcessPool:
-                outcome, pool = Outcome("crash", "the process died"), None
-            yield name, outcome
-            if outcome.failed:
-                progress.console.print(report(name, outcome), markup=False)
-            counts[outcome.status] += 1
-            progress.update(task, advance=1, description=", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
-            number += 1
-        if pool is not None:
-            pool.shutdown()
+        checker = Checker(options)
+        for numbers in groups(options):
+            if time.monotonic() > end:
+                break
+            for name, outcome in checker([f"{options.seed}/{number}" for number in numbers]).items():
+                yield name, outcome
+                if outcome.failed:
+                    progress.console.print(report(name, outcome), markup=False)
+                counts[outcome.status] += 1
+            described = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+            progress.update(task, advance=len(numbers), description=described)
+        checker.end()
+
+
+def groups(options: argparse.Namespace) -> Iterator[list[int]]:
+    """Numbers of programs that are checked together."""
+    numbers = iter(count(options.first) if options.count is None else range(options.first, options.first + options.count))
+    while group := list(islice(numbers, options.together)):
+        yield group
+
+
+class Checker:
+    """Has groups of programs checked in another process, and in a new one when that is worn or has died."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._pool: ProcessPoolExecutor | None = None
+        self._groups = 0
+
+    def __call__(self, names: list[str]) -> dict[str, Outcome]:
+        """What became of each; programs that end the process together are checked in halves."""
+        if self._groups % RECYCLED == 0:
+            self.end()
+        self._groups += 1
+        self._pool = self._pool or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        options = self._options
+        try:
+            return self._pool.submit(check, names, options.lines, options.target, options.reduce).result()
+        except BrokenProcessPool:
+            self.end()
+        if len(names) == 1:
+            return {names[0]: Outcome("crash", "the process died")}
+        return self(names[: len(names) // 2]) | self(names[len(names) // 2 :])
+
+    def end(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool = None
 
 
 def report(name: str, outcome: Outcome) -> str:
@@ -111,6 +144,7 @@ def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str,
         "seed": options.seed,
         "programs": len(found),
         "lines": options.lines,
+        "together": options.together,
         "counts": dict(sorted(counts.items())),
         "failures": {
             name: {"status": one.status, "reason": one.reason[:1500], "source": one.program.source if one.program else ""}

@@ -1,18 +1,20 @@
-"""One random program: a bundle of it is built, called and compared with eager; where that fails, the program is made smaller."""
+"""Random programs, several in a bundle: it is built, called and compared with eager; one that fails is found and made smaller."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
 
 from aotpack_loader.errors import AotpackError
 from tests.conformance.harness import MismatchError, run, works_in_eager
-from tests.conformance.programs import Program, drawn, reduced
+from tests.conformance.programs import Program, drawn, joined, reduced
 
 _STRIDES = re.compile(r"\.stride: |should have the strides|check='full': Method|at fault\.$")
 _NO_BASE = re.compile(r"only in eager: out\[\d+\]\._base is ")
@@ -40,16 +42,40 @@ class Outcome:
         return self.status in ("wrong", "raises", "crash")
 
 
-def check(name: str, lines: int, target: str, attempts: int) -> Outcome:
-    """Draw the program of this name and check it, in ``attempts`` further builds making it smaller if it fails."""
+def check(names: Sequence[str], lines: int, target: str, attempts: int) -> dict[str, Outcome]:
+    """Draw the programs of these names and check them, those that are called alike in one bundle.
+
+    In ``attempts`` further builds one that fails is made smaller.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    program = drawn(name, lines)
-    found = outcome(program, target)
-    if not found.failed or not attempts:
-        return replace(found, program=program)
-    smaller = reduced(program, lambda less: outcome(less, target).status == found.status, attempts)
-    return replace(outcome(smaller, target), program=smaller)
+    programs = {name: drawn(name, lines) for name in names}
+    found: dict[str, Outcome] = {}
+    for _, alike in groupby(sorted(names, key=lambda name: _called(programs[name])), lambda name: _called(programs[name])):
+        found |= _check({name: programs[name] for name in alike}, target, attempts)
+    return {name: found[name] for name in names}
+
+
+def _called(program: Program) -> tuple[bool, bool]:
+    return program.training, program.exact_random
+
+
+def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[str, Outcome]:
+    """Check programs in one bundle, and if that does not pass, each half of them."""
+    whole = joined(list(programs.values()))
+    found = outcome(whole, target)
+    if found.status == "pass":
+        return {name: replace(found, program=program) for name, program in programs.items()}
+    apart: dict[str, Outcome] = {}
+    if len(programs) > 1:
+        names = list(programs)
+        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+            apart |= _check({name: programs[name] for name in half}, target, attempts)
+        if not found.failed or any(one.failed for one in apart.values()):
+            return apart
+    # It takes all of them to fail: told of the first.
+    smaller = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts) if found.failed else whole
+    return apart | {next(iter(programs)): replace(outcome(smaller, target) if found.failed else found, program=smaller)}
 
 
 def outcome(program: Program, target: str) -> Outcome:

@@ -46,7 +46,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _pools_divided_rightly(),
         _copies_of_expanded(),
         _writes_read_after_fusion(),
-        _writes_in_order(),
+        _writes_in_place(),
         _defaults_passed(),
     ):
         yield
@@ -435,18 +435,18 @@ def _writes_read_after_fusion() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writes_in_order() -> Iterator[None]:
-    """Write all of a tensor in place where a part of it was written before: ``x.diagonal().copy_(y); x[x > 0] = 1``.
+def _writes_in_place() -> Iterator[None]:
+    """Write all of a tensor to the memory where it is: ``y = x[:2] * 3; x[x > 0] = 1``, ``x.diagonal().copy_(y); x[x > 0] = 1``.
 
-    Inductor (torch 2.13) puts new values in the tensor's place, and the earlier write, which finds its tensor by that place, then
-    comes after: ``torch.compile`` gives what the first write wrote.
+    Inductor (torch 2.13) puts new values in the tensor's place, and what finds the tensor by that place finds them: views of it
+    that are read by then or not until the code is written, and earlier writes to its parts. ``torch.compile`` gives three times
+    the new values in ``y``, and what the earlier write wrote; or it raises, where the new values are computed from such a view.
     """
     mutate: Callable[..., Any] = lowering.mutate_to
 
     def written(changed: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         box = changed.data if isinstance(changed, ir.TensorBox) else changed
-        part = isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)
-        if not (part and box.get_name() in virtualized.V.graph.mutated_buffers):
+        if not (isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)):
             return mutate(changed, value, *args, **kwargs)
         with mock.patch.object(box, "is_input_buffer", return_value=True):  # whose place stays what it is
             return mutate(changed, value, *args, **kwargs)

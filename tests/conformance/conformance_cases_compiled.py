@@ -66,6 +66,16 @@ def written_twice(x: Tensor) -> Any:
     return y, z, x.diagonal_scatter(x.diagonal() * 2).index_put((x > 0,), x.mean())
 
 
+def read_and_written(x: Tensor) -> Any:
+    """Parts are read, by loops and by a kernel, then all is written, also from what was read."""
+    y, z = (x @ x.t()) @ x, x @ x.t()
+    first, rows = y[:2] * 3, F.pad(z[1:3] * 2, (0, 0, 1, 1))
+    product = y[2:4] @ y[2:4].t()
+    y[y > 0] = 0.25
+    z[z > 0] = rows.sum()
+    return first, rows, product, y, z
+
+
 def complex_differences(x: Tensor, y: Tensor) -> Any:
     """By a kernel, whose ``alpha`` nobody gives."""
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
@@ -107,6 +117,7 @@ CASES: list[Case] = [
         ("rests of tiles", padded_product, channels_last),
         ("casts round", casts, t(5, 33)),
         ("written twice", written_twice, t(6, 9)),
+        ("read and written", read_and_written, t(6, 8)),
         ("scattered by places", scattered_by_places, t(6, 8), t(2)),
     )
     for target in ("portable", "cpu")

@@ -1,8 +1,8 @@
 """What random programs are made of: operators as source text, with slots that a draw fills.
 
 Slots: ``a`` a tensor of real numbers; ``b`` another, of the same shape where there is one; ``c`` any; ``k`` integers or booleans;
-``d``, ``e`` dimensions of ``a``; ``n`` its size there, ``z`` its last; ``i`` places along ``d``, in one dimension; ``j`` places
-along ``d``, of the shape of ``a``.
+``w`` complex numbers; ``v`` a part of ``a``; ``d``, ``e`` dimensions of ``a``; ``n`` its size there, ``z`` its last; ``i`` places
+along ``d``, in one dimension; ``j`` places along ``d``, of the shape of ``a``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,36 @@ a.chunk(2, {d})[0]
 a.detach()
 a.squeeze()
 a.view({a}.shape)
+a.narrow({d}, 0, 0)
+a.t()
+a.as_strided((2, 3), (1, 2), 1)
+"""
+
+WRITTEN = """
+a
+a[1:]
+a[-1]
+a[..., ::2]
+a[..., 1:3]
+a[..., :1]
+a.select({d}, 0)
+a.select({d}, -1)
+a.narrow({d}, 0, 1)
+a.narrow({d}, 1, {n} - 1)
+a.transpose({d}, {e})
+a.transpose({d}, {e})[1:]
+a.transpose({d}, {e})[..., ::2]
+a.diagonal()
+a.view(-1)[1:4]
+a.view(-1)[::3]
+a.unfold({d}, 2, 2)
+a.unfold({d}, 1, 2)
+a.unsqueeze(0)
+a.split(2, {d})[-1]
+a.movedim({d}, 0)[0]
+a.select({d}, 0)[1:]
+a.squeeze()
+a.narrow({d}, 0, 0)
 """
 
 ELEMENTWISE = """
@@ -58,7 +88,7 @@ torch.hypot({a}, {b})
 torch.copysign({a}, {b})
 torch.fmod({a}, 0.7)
 torch.remainder({a}, 0.7)
-torch.floor_divide({a}, 0.7)
+torch.floor_divide({a}.detach(), 0.7)
 a.frac()
 a.round()
 a.trunc()
@@ -359,6 +389,181 @@ a * {k}.to({a}.dtype).mean().clamp(-2, 2)
 torch.where({k} > 1, {a}, {b})
 torch.where({k} != 0, {a}, 0)
 a.masked_fill({k} != 0, 0.2)
+torch.where({k} > 1, {k}, 0.5)
+torch.where({k} > 0, {k}.to(torch.int8), {k})
+torch.cat([{k}, {k}.bool()])
+torch.cat([{k}.flatten(), {a}.flatten()[:3]])
+torch.stack([{k} * 2, {k}], -1)
+F.pad({k}, (1, 2), value=3)
+k.t()
+k[1:]
+k[..., ::2]
+k.unsqueeze(0)
+k.gather(-1, torch.zeros_like({k}, dtype=torch.int64))
+k.scatter(-1, torch.zeros_like({k}, dtype=torch.int64), 2)
+k.index_add(0, torch.tensor([0, 0]), {k}.narrow(0, 0, 2))
+k.index_fill(-1, torch.tensor([0]), 1)
+k.masked_fill({k} > 1, 3)
+k.roll(1, -1)
+k.cumprod(-1).clamp(-9, 9)
+k.amin(-1)
+k.amax()
+k.argmax(-1)
+k.argmin()
+k.max(-1).values
+k.aminmax().min
+k.float().var(-1)
+k.any(-1)
+k.all()
+k.bool().cumsum(-1)
+k.bool() ^ ({k} > 1)
+({k} > 0) & ({k} < 3)
+({k} > 0) | ({k} == 0)
+({k} > 1).to(torch.uint8) * 200 + 100
+({k} > 1).float() - 0.5
+k.to(torch.int8) * 50
+k.to(torch.uint8) - 3
+k.to(torch.uint8) * 100
+k.to(torch.uint8) // 3
+k.to(torch.uint8) % 3
+~{k}.to(torch.uint8)
+-{k}.to(torch.uint8)
+k.to(torch.int8).sum(-1)
+k.to(torch.int8).prod(-1)
+k.to(torch.uint8).cumsum(-1)
+k.to(torch.int8).sort(-1, stable=True).values
+k.to(torch.int16) * 9000
+k.to(torch.int8) + {k}.to(torch.int32)
+k.to(torch.uint8) > {k}.to(torch.int8)
+(k * 1) >> 1
+(k - 3) >> 1
+(k - 3).abs()
+(k - 3).sign()
+(k - 3).clamp(min=0)
+(k - 3).to(torch.int32) // 2
+(k - 3).remainder(-4)
+(k - 3).fmod(-4)
+(k - 3).pow(2)
+torch.pow(2, {k}.clamp(0, 5))
+torch.gcd({k} * 6, {k} + 2)
+torch.maximum({k}, {k}.flip(-1))
+torch.bitwise_left_shift({k}.clamp(0, 3), 2)
+torch.isin({k}, torch.tensor([1, 3]))
+torch.div({k} * 7 - 4, -3, rounding_mode="floor")
+torch.div({k} * 7 - 4, {a}.abs().amax() + 1, rounding_mode="trunc")
+torch.floor_divide({k} * 7 - 4, 1.5)
+k / 3
+k * 0.5
+k + 2.5
+k.sqrt()
+k.to({a}.dtype).sin()
+k.bool().to({a}.dtype) * {a}.mean()
+k.to(torch.float16)
+k.to(torch.bfloat16).to(torch.float32)
+a.to(torch.float16).to(torch.int32)
+a.amax({d}) > {a}.amin({d})
+a.signbit()
+a.isclose({b}.flip({d}))
+"""
+
+HALF = """
+a.bfloat16().amax({d}).to({a}.dtype)
+a.half().amin().to({a}.dtype)
+a.bfloat16().max({d}).values.float()
+a.bfloat16().sort({d}, stable=True).values.to({a}.dtype)
+a.bfloat16().sort({d}, stable=True).indices
+a.half().argmax({d})
+a.half().flip({d}).float()
+a.bfloat16().t().contiguous().float()
+a.half().abs().neg().to({a}.dtype)
+a.bfloat16().relu().to({a}.dtype)
+a.bfloat16().clamp(-0.3, 0.5).to({a}.dtype)
+a.half().masked_fill({b} > 0, 0.3).to({a}.dtype)
+torch.where({a} > 0.1, {a}.bfloat16(), {b}.bfloat16()).to({a}.dtype)
+torch.where({a} > 0.1, {a}.half(), 0.3).to({a}.dtype)
+torch.cat([{a}.half(), {b}.half()], {d}).to({a}.dtype)
+torch.cat([{a}.half(), {b}], {d}).to({a}.dtype)
+torch.maximum({a}.half(), {b}.half()).to({a}.dtype)
+a.bfloat16().gather({d}, {j}).to({a}.dtype)
+a.half().index_select({d}, {i}).to({a}.dtype)
+a.bfloat16().scatter({d}, {j}, 0.3).to({a}.dtype)
+a.half().index_fill({d}, {i}, 0.3).to({a}.dtype)
+a.bfloat16().index_put(({a} > 0.1,), torch.tensor(0.3, dtype=torch.bfloat16)).to({a}.dtype)
+a.half().roll(1, {d}).to({a}.dtype)
+a.bfloat16().tril().float()
+a.half().cummax({d}).values.to({a}.dtype)
+a.bfloat16().topk(1, {d}).values.to({a}.dtype)
+a.half().unfold({d}, 2, 1).to({a}.dtype)
+a.bfloat16().repeat_interleave(2, {d}).to({a}.dtype)
+(a.half() > {b}.half()).sum({d})
+(a.bfloat16() == {a}).sum()
+F.pad({a}.half(), (1, 2), value=0.3).to({a}.dtype)
+F.max_pool2d({a}.reshape(1, 1, -1, {z}).half(), 2, 1).to({a}.dtype)
+F.relu6({a}.bfloat16() * 8).to({a}.dtype)
+F.pixel_unshuffle({a}.reshape(1, 1, -1, {z}).half(), 2).to({a}.dtype)
+a.bfloat16().to(torch.int32)
+a.half().round().to({a}.dtype)
+a.bfloat16().sign().to({a}.dtype)
+a.half() * 2
+a.bfloat16() + 0
+"""
+"""On numbers of half precision, where nothing is rounded that eager does not round."""
+
+COMPLEX = """
+torch.complex({a}, {b})
+torch.complex({a}, {b}).t()
+torch.complex({a}, {b}.flip({d}))
+torch.polar({a}.abs() + 0.5, {b})
+a.to(torch.complex128)
+a + 1j
+a * torch.complex({b}, {a})
+a.reshape(-1, 2)[:, 0] * 1j
+torch.view_as_complex({a}.reshape(-1, 2).clone())
+w.real
+w.imag
+w.conj()
+w.conj() * {w}
+w * {w}
+w * 2j
+w + {w}.flip(0)
+w - {w}.conj()
+w / (1 + 2j)
+w.abs()
+w.angle() * ({w}.abs() > 0.1)
+w.exp().real.clamp(-2, 2)
+w.sin().imag.clamp(-2, 2)
+w.sum()
+w.sum(0)
+w.mean(-1)
+w.cumsum(0).real
+w.prod(-1).abs().clamp(max=3)
+w[1:]
+w[..., ::2]
+w.flip(0)
+w.roll(1, 0)
+w.unsqueeze(0).expand(2, *{w}.shape)
+w.flatten()[:5]
+w.reshape(-1)
+w.clone()
+w.transpose(0, -1)
+w.resolve_conj()
+w.conj().imag
+w.index_select(0, torch.tensor([0, 0]))
+w.masked_fill({w}.real > 0, 1j)
+w.index_fill(0, torch.tensor([0]), 2)
+w.diagonal()
+w.tril()
+w == {w}.conj()
+w.norm()
+w.var(0)
+w.view(-1).outer({w}.view(-1))[:3, :3]
+torch.where({w}.abs() > 0.5, {w}, 0)
+torch.cat([{w}, {w}.conj()])
+torch.stack([{w}, {w} * 1j], -1)
+torch.view_as_real({w})
+torch.view_as_real({w}).sum(-1)
+torch.fft.fft({w}).abs()
+F.pad({w}, (1, 2))
 """
 
 WRITES = """
@@ -388,6 +593,63 @@ a.fill_(0.3)
 a.diagonal().mul_(2)
 a.detach().mul_(1.5)
 a.data.add_(0.5)
+v.mul_(2)
+v.add_({c}.sum().tanh())
+v.fill_(0.5)
+v.zero_()
+v.copy_({v}.flip(0))
+v.copy_({v}.cumsum(-1) / {n})
+v.copy_({v} * 2)
+v.copy_({c}.mean())
+v.masked_fill_({v} > 0.1, 0.7)
+v.masked_fill_({v} < {c}.mean(), 0.4)
+v.add_({v}.mean())
+v.clamp_(min=0.1)
+v.sub_({c}.amax())
+v.mul_({v})
+v.sigmoid_()
+v.copy_(torch.where({v} > 0.1, {v}, {c}.mean()))
+v.div_({c}.abs().max() + 1)
+v.pow_(2)
+v.neg_()
+v.round_(decimals=1)
+v.index_fill_(0, torch.tensor([0]), 0.25)
+v.lerp_({v}.flip(0), 0.3)
+v.addcmul_({v}, {v}, value=0.1)
+v[{v} > 0.2] = {c}.mean()
+v[{v} < -0.2] = 0.25
+v[torch.tensor([0, 0])] += 1
+v[:1] = {v}[-1:]
+a[{a} > 0.1] = {c}.mean()
+a[{b} > {a}.mean()] = 0.25
+a[torch.tensor([0, -1])] = {b}[torch.tensor([-1, 0])]
+a.index_put_((torch.tensor([0, 1]), torch.tensor([1, 0])), {c}.sum().tanh(), accumulate=True)
+a.scatter_reduce_({d}, {j}, {b}, "amax")
+a.masked_scatter_({a} > 0.3, {b})
+a.put_(torch.tensor([1, 3]), {b}.flatten()[:2])
+a.tril_()
+a.lerp_({b}, 0.3)
+a.copy_({b}.flip({d}))
+a.copy_({b}.cumsum({d}) / {n})
+a.select({d}, 0).expand_as({a}).clone().mul_(2)
+torch.add({a}, {b}, out={b})
+torch.mul({a}, 0.5, out={b})
+torch.cumsum({a}, {d}, out={b})
+torch.where({a} > 0.1, {a}, 0.5, out={b})
+k.add_(1)
+k.mul_(2)
+k[..., 0] = 1
+k[1:].copy_({k}[1:].flip(0))
+k.masked_fill_({k} > 1, 0)
+k[{k} > 1] = 2
+k.clamp_(max=2)
+k.copy_({k}.cumsum(-1))
+w.mul_(2)
+w.real.add_(1)
+w.imag.mul_(2)
+w[0] = 1j
+w.conj().add_(1j)
+w.copy_({w}.flip(0))
 """
 
 RANDOM = """
@@ -411,7 +673,7 @@ def _braced(line: str) -> str:
     opening = "(" if line.startswith("(") else ""
     rest = line.removeprefix(opening)
     name, after = rest[:1], rest[1:2]
-    return f"{opening}{{{name}}}{rest[1:]}" if name in "ak" and after in ". [*+-/>=&<%" else line
+    return f"{opening}{{{name}}}{rest[1:]}" if name in "akvw" and after in ". [*+-/>=&<%" else line
 
 
 KINDS = {
@@ -421,9 +683,14 @@ KINDS = {
     "places": (templates(PLACES), 6),
     "linear": (templates(LINEAR), 1),
     "layer": (templates(LAYERS), 4),
-    "whole": (templates(WHOLE), 2),
-    "write": (templates(WRITES), 1),
+    "whole": (templates(WHOLE), 3),
+    "half": (templates(HALF), 1),
+    "complex": (templates(COMPLEX), 1),
+    "write": (templates(WRITES), 4),
 }
 """Operators by kind, and how often a kind is drawn."""
+
+PARTS = templates(WRITTEN)
+"""What ``v`` is."""
 
 DRAWS = templates(RANDOM)

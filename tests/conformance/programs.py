@@ -1,4 +1,4 @@
-"""Random programs as source text: drawn with a seed, run as cases, and made smaller where they fail.
+"""Random programs as source text: drawn with a seed, joined, run as cases, and made smaller where they fail.
 
 Every line is tried in eager as it is drawn, so that all are valid; values stay small, and of few elements. A program reads as one
 would write it, and can be pasted into a table of cases.
@@ -10,7 +10,7 @@ import random
 import re
 import runpy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from . import harness
 from .harness import INFER, TRAIN, Case
-from .program_operators import DRAWS, KINDS
+from .program_operators import DRAWS, KINDS, PARTS
 
-SHAPES = [(6, 36), (5, 7), (1, 33), (17, 3), (16, 32), (3, 8, 5), (2, 4, 6), (2, 2, 4, 8), (4, 1, 9), (33, 2, 2), (40,)]
+SHAPES = [(6, 36), (5, 7), (1, 33), (17, 3), (16, 32), (3, 8, 5), (2, 4, 6), (2, 2, 4, 8), (4, 1, 9), (33, 2, 2), (40,), (1,)]
 """Of the arguments: odd ones, of one element along a dimension, and some that fill vectors and tiles."""
 
 ELEMENTS = 4096
@@ -31,6 +31,9 @@ ELEMENTS = 4096
 
 LARGEST = 100.0
 """Values are no larger: rounding stays small beside what a fault changes."""
+
+EMPHASES = (0.2, 1, 1, 4)
+"""Of kinds of operators in a program: what differs is often of many writes, or of many views."""
 
 _NAME = re.compile(r"\b[xv]\d+\b")
 _WORDS = {"torch": torch, "F": F, **{word: getattr(harness, word) for word in ("g", "ints", "laid_out", "n", "t")}}
@@ -99,7 +102,7 @@ class Program:
                 continue
             lines.append(line)
             needed.update(_NAME.findall(line))
-        return replace(self, lines=tuple(reversed(lines)))._renamed()
+        return replace(self, lines=tuple(reversed(lines)))._with_read_arguments()
 
     def smaller(self) -> Iterator[Program]:
         """Programs of less: one result, a write fewer, or a value given as an argument; the smallest first."""
@@ -118,21 +121,24 @@ class Program:
                 less = replace(self, lines=before + tuple(renamed[: len(after)]), results=tuple(renamed[len(after) :]))
                 yield replace(less, arguments=(*self.arguments, _argument_like(values[target]))).without_unread()
 
-    def _renamed(self) -> Program:
+    def _with_read_arguments(self) -> Program:
         """Without the arguments that nothing reads."""
         read = {name for text in (*self.lines, *self.results) for name in _NAME.findall(text)}
         kept = [number for number in range(len(self.arguments)) if f"x{number}" in read]
         names = {f"x{old}": f"x{new}" for new, old in enumerate(kept)}
+        less = replace(self, arguments=tuple(self.arguments[number] for number in kept))
+        return less._renamed(lambda name: names.get(name, name))
 
+    def _numbered(self, first_argument: int, first_line: int) -> Program:
+        """With other numbers in its names, so that it can stand after other programs."""
+        first = {"x": first_argument, "v": first_line}
+        return self._renamed(lambda name: f"{name[0]}{int(name[1:]) + first[name[0]]}")
+
+    def _renamed(self, rule: Callable[[str], str]) -> Program:
         def rename(text: str) -> str:
-            return _NAME.sub(lambda found: names.get(found[0], found[0]), text)
+            return _NAME.sub(lambda found: rule(found[0]), text)
 
-        return replace(
-            self,
-            arguments=tuple(self.arguments[number] for number in kept),
-            lines=tuple(map(rename, self.lines)),
-            results=tuple(map(rename, self.results)),
-        )
+        return replace(self, lines=tuple(map(rename, self.lines)), results=tuple(map(rename, self.results)))
 
     def _values(self) -> dict[str, Tensor]:
         """What every line makes in eager of the example inputs."""
@@ -141,9 +147,20 @@ class Program:
 
 def _argument_like(value: Tensor) -> str:
     """An argument of a value's shape and type, in the words of the harness."""
-    if not value.is_floating_point():
+    if not value.is_floating_point() and not value.is_complex():
         return f"ints({', '.join(map(str, value.shape))}, high={int(value.max()) + 1}, dtype={value.dtype})"
     return f"{'g' if value.requires_grad else 't'}({', '.join(map(str, value.shape))}, dtype={value.dtype})"
+
+
+def joined(programs: Sequence[Program]) -> Program:
+    """One program that does what several do, each on its own arguments: a bundle of it tries them all in one compilation."""
+    parts = []
+    arguments = lines = 0
+    for program in programs:
+        parts.append(program._numbered(arguments, lines))
+        arguments, lines = arguments + len(program.arguments), lines + len(program.lines)
+    whole = {field: sum((getattr(part, field) for part in parts), ()) for field in ("arguments", "lines", "results")}
+    return replace(programs[0], **whole)
 
 
 class _Eager:
@@ -179,6 +196,7 @@ class _Drawing:
         self.training = draw.random() < 0.7
         self.exact_random = draw.random() < 0.1
         self.dtype = draw.choice(["torch.float64", "torch.float64", "torch.float32"])
+        self.often = [often * draw.choice(EMPHASES) for _, often in KINDS.values()]
         self.arguments = tuple(self._arguments())
         self.lines: list[str] = []
         self.eager = _Eager(self.arguments)
@@ -247,16 +265,15 @@ class _Drawing:
 
     def _line(self) -> str:
         """An operator with its slots filled; empty if there is nothing to fill them with."""
-        kind = self.draw.choices(list(KINDS), [often for _, often in KINDS.values()])[0]
+        kind = self.draw.choices(list(KINDS), self.often)[0]
         template = self.draw.choice(KINDS[kind][0])
         if self.exact_random and self.draw.random() < 0.15:
             kind, template = "random", self.draw.choice(DRAWS)
-        real = [name for name, value in self.eager.values.items() if value.is_floating_point()]
-        whole = [name for name, value in self.eager.values.items() if not value.is_floating_point()]
+        real, whole, complex_ = self._by_type()
         a = self._one_of(real)
         value = self.eager.values[a]
         size = value.dim()
-        if not size or ("{k}" in template and not whole):
+        if not size or ("{k}" in template and not whole) or ("{w}" in template and not complex_):
             return ""
         d = self.draw.randrange(size)
         alike = [name for name in real if self.eager.values[name].shape == value.shape]
@@ -266,6 +283,7 @@ class _Drawing:
             "b": self._one_of(alike if self.draw.random() < 0.9 else real),
             "c": self._one_of(real),
             "k": self._one_of(whole) if whole else "",
+            "w": self._one_of(complex_) if complex_ else "",
             "d": d if self.draw.random() < 0.7 else d - size,
             "e": (d + 1) % size,
             "n": n,
@@ -273,8 +291,16 @@ class _Drawing:
             "i": self._places(n),
             "j": f"(torch.arange({value.numel()}) * 7 % {n}).reshape({tuple(value.shape)})",
         }
+        slots["v"] = self.draw.choice(PARTS).format(**slots)
         text = template.format(**slots)
         return text if kind == "write" else f"v{len(self.lines)} = {text}"
+
+    def _by_type(self) -> tuple[list[str], list[str], list[str]]:
+        """Names of values that are real, of integers or booleans, and complex."""
+        found: tuple[list[str], list[str], list[str]] = [], [], []
+        for name, value in self.eager.values.items():
+            found[0 if value.is_floating_point() else 2 if value.is_complex() else 1].append(name)
+        return found
 
     def _places(self, size: int) -> str:
         """Places along a dimension: constants, or an argument of integers, which are below every size of the arguments."""
@@ -295,13 +321,13 @@ class _Drawing:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a real tensor of some elements, all small."""
-    if not isinstance(value, Tensor) or value.dtype.is_complex or not 0 < value.numel() <= ELEMENTS:
+    """Whether a value is a tensor of few elements, all small."""
+    if not isinstance(value, Tensor) or value.numel() > ELEMENTS:
         return False
-    if value.dtype == torch.bool:
+    if value.dtype == torch.bool or not value.numel():
         return True
     return bool(value.isfinite().all()) and float(value.detach().abs().max()) <= LARGEST * (
-        1 if value.is_floating_point() else 100
+        1 if value.is_floating_point() or value.is_complex() else 100
     )
 
 

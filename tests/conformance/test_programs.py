@@ -10,7 +10,7 @@ from aotpack_loader.errors import BuildError
 
 from .harness import run, works_in_eager
 from .program_operators import DRAWS, KINDS
-from .programs import Program, drawn, reduced
+from .programs import Program, drawn, joined, reduced
 
 
 def test_a_seed_draws_the_same_program() -> None:
@@ -21,7 +21,7 @@ def test_a_seed_draws_the_same_program() -> None:
 def test_operators_are_templates_and_all_kinds_are_drawn() -> None:
     """A line without slots would be no operator on what was made before."""
     lines = [line for known, _ in KINDS.values() for line in known] + DRAWS
-    assert [line for line in lines if "{a}" not in line and "{k}" not in line] == []
+    assert [line for line in lines if not any(slot in line for slot in ("{a}", "{k}", "{v}", "{w}"))] == []
     assert len(set(lines)) == len(lines)
     text = " ".join(line for number in range(20) for line in drawn(f"2/{number}", 20).lines)
     for word in ("sum(", "unfold(", "scatter", "conv", "norm(", "@", "[..., "):
@@ -68,3 +68,14 @@ def test_the_source_runs_and_names_its_lines(tmp_path: Path) -> None:
     assert works_in_eager(case)
     assert case.make()[0].__code__.co_filename == str(tmp_path / "program.py")
     assert PROGRAM.in_double() == PROGRAM  # of the harness's own type
+
+
+def test_programs_are_joined_side_by_side(tmp_path: Path) -> None:
+    """Each on its own arguments; the whole gives what all give."""
+    programs = [drawn(f"4/{number}", 4) for number in range(12)]
+    alike = [program for program in programs if program.training and not program.exact_random]
+    whole = joined([PROGRAM, *alike, PROGRAM])
+    assert whole.source.count("x0.sin()") == 1
+    assert len(whole.lines) == sum(len(program.lines) for program in alike) + 2 * len(PROGRAM.lines)
+    assert whole.results[-3:] == tuple(f"v{len(whole.lines) - count}" for count in (3, 2, 5))
+    assert works_in_eager(whole.case("joined", "portable", tmp_path))
