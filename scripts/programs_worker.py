@@ -20,6 +20,9 @@ _STRIDES = re.compile(r"\.stride: |should have the strides|check='full': Method|
 _NO_BASE = re.compile(r"only in eager: out\[\d+\]\._base is ")
 """Of results without a gradient; where they are in one memory is compared all the same (README, what is left out)."""
 
+_PLACE = re.compile(r"\b(out|args)\[(\d+)\]")
+_COMPARED = ("wrong", "strides")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -61,21 +64,36 @@ def _called(program: Program) -> tuple[bool, bool]:
 
 
 def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[str, Outcome]:
-    """Check programs in one bundle, and if that does not pass, each half of them."""
+    """Check programs in one bundle, and if that does not pass, those again that may be why."""
     whole = joined(list(programs.values()))
-    found = outcome(whole, target)
+    found = _compared(whole, target) if len(programs) > 1 else outcome(whole, target)
+    passed = {name: Outcome("pass", program=program) for name, program in programs.items()}
     if found.status == "pass":
-        return {name: replace(found, program=program) for name, program in programs.items()}
+        return passed
     apart: dict[str, Outcome] = {}
     if len(programs) > 1:
-        names = list(programs)
-        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
-            apart |= _check({name: programs[name] for name in half}, target, attempts)
-        if not found.failed or any(one.failed for one in apart.values()):
-            return apart
-    # It takes all of them to fail: told of the first.
-    smaller = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts) if found.failed else whole
-    return apart | {next(iter(programs)): replace(outcome(smaller, target) if found.failed else found, program=smaller)}
+        for suspects in _suspects(programs, found):
+            apart |= _check({name: programs[name] for name in suspects}, target, attempts)
+        if not found.failed or any(one.status != "pass" for one in apart.values()):
+            return passed | apart
+        found = outcome(whole, target)  # It takes several to fail: told of the first.
+    if found.failed and attempts:
+        whole = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts)
+        found = outcome(whole, target)
+    return passed | apart | {next(iter(programs)): replace(found, program=whole)}
+
+
+def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]]:
+    """Groups of programs to check again: those whose results or arguments differ, or if that is all, or unknown, each half."""
+    owners: dict[str, list[str]] = {"out": [], "args": []}
+    for name, program in programs.items():
+        owners["out"] += [name] * len(program.results)
+        owners["args"] += [name] * len(program.arguments)
+    named = {owners[kind][int(place)] for kind, place in _PLACE.findall(found.reason)} if found.status in _COMPARED else set()
+    names = list(programs)
+    if named and len(named) < len(names):
+        return [[name for name in names if name in named]]
+    return [names[: len(names) // 2], names[len(names) // 2 :]]
 
 
 def outcome(program: Program, target: str) -> Outcome:

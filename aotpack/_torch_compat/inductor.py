@@ -20,7 +20,8 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .inductor_faults import faults_mended, read_once, reduce_bytes_as_numbers, split_complex_numbers
+from .graph_faults import read_once, reduce_bytes_as_numbers, split_complex_numbers
+from .inductor_faults import faults_mended
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -30,7 +30,7 @@ from .overlaps import meets_itself
 
 @contextlib.contextmanager
 def faults_mended(saved: Collection[int]) -> Iterator[None]:
-    """Compile with Inductor's faults mended, but for those that concern a graph (below) or random numbers (``randomness.py``).
+    """Compile with Inductor's faults mended, but for those of graphs (``graph_faults.py``) and random numbers (``randomness.py``).
 
     ``saved`` are the outputs that are kept for a backward; the others are results.
     """
@@ -50,102 +50,6 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _defaults_passed(),
     ):
         yield
-
-
-# ---------------------------------------------------------------- of a graph
-
-
-def split_complex_numbers(module: torch.fx.GraphModule) -> None:
-    """Make tensors of one complex number of two real ones: AOTInductor (torch 2.13) cannot write such a number (the gradient of
-    ``fft.rfft(x).abs()`` has one).
-    """
-    graph, full = module.graph, torch.ops.aten.full.default
-    found = [node for node in graph.find_nodes(op="call_function", target=full) if isinstance(node.args[1], complex)]
-    for node in found:
-        size, number, value = node.args[0], node.args[1], node.meta["val"]
-        parts = []
-        with graph.inserting_before(node):
-            for part in (number.real, number.imag):
-                options = node.kwargs | {"dtype": value.dtype.to_real()}
-                parts.append(graph.call_function(full, (size, part), options))
-                parts[-1].meta |= node.meta | {"val": torch.empty_like(value, dtype=value.dtype.to_real())}
-            whole = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
-            whole.meta |= node.meta
-        node.replace_all_uses_with(whole)
-        graph.erase_node(node)
-    if found:
-        module.recompile()
-
-
-_aten = torch.ops.aten
-_REDUCED_AS = {
-    **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.argmax.default, _aten.argmin.default), torch.int32),
-    **dict.fromkeys((_aten.max.default, _aten.max.dim, _aten.min.default, _aten.min.dim), torch.int32),
-    **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), torch.bool),
-}
-"""Operators that bytes are converted for, to which type."""
-
-
-def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
-    """Compute extremes of bytes (``int8``, ``uint8``) as those of ``int32``, and ``any`` of bytes as that of booleans.
-
-    Inductor (torch 2.13) also reduces the lanes of a vector that hold no bytes, and are zero: ``torch.compile`` gives 0 for
-    the least of sixteen positive numbers. And its ``any`` gives booleans where eager's gives ``uint8``.
-    """
-    graph, convert = module.graph, torch.ops.prims.convert_element_type.default
-
-    def converted(value: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-        made = graph.call_function(convert, (value, dtype))
-        made.meta |= value.meta | {"val": value.meta["val"].to(dtype)}
-        return made
-
-    found = [
-        node for node in graph.nodes if node.target in _REDUCED_AS and node.args[0].meta["val"].dtype in (torch.int8, torch.uint8)
-    ]
-    for node in found:
-        dtype = _REDUCED_AS[node.target]
-        with graph.inserting_before(node):
-            node.update_arg(0, converted(node.args[0], dtype))
-        whole = node.meta["val"]
-        values = [node] if isinstance(whole, torch.Tensor) else [user for user in node.users if user.args[1] == 0]
-        for value in values:
-            expected = value.meta["val"].dtype
-            if expected not in (dtype, torch.int64):  # a place is no value
-                value.meta["val"] = value.meta["val"].to(dtype)
-                with graph.inserting_after(value):
-                    again = converted(value, expected)
-                value.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
-        if not isinstance(whole, torch.Tensor):
-            node.meta["val"] = (whole[0].to(dtype), whole[1])
-    if found:
-        module.recompile()
-
-
-_EXTREMES: dict[Any, Sequence[int]] = {
-    **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default), (0,)),
-    **dict.fromkeys((_aten.scatter_reduce.two, _aten.index_reduce.default), (0, 3)),
-}
-"""Operators that give extremes, and which of their arguments these are of."""
-
-
-def read_once(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What must be computed once for all that read it: what an extreme is of, which the backward compares with it."""
-    values = [node.args[i] for i in _EXTREMES.get(node.target, ())]
-    return [value for value in values if isinstance(value, torch.fx.Node) and _is_compared(without_views(value))]
-
-
-def _is_compared(value: torch.fx.Node) -> bool:
-    """Whether a value, or a view of it, is compared for equality, or returned, so that the backward may compare it.
-
-    It is computed once, then, for all that read it: each by itself, they would have other last bits.
-    """
-    return any(
-        user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
-        for user in value.users
-    )
-
-
-# ---------------------------------------------------------------- of Inductor
 
 
 @contextlib.contextmanager

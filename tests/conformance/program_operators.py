@@ -624,9 +624,9 @@ a[{a} > 0.1] = {c}.mean()
 a[{b} > {a}.mean()] = 0.25
 a[torch.tensor([0, -1])] = {b}[torch.tensor([-1, 0])]
 a.index_put_((torch.tensor([0, 1]), torch.tensor([1, 0])), {c}.sum().tanh(), accumulate=True)
-a.scatter_reduce_({d}, {j}, {b}, "amax")
-a.masked_scatter_({a} > 0.3, {b})
-a.put_(torch.tensor([1, 3]), {b}.flatten()[:2])
+a.scatter_reduce_({d}, {j}, {b} * 2, "amax")
+a.masked_scatter_({a} > 0.3, {b} * 2)
+a.put_(torch.tensor([1, 3]), {b}.flatten()[:2] * 2)
 a.tril_()
 a.lerp_({b}, 0.3)
 a.copy_({b}.flip({d}))
