@@ -57,6 +57,7 @@ from .rehearsal import (
     rehearse,
     suspended_while_compiling,
 )
+from .strides import decomposed_like_kernels, strides_of_kernels
 from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
 from .tensors import (
     Bounds,
@@ -117,6 +118,7 @@ __all__ = [
     "can_name_instruction_set",
     "capture_with_dynamo",
     "compile_call_library",
+    "decomposed_like_kernels",
     "desc",
     "divided",
     "dynamo_contexts",
@@ -156,6 +158,7 @@ __all__ = [
     "rehearse",
     "split_regions",
     "statically_known_true",
+    "strides_of_kernels",
     "suspended_while_compiling",
     "symbols_of",
     "tell_calls_apart",

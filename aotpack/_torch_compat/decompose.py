@@ -15,6 +15,7 @@ from torch._decomp import core_aten_decompositions, decompositions, get_decompos
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .autograd import Decompositions
+from .rules import ruled
 
 
 def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
@@ -24,15 +25,17 @@ def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
 
 def trace(function: Callable[..., Any], examples: Sequence[torch.Tensor], table: Decompositions) -> torch.fx.Graph:
     """The graph of ``function`` on fake tensors, whose fake mode must be on; its nodes carry ``meta["val"]``."""
-    with resized_as_eager():
+    with decomposed_as_eager():
         return make_fx(function, decomposition_table=dict(table))(*examples).graph
 
 
 @contextlib.contextmanager
-def resized_as_eager() -> Iterator[None]:
-    """Trace ``interpolate`` by a factor as its kernels do: a size that the factor leaves as it is is copied, one that it doubles,
-    without interpolation, is repeated. Torch's rules (2.13), which it is traced with, go by the factor there, too:
-    ``torch.compile`` gives other values and gradients.
+def decomposed_as_eager() -> Iterator[None]:
+    """Trace what torch decomposes above autograd with the numbers and the strides that its kernels give.
+
+    ``interpolate`` by a factor: a size that the factor leaves as it is is copied, one that it doubles, without interpolation, is
+    repeated. Torch's rules (2.13) go by the factor there, too: ``torch.compile`` gives other values and gradients. What they make
+    of rows, and of numbers of classes, has the strides of what is read.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
@@ -47,12 +50,18 @@ def resized_as_eager() -> Iterator[None]:
         ]
 
     def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
-        return nearest(x, sizes, factors if exact else plain(x, sizes, factors, (1, 2)), exact=exact)
+        resized = nearest(x, sizes, factors if exact else plain(x, sizes, factors, (1, 2)), exact=exact)
+        return resized.contiguous() if len(sizes) == 1 else resized
 
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
         return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
 
+    def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
+        encoded: torch.Tensor = decompositions.one_hot(classes, number)
+        return encoded.contiguous()
+
     with (
+        ruled({torch.ops.aten.one_hot.default: one_hot} if hasattr(decompositions, "one_hot") else {}),
         mock.patch.object(decompositions, "_upsample_nearest", resize_nearest),
         mock.patch.object(decompositions, "_upsample_linear", resize_linear),
     ):

@@ -1,9 +1,9 @@
 """What kernels return, laid out as the code around them was compiled for.
 
 Inductor calls ATen's kernels, and those of users' operators, for what it has no code of its own, and takes the strides of their
-results from their fake counterparts. Some tell other strides (torch 2.13: 33 of the 596 that ``scripts/fake-kernels`` compares,
-among them gradients of padding of channels-last images). AOTInductor looks at them only where an environment variable asks for
-it: compiled code reads other elements without a word. Tried on torch 2.13.
+results from their fake counterparts. Those of torch are known to tell the truth on this CPU (:mod:`.strides`); a user's may tell
+others than its kernel gives. AOTInductor looks at them only where an environment variable asks for it: compiled code reads other
+elements without a word. Tried on torch 2.13.
 """
 
 from __future__ import annotations

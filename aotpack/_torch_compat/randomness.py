@@ -18,7 +18,6 @@ import torch
 import torch._decomp.decompositions
 import torch._inductor.config as inductor_config
 import torch.utils.checkpoint
-from torch._C import DispatchKey
 from torch._dynamo.variables import user_defined
 from torch._functorch import compile_utils, partitioners
 from torch._higher_order_ops import effects
@@ -29,9 +28,9 @@ from torch.fx import Node
 
 from aotpack_loader.devices import generator
 
-RANDOM = torch.Tag.nondeterministic_seeded
+from .rules import Rule, ruled
 
-Rule = Callable[..., Any]
+RANDOM = torch.Tag.nondeterministic_seeded
 
 
 def is_random(node: Node) -> bool:
@@ -93,33 +92,13 @@ def traced_random(*, exact: bool) -> Iterator[None]:
         rules[torch.ops.aten.bernoulli_.float] = _bernoulli_in_place
     with (
         _no_fresh_recomputation() if exact else contextlib.nullcontext(),
-        _ruled(rules),
+        ruled(rules),
         mock.patch.object(torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout),
         mock.patch.object(torch.random, "default_generator", _Watched(torch.default_generator)),
         mock.patch.object(user_defined, "RandomValueSource", _refuse_traced_draw),
         inductor_config.patch(fallback_random=exact or inductor_config.fallback_random),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _ruled(rules: dict[Any, Rule]) -> Iterator[None]:
-    """Trace operators by other rules than torch's own, which stand in their Python dispatch tables."""
-    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    before = {operator: dict(operator.py_kernels) for operator in rules}
-
-    def install(operator: Any, kernels: dict[Any, Any]) -> None:
-        operator.py_kernels.clear()
-        operator.py_kernels.update(kernels)
-        operator._dispatch_cache.clear()
-
-    for operator, rule in rules.items():
-        install(operator, {**before[operator], **dict.fromkeys(keys, rule)})
-    try:
-        yield
-    finally:
-        for operator, kernels in before.items():
-            install(operator, kernels)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
-from .._torch_compat.decompose import resized_as_eager
+from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.randomness import traced_random
 from ..graph import source_line
 from . import dynamo, export, places, rehearsals, trace
@@ -82,7 +82,7 @@ def capture(
                 _mode(model, training),
                 torch.set_grad_enabled(grad),
                 compat.unguarded_convolutions(),
-                resized_as_eager(),
+                decomposed_as_eager(),
                 compat.own_warnings(),
                 checkpoints.torch_xla_checkpoints(),
                 traced_random(exact=exact_random),

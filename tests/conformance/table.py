@@ -10,6 +10,7 @@ from . import conformance_cases_layouts as layouts
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
 from . import conformance_cases_overlaps as overlaps
+from . import conformance_cases_places as places
 from . import conformance_cases_python as python
 from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
@@ -21,7 +22,7 @@ from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *places.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 

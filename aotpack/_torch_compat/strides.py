@@ -1,0 +1,231 @@
+"""The strides that kernels give their results, where torch's fake kernels or decompositions tell others.
+
+``as_strided`` and the signature of a bundle go by the strides that a trace tells. Fake kernels of torch 2.13 tell others than its
+kernels return for some layouts of their arguments, among them padding of channels-last images and gradients of losses; so do
+some of Inductor's decompositions. ``scripts/fake-kernels`` compares them all.
+
+Tried on: torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .autograd import Decompositions
+from .tensors import hint_of
+
+Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
+"""Arguments of a kernel and its first result, to the strides of that."""
+
+
+def _rows(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """One element after another, whatever the strides of the arguments."""
+    return make_contiguous_strides_for(result.shape)
+
+
+def _images(place: int) -> Strides:
+    """Channels-last if that is what an argument is, else as :func:`_rows`."""
+
+    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        if result.dim() in (4, 5) and suggest_memory_format(args[place]) != torch.contiguous_format:
+            return make_channels_last_strides_for(result.shape)
+        return make_contiguous_strides_for(result.shape)
+
+    return strides
+
+
+def _elementwise(*places: int) -> Strides:
+    """As any function of these two arguments, element by element."""
+
+    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        one, other = (args[place] for place in places)
+        return torch.mul(one, other).stride()
+
+    return strides
+
+
+def _volumes(one: int, several: int) -> Strides:
+    """As :func:`_images`, of one volume by the argument ``one``, of several by another."""
+
+    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        if result.dim() == 5:
+            return _images(several)(args, result)
+        volume = args[one].unsqueeze(0)
+        if volume.is_contiguous(memory_format=torch.channels_last_3d) and not volume.is_contiguous():
+            return make_channels_last_strides_for((1, *result.shape))[1:]
+        return make_contiguous_strides_for(result.shape)
+
+    return strides
+
+
+def _like(place: int) -> Strides:
+    """As ``empty_like`` of an argument, unless all of it is reduced to a number."""
+    return lambda args, result: torch.empty_like(args[place]).stride() if result.dim() else ()
+
+
+def _scaled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As a product with powers of two, which are computed as :func:`_rows`."""
+    return torch.mul(args[0], torch.empty(args[1].shape, device=args[1].device)).stride()
+
+
+_KERNELS: dict[str, Strides] = {
+    "_batch_norm_no_update": _images(0),
+    "_batch_norm_with_update": _images(0),
+    "_batch_norm_with_update_functional": _images(0),
+    "_log_softmax_backward_data": _rows,
+    "_native_batch_norm_legit": _images(0),
+    "_native_batch_norm_legit.no_stats": _images(0),
+    "_native_batch_norm_legit_functional": _images(0),
+    "_native_batch_norm_legit_no_training": _images(0),
+    "batch_norm_backward": _images(1),
+    "binary_cross_entropy": _like(0),
+    "binary_cross_entropy_backward": _like(1),
+    "channel_shuffle": _images(0),
+    "copysign.Tensor": _elementwise(0, 1),
+    "div.Tensor_mode": _elementwise(0, 1),
+    "floor_divide": _elementwise(0, 1),
+    "glu_backward": _rows,
+    "hardswish_backward": _elementwise(0, 1),
+    "hardtanh_backward": _elementwise(0, 1),
+    "heaviside": _elementwise(0, 1),
+    "huber_loss_backward": _rows,
+    "lcm": _elementwise(0, 1),
+    "ldexp.Tensor": _scaled,
+    "log_sigmoid_forward": _rows,
+    "logaddexp": _elementwise(0, 1),
+    "logical_and": _elementwise(0, 1),
+    "logical_or": _elementwise(0, 1),
+    "logical_xor": _elementwise(0, 1),
+    "logit_backward": _elementwise(0, 1),
+    "max_pool3d_with_indices": _volumes(0, 0),
+    "max_pool3d_with_indices_backward": _volumes(0, 1),
+    "max_unpool2d": _images(0),
+    "mse_loss_backward": _rows,
+    "native_batch_norm": _images(0),
+    "native_batch_norm_backward": _images(1),
+    "native_dropout_backward": _elementwise(0, 1),
+    "native_layer_norm_backward": _rows,
+    "nll_loss2d_forward": _rows,
+    "normal.Tensor_Tensor": _rows,
+    "pow.Scalar": _rows,
+    "reflection_pad2d_backward": _images(1),
+    "reflection_pad3d": _images(0),
+    "reflection_pad3d_backward": _images(1),
+    "replication_pad2d_backward": _images(1),
+    "replication_pad3d": _images(0),
+    "replication_pad3d_backward": _images(1),
+    "smooth_l1_loss_backward": _rows,
+    "softplus_backward": _elementwise(0, 1),
+    "special_xlog1py": _elementwise(0, 1),
+    "xlogy.Tensor": _elementwise(0, 1),
+}
+"""Operators whose fake kernels tell other strides, with those of their kernels."""
+
+_DECOMPOSED = (
+    "_upsample_nearest_exact1d",
+    "adaptive_max_pool3d",
+    "cat",
+    "fmax",
+    "fmin",
+    "lerp.Tensor",
+    "put",
+    "stack",
+    "upsample_nearest1d",
+    "view_copy",
+)
+"""Further operators of which only decompositions tell other strides."""
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+KERNELS = {_operator(name): strides for name, strides in _KERNELS.items()}
+DECOMPOSED = frozenset(KERNELS) | frozenset(map(_operator, _DECOMPOSED))
+
+
+@contextlib.contextmanager
+def strides_of_kernels() -> Iterator[None]:
+    """Let fake tensors have the strides that kernels give real ones."""
+    dispatch = FakeTensorMode.dispatch
+
+    def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = dispatch(mode, func, types, args, kwargs or {})
+        strides = KERNELS.get(func)
+        if strides is None or found is NotImplemented:
+            return found
+        with mode:
+            return _laid_out(found, strides(_in_order(func, args, kwargs or {}), tree_leaves(found)[0]), _blank)
+
+    with mock.patch.object(FakeTensorMode, "dispatch", told):
+        yield
+
+
+def decomposed_like_kernels(table: Decompositions) -> Decompositions:
+    """Decompositions whose results have the strides that they have of kernels; :func:`strides_of_kernels` must be on."""
+    return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
+
+
+def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        found = rule(*args, **kwargs)
+        if found is NotImplemented:
+            return found
+        mode = next(leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor))
+        with _disable_current_modes(), mode:
+            wanted = tree_leaves(op(*args, **kwargs))[0].stride()
+        return _laid_out(found, wanted, _copy)
+
+    return decomposed
+
+
+def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
+    """Results of a kernel, those of the first one's sizes made anew with ``strides`` if they have others."""
+    size = tree_leaves(found)[0].shape
+
+    def one(result: torch.Tensor) -> torch.Tensor:
+        return make(result, strides) if _same(result.shape, size) and not _alike(result, strides) else result
+
+    return tree_map_only(torch.Tensor, one, found)
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether sizes are known to be equal; nothing is asked of those that vary."""
+    return len(one) == len(other) and all(map(statically_known_true, map(operator.eq, one, other)))
+
+
+def _alike(tensor: torch.Tensor, strides: Sequence[Any]) -> bool:
+    """Whether strides are known to mean the same places."""
+    dims = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    known = (statically_known_true(n == 1) or statically_known_true(own == other) for n, own, other in dims)
+    return statically_known_true(tensor.numel() == 0) or all(known)
+
+
+def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    if _same(strides, make_contiguous_strides_for(tensor.shape)):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    order = sorted(range(tensor.dim()), key=lambda dim: -hint_of(strides[dim]))
+    back = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments of a call by their places in the operator's schema; null where one is not given."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [*args, *(kwargs.get(name) for name in names[len(args) :])]

@@ -1,0 +1,100 @@
+"""Places in the memory of results, by ``as_strided``: kernels lay out what they return in their own ways.
+
+Torch's fake kernels and decompositions (2.13) tell other strides for each of these: ``torch.compile`` reads other elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim
+
+from .harness import Case, Spec, case, g, t
+
+
+def places(*results: Tensor) -> list[Tensor]:
+    return [result.as_strided((5,), (2,)) * 2 for result in results]
+
+
+def of_images(x: Tensor) -> Any:
+    pooled, where = F.max_pool2d(x, 2, return_indices=True)
+    return places(
+        F.pad(x, (1, 1, 2, 2, 1, 1), mode="reflect"),
+        F.pad(x, (1, 1, 2, 2, 0, 1), mode="replicate"),
+        F.channel_shuffle(x, 2),
+        F.max_unpool2d(pooled, where, 2),
+        F.pad(x.sin(), (1, 1, 2, 2), mode="replicate"),
+    )
+
+
+def of_volumes(x: Tensor) -> Any:
+    return places(F.pad(x, (1,) * 6, mode="reflect"), F.max_pool3d(x.movedim(1, -1)[0], 2), F.interpolate(x, scale_factor=2))
+
+
+def of_transposed(x: Tensor) -> Any:
+    turned, signs = x.transpose(0, 2), x > 0
+    share, turned_share = x.sigmoid(), x.sigmoid().transpose(0, 2)
+    return places(
+        F.batch_norm(turned, None, None, training=True),
+        F.logsigmoid(turned),
+        2**turned,
+        F.interpolate(turned, scale_factor=2),
+        F.binary_cross_entropy(turned_share, share.detach(), reduction="none"),
+        torch.xlogy(share, turned_share),
+        torch.logaddexp(x, turned),
+        torch.ldexp(x, turned),
+        torch.copysign(turned, x.sum()),
+        torch.stack([turned]),
+        torch.cat([turned]),
+        torch.put(turned, torch.tensor([1, 3]), x[0, 0, :2]),
+        torch.heaviside(x.detach(), turned.detach()) * x,
+        signs.transpose(0, 2).logical_and(signs) * x,
+        F.one_hot(signs.long().transpose(0, 2), 2) * x.unsqueeze(-1),
+        torch.view_copy(turned, (4, 4, 4)).logit(1e-3),
+    )
+
+
+def of_losses(x: Tensor, y: Tensor) -> Any:
+    """Gradients that the model itself takes."""
+    losses = (F.mse_loss, F.smooth_l1_loss, F.huber_loss)
+    found = [torch.autograd.grad(loss(x.t(), y.t(), reduction="none").sum(), x, create_graph=True)[0] for loss in losses]
+    found += torch.autograd.grad(F.glu(x.t()).sum(), x, create_graph=True)
+    found += torch.autograd.grad((F.log_softmax(x.t(), 0) * y.t()).sum(), x, create_graph=True)
+    return places(*found)
+
+
+def layout(*order: int, sizes: tuple[int, ...]) -> Spec:
+    """A trained tensor with its dimensions in memory in this order."""
+
+    def made(generator: torch.Generator) -> Tensor:
+        values = torch.randn([sizes[dim] for dim in order], generator=generator, dtype=torch.float64)
+        return values.permute([order.index(dim) for dim in range(len(order))]).requires_grad_()
+
+    return made
+
+
+SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
+    ("images", of_images, (layout(0, 2, 3, 1, sizes=(2, 4, 6, 6)),)),
+    ("volumes", of_volumes, (layout(0, 2, 3, 4, 1, sizes=(1, 3, 4, 4, 4)),)),
+    ("transposed tensors", of_transposed, (g(4, 4, 4, dtype=torch.float64),)),
+    ("gradients of losses", of_losses, (g(4, 6, dtype=torch.float64), t(4, 6, dtype=torch.float64))),
+)
+
+CASES: list[Case] = [
+    case(f"places: {name}, {target}", function, *specs, methods=("train",), targets=(target,))
+    for name, function, specs in SUBJECTS
+    for target in ("portable", "cpu")
+]
+CASES += [
+    case(
+        "places: images of any number",
+        of_images,
+        layout(0, 2, 3, 1, sizes=(2, 4, 6, 6)),
+        methods=("train",),
+        dynamic_shapes={"x": {0: Dim("number", min=2, max=64)}},
+    )
+]
