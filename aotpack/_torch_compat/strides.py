@@ -163,11 +163,11 @@ def strides_of_kernels() -> Iterator[None]:
 
     def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs or {})
-        strides = KERNELS.get(func)
-        if strides is None or found is NotImplemented:
+        strides, first = KERNELS.get(func), _first(found)
+        if strides is None or first is None:
             return found
         with mode:
-            return _laid_out(found, strides(_in_order(func, args, kwargs or {}), tree_leaves(found)[0]), _blank)
+            return _laid_out(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
 
     with mock.patch.object(FakeTensorMode, "dispatch", told):
         yield
@@ -181,24 +181,30 @@ def decomposed_like_kernels(table: Decompositions) -> Decompositions:
 def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         found = rule(*args, **kwargs)
-        if found is NotImplemented:
+        if _first(found) is None:
             return found
         mode = next(leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor))
         with _disable_current_modes(), mode:
-            wanted = tree_leaves(op(*args, **kwargs))[0].stride()
-        return _laid_out(found, wanted, _copy)
+            told = _first(op(*args, **kwargs))
+        return found if told is None else _laid_out(found, told.stride(), _copy)
 
     return decomposed
 
 
 def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
     """Results of a kernel, those of the first one's sizes made anew with ``strides`` if they have others."""
-    size = tree_leaves(found)[0].shape
+    size = _first(found).shape  # type: ignore[union-attr]
 
     def one(result: torch.Tensor) -> torch.Tensor:
         return make(result, strides) if _same(result.shape, size) and not _alike(result, strides) else result
 
     return tree_map_only(torch.Tensor, one, found)
+
+
+def _first(found: Any) -> torch.Tensor | None:
+    """The first result of a kernel, or null: a gradient that nobody asked for, an operator that does not know its arguments."""
+    first = found[0] if isinstance(found, list | tuple) and found else found
+    return first if isinstance(first, torch.Tensor) else None
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -67,6 +67,12 @@ def of_losses(x: Tensor, y: Tensor) -> Any:
     return places(*found)
 
 
+def of_weights_alone(x: Tensor, weight: Tensor) -> Any:
+    """Kernels that return no gradient of what they normalise."""
+    normal = F.layer_norm(x.t(), (4,), weight), F.batch_norm(x, None, None, weight, training=True)
+    return places(*normal)
+
+
 def layout(*order: int, sizes: tuple[int, ...]) -> Spec:
     """A trained tensor with its dimensions in memory in this order."""
 
@@ -81,6 +87,7 @@ SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
     ("images", of_images, (layout(0, 2, 3, 1, sizes=(2, 4, 6, 6)),)),
     ("volumes", of_volumes, (layout(0, 2, 3, 4, 1, sizes=(1, 3, 4, 4, 4)),)),
     ("transposed tensors", of_transposed, (g(4, 4, 4, dtype=torch.float64),)),
+    ("gradients of weights alone", of_weights_alone, (t(4, 4, dtype=torch.float64), g(4, dtype=torch.float64))),
     ("gradients of losses", of_losses, (g(4, 6, dtype=torch.float64), t(4, 6, dtype=torch.float64))),
 )
 
