@@ -30,7 +30,7 @@ from .overlaps import meets_itself
 
 @contextlib.contextmanager
 def faults_mended(saved: Collection[int]) -> Iterator[None]:
-    """Compile with Inductor's faults mended, but for those of graphs (``graph_faults.py``) and random numbers (``randomness.py``).
+    """Compile with the faults mended, but for those of graphs (:mod:`.graph_faults`) and random numbers (:mod:`.randomness`).
 
     ``saved`` are the outputs that are kept for a backward; the others are results.
     """
