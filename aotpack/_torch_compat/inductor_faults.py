@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -47,6 +47,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _copies_of_expanded(),
         _writes_read_after_fusion(),
         _writes_in_place(),
+        _written_apart_from_concatenations(),
         _defaults_passed(),
     ):
         yield
@@ -357,6 +358,33 @@ def _writes_in_place() -> Iterator[None]:
 
     with mock.patch.object(lowering, "mutate_to", written):
         yield
+
+
+@contextlib.contextmanager
+def _written_apart_from_concatenations() -> Iterator[None]:
+    """Copy what is concatenated where it, or the concatenation, is written: ``y = torch.cat([x, z]); x.diagonal().mul_(2)``.
+
+    Inductor (torch 2.13) has a tensor lie in its concatenation, and writes to it there: ``torch.compile`` doubles the diagonal of
+    ``y``, too.
+    """
+    concatenate: Callable[..., Any] = ir.ConcatKernel.create
+
+    def concatenated(inputs: Sequence[Any], dim: int) -> Any:
+        node = virtualized.V.graph.current_node
+        written = any(_is_written(without_views(value)) for value in (node, *node.all_input_nodes))
+        return concatenate([lowering.clone(value) for value in inputs] if written else inputs, dim)
+
+    with mock.patch.object(ir.ConcatKernel, "create", concatenated):
+        yield
+
+
+def _is_written(value: torch.fx.Node) -> bool:
+    """Whether an operator writes to a value in place, or to a view of it."""
+    return any(
+        (isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable)
+        or (without_views(user) is not user and _is_written(user))
+        for user in value.users
+    )
 
 
 @contextlib.contextmanager

@@ -76,6 +76,18 @@ def read_and_written(x: Tensor) -> Any:
     return first, rows, product, y, z
 
 
+def concatenated_and_written(x: Tensor) -> Any:
+    """A tensor that would lie in its concatenation, and a concatenation, are written."""
+    sums, parts, places, masked, whole = x.cumsum(0), x.sin(), x.cos(), x.tanh(), x.exp()
+    first, second, third = torch.cat([parts, sums]), torch.cat([places, sums], 1), torch.cat([masked, sums])
+    parts.diagonal().mul_(2)
+    places.index_put_((torch.tensor([1, 2]), torch.tensor([3, 4])), x.sum())
+    masked[masked > 0] = 1
+    fourth = torch.cat([whole, sums])
+    fourth[2:4].mul_(3)
+    return first, parts * 2, second, places * 2, third, masked * 2, fourth, whole * 2
+
+
 def complex_differences(x: Tensor, y: Tensor) -> Any:
     """By a kernel, whose ``alpha`` nobody gives."""
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
@@ -118,6 +130,7 @@ CASES: list[Case] = [
         ("casts round", casts, t(5, 33)),
         ("written twice", written_twice, t(6, 9)),
         ("read and written", read_and_written, t(6, 8)),
+        ("concatenated and written", concatenated_and_written, t(6, 8)),
         ("scattered by places", scattered_by_places, t(6, 8), t(2)),
     )
     for target in ("portable", "cpu")
