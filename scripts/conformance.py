@@ -45,6 +45,9 @@ README = ROOT / "README.md"
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
 """A line a unit and run: what became of its samples, and how many are left."""
 
+SIDE_BY_SIDE = 16
+"""Units whose samples are built together."""
+
 RECYCLED = 300
 """Units after which a worker process is replaced: tracing leaves things behind."""
 
@@ -56,7 +59,7 @@ def main() -> None:
     if options.worker:
         from conformance_worker import serve
 
-        serve(Path(options.worker), limit=options.limit, count=options.samples)
+        serve(Path(options.worker), limit=options.limit, count=options.samples, size=options.together)
         return
     chosen = units(options.databases, options.dtypes, options.sizes, options.ops, options.target)
     if options.ops and not chosen:
@@ -106,6 +109,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES[:4]))
     parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators")
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each operator's, spread evenly")
+    parser.add_argument(
+        "--together", type=int, default=1, metavar="N", help="build N samples in one bundle, of several operators"
+    )
     parser.add_argument("--sizes", nargs="+", choices=("static", "dynamic"), default=["static", "dynamic"])
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="what bundles are built for (default portable)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
@@ -176,8 +182,9 @@ def memory() -> str | None:
 
 
 def environment_in(folder: Path) -> dict[str, str]:
-    """One thread, and nothing of the user's own cache and state."""
-    return os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
+    """One thread, and nothing of the user's own state; a cache of its own, unless one is named."""
+    cache = os.environ.get("AOTPACK_CACHE", f"{folder}/cache")
+    return os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": cache, "OMP_NUM_THREADS": "1"}
 
 
 def in_fresh_process(folder: Path) -> dict[str, Any]:
@@ -193,13 +200,11 @@ def in_fresh_process(folder: Path) -> dict[str, Any]:
 def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: Any, options: argparse.Namespace) -> None:
     """Feed one worker process after another with units, until none are left."""
     worker: Worker | None = None
-    while True:
-        try:
-            unit = waiting.get_nowait()
-        except queue.Empty:
-            break
-        known = found.names(str(unit))
-        outcomes: list[dict[str, str]] = []
+    left: list[Unit] = []
+    while units := batch(waiting, left, SIDE_BY_SIDE if options.together > 1 else 1):
+        known = {str(unit): found.names(str(unit)) for unit in units}
+        outcomes: dict[str, list[dict[str, str]]] = {str(unit): [] for unit in units}
+        tried: list[list[str]] = []
         done = False
         while not done:
             if worker is None or worker.units >= RECYCLED:
@@ -207,28 +212,48 @@ def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: 
                     worker.end()
                 worker = Worker(folder, options)
             started = time.monotonic()
-            done, crash = worker.do(unit, known, outcomes)
-            total = worker.total
+            done, died_of, reason = worker.do(units, known, outcomes, tried)
+            totals = worker.totals
             if not done:
                 worker = None
-                outcomes.append(crash)
-                done = time.monotonic() - started > options.limit
-        report(unit, total, outcomes)
+                if len(died_of) < 2:
+                    unit, sample = died_of[0] if died_of else (str(units[0]), "all")
+                    outcomes[unit].append({"sample": sample, "status": "crash", "reason": reason, "peer": ""})
+                tried += died_of  # of several samples in one bundle each is done by itself, next
+                done = not died_of or time.monotonic() - started > options.limit * len(units)
+        for one in units:
+            report(one, totals.get(str(one), 0), outcomes[str(one)])
     if worker is not None:
         worker.end()
 
 
+def batch(waiting: queue.SimpleQueue[Unit], left: list[Unit], size: int) -> list[Unit]:
+    """The next units that may be built together; what was taken and may not is ``left`` for the next time."""
+    taken, left[:] = [*left], []
+    while len(taken) < size:
+        try:
+            unit = waiting.get_nowait()
+        except queue.Empty:
+            break
+        if taken and (unit.database, unit.dynamic) != (taken[0].database, taken[0].dynamic):
+            left.append(unit)
+            break
+        taken.append(unit)
+    return taken
+
+
 class Worker:
-    """A process that checks samples: told a unit a line, tells an outcome a line. ``total``: samples there are of the unit."""
+    """A process that checks samples: told units a line, tells an outcome a line. ``totals``: samples there are of each."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         folder.mkdir(exist_ok=True)
         command = [sys.executable, __file__, "--worker", str(folder), "--limit", str(options.limit)]
         command += ["--samples", str(options.samples)] if options.samples else []
+        command += ["--together", str(options.together)]
         environment = environment_in(folder)
         self.limit = options.limit
         self.units = 0
-        self.total = 0
+        self.totals: dict[str, int] = {}
         self.log = (folder / "worker.log").open("a")
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
@@ -236,19 +261,27 @@ class Worker:
         assert self.process.stdout is not None
         self.process.stdout.readline()  # it has imported torch and the databases: from here on time counts
 
-    def do(self, unit: Unit, known: Sequence[str], outcomes: list[dict[str, str]]) -> tuple[bool, dict[str, str]]:
-        """Append the outcomes of the unit's samples that have none yet, and are not ``known`` from an earlier run.
+    def do(
+        self,
+        units: Sequence[Unit],
+        known: Mapping[str, Sequence[str]],
+        outcomes: Mapping[str, list[dict[str, str]]],
+        tried: Sequence[Sequence[str]],
+    ) -> tuple[bool, list[list[str]], str]:
+        """Append the outcomes of the units' samples that have none yet, and are not ``known`` from an earlier run.
+
+        Those in ``tried`` are built alone.
 
         Returns:
-            False and an outcome where the process died of one.
+            False, units and names of the samples that the process died of, and how.
         """
-        self.units += 1
-        self.total = 0
+        self.units += len(units)
+        self.totals = {}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        current = ""
-        done = [*known, *(outcome["sample"] for outcome in outcomes)]
-        self.process.stdin.write(json.dumps({"unit": asdict(unit), "done": done}) + "\n")
+        current: list[list[str]] = []
+        done = {unit: [*known[unit], *(outcome["sample"] for outcome in outcomes[unit])] for unit in outcomes}
+        self.process.stdin.write(json.dumps({"units": [asdict(unit) for unit in units], "done": done, "tried": tried}) + "\n")
         self.process.stdin.flush()
         while True:
             timer = threading.Timer(2 * self.limit, self.process.kill)
@@ -257,18 +290,20 @@ class Worker:
             timer.cancel()
             if not line:
                 code = self.process.wait()
-                reason = f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s"
-                return False, {"sample": current, "status": "crash", "reason": reason, "peer": ""}
+                return (
+                    False,
+                    current,
+                    f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s",
+                )
             told = json.loads(line)
             if "end" in told:
-                return True, {}
+                return True, [], ""
             if "total" in told:
-                self.total = told["total"]
-                continue
-            if "begin" in told:
+                self.totals[told["unit"]] = told["total"]
+            elif "begin" in told:
                 current = told["begin"]
             else:
-                outcomes.append(told)
+                outcomes[told.pop("unit")].append(told)
 
     def end(self) -> None:
         """Let the process finish."""

@@ -83,6 +83,25 @@ class Checker:
         self.loaded = None if changed else loaded
         return self._compared(sample, eager, observe(loaded, sample))
 
+    def passes(self, sample: Sample, keep_as: str = "") -> bool:
+        """Whether a bundle of several samples :func:`together` does as eager, gradients included. If not, each is to tell why."""
+        self.loaded = None
+        eager = observe(sample.function, sample)
+        if eager.error is not None:
+            return False
+        try:
+            self.build(sample)
+        except Exception:
+            return False
+        loaded = aotpack.load(self.path, backend=self.target)
+        bundle = observe(loaded, sample)
+        if bundle.error is not None or self._differences(sample, eager, bundle):
+            return False
+        if keep_as:
+            keep(sample, eager, self.path, self.target, self.fresh, keep_as)
+        self.loaded = loaded
+        return True
+
     def again(self, sample: Sample) -> Outcome | None:
         """Call the last bundle with a sample that it was not built from; None where it refuses it, as it must other sizes."""
         assert self.loaded is not None

@@ -20,9 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def given(sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Fresh arguments and the leaves behind them: what is written to must be no leaf that requires a gradient."""
     leaves = twins(sample.tensors)
-    if sample.in_place and leaves[0].requires_grad:
-        return [leaves[0].clone(memory_format=torch.preserve_format), *leaves[1:]], leaves
-    return leaves, leaves
+    results = {i for i in sample.written if leaves[i].requires_grad}
+    return [x.clone(memory_format=torch.preserve_format) if i in results else x for i, x in enumerate(leaves)], leaves
 
 
 def observe(function: Callable[..., Any], sample: Sample) -> Observation:

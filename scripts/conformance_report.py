@@ -48,11 +48,11 @@ def _note(results: Results) -> str:
     differed = [name for name in fresh["wrong"] if name != "process" and name not in untrusted]
     process = f" (it {fresh['wrong']['process']})" if "process" in fresh["wrong"] else ""
     compiled = ""
+    operators = {unit.split("/")[1] for unit in of_target.get("cpu", {})}
     if cpu := totals.get("cpu"):
         compiled = (
-            f"On `cpu`, one or two samples of {len(of_target['cpu'])} operators were compiled, {cpu.total() - cpu['left']:,} in "
-            "all with those that take the same code; values differ where the code's are more than twice as far from float64's as "
-            "eager's. "
+            f"On `cpu`, {cpu.total() - cpu['left']:,} samples of {len(operators)} operators were compiled, most of an operator's "
+            "in one bundle (`--together`); values differ where the code's are more than twice as far from float64's as eager's. "
         )
     first, last = (day.split()[0] for day in (results.first or results.source["date"], results.source["date"]))
     days = f"from {first} to {last}" if first != last else f"on {last}"

@@ -47,7 +47,7 @@ class Sample:
         function: takes ``tensors`` positionally.
         tensors: leaves; how they share storage is kept by :func:`twins`.
         differentiated: what of a result is sent a gradient (the database knows which parts of a decomposition are unique).
-        in_place: the first tensor is written to, and given as the result of earlier computation.
+        written: places of the tensors that are written to, and given as results of earlier computation.
         undefined: values of the results mean nothing.
         signature: equal for samples that differ in the values of their tensors, and in sizes, only.
     """
@@ -56,9 +56,13 @@ class Sample:
     function: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]
     differentiated: Callable[[Any], Any]
-    in_place: bool
+    written: frozenset[int]
     undefined: bool
     signature: str
+
+    @property
+    def in_place(self) -> bool:
+        return bool(self.written)
 
     def without_gradients(self) -> Sample:
         """The same on tensors that require none."""
@@ -114,7 +118,7 @@ def units(
             able = real or [dtype for dtype in DTYPES[4:] if dtype in listed][:1]
             chosen = [dtype for dtype in able if dtype in dtypes or not real]
             found += [Unit(name, operator, dtype, flag, target) for flag in dynamic for dtype in chosen]
-    return found
+    return sorted(found, key=lambda unit: (databases.index(unit.database), unit.dynamic))  # those that may be built together
 
 
 def samples(unit: Unit) -> Iterator[Sample]:
@@ -147,10 +151,40 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
         function,
         tensors,
         sample.output_process_fn_grad,
-        in_place,
+        frozenset({0}) if in_place else frozenset(),
         entry.name in UNDEFINED,
         f"{in_place} {spec} {others} {kinds}",
     )
+
+
+def together(samples: Sequence[Sample]) -> Sample:
+    """Several samples as one, whose results are theirs in a list. None shares memory with another."""
+    if len(samples) == 1:
+        return samples[0]
+    tensors = [twins(sample.tensors) for sample in samples]
+    first = [sum(map(len, tensors[:i])) for i in range(len(samples))]
+
+    def function(*given: torch.Tensor) -> list[Any]:
+        return [sample.function(*given[i : i + len(sample.tensors)]) for i, sample in zip(first, samples, strict=True)]
+
+    def differentiated(results: list[Any]) -> list[Any]:
+        return [sample.differentiated(result) for sample, result in zip(samples, results, strict=True)]
+
+    return Sample(
+        " + ".join(sample.name for sample in samples),
+        function,
+        tuple(tensor for own in tensors for tensor in own),
+        # The database's function for whole results is told by where it comes from, and a fresh process needs no other.
+        samples[0].differentiated if all(map(is_whole, samples)) else differentiated,
+        frozenset(i + place for i, sample in zip(first, samples, strict=True) for place in sample.written),
+        any(sample.undefined for sample in samples),
+        f"{[sample.signature for sample in samples]}",
+    )
+
+
+def is_whole(sample: Sample) -> bool:
+    """Whether all of a result is sent gradients."""
+    return sample.differentiated.__module__ == "torch.testing._internal.opinfo.core"  # where the default is
 
 
 def layout(tensor: torch.Tensor) -> object:

@@ -8,13 +8,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+import torch
 from conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
 
+import conformance_worker  # noqa: E402
+from conformance_check import Checker, Outcome  # noqa: E402
 from conformance_found import Found  # noqa: E402
+from conformance_observe import observe  # noqa: E402
 from conformance_report import markdown  # noqa: E402
 from conformance_results import COUNTS, Results  # noqa: E402
+from conformance_samples import Sample, Unit, samples, together  # noqa: E402
+from conformance_worker import Work, next_group, several  # noqa: E402
 
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
@@ -48,6 +55,55 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     units = Results.read(tmp_path / "results.json").units
     assert units["op_db/sin/float32/static"].complete  # after three samples
     assert {unit.split("/")[1] for unit, _, _ in _outcomes(tmp_path / "partial.jsonl")} == {"equal", "addmm", "addmm.decomposed"}
+
+
+def test_samples_are_built_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one sample: its results are theirs, what is written to is each one's own; a bundle that does not pass is halved."""
+    every = list(samples(Unit("op_db", "mul", "float32", False, "portable")))
+    chosen = [sample for sample in every if sample.name in ("0", "0 in-place", "1")]
+    one = together([*chosen, chosen[1]])
+    seen = observe(one.function, one)
+    assert seen.written == {f"args[{place}]" for place in one.written} != set()
+    assert len(seen.structure) == 1 + len(chosen) + 1
+    for i, sample in enumerate([*chosen, chosen[1]]):
+        alone = observe(sample.function, sample)
+        assert torch.equal(seen.tensors[f"out[{i}]"].value, alone.tensors["out"].value)
+
+    built: list[list[str]] = []
+    told: list[tuple[str, str, str]] = []
+
+    class Refusing(Checker):
+        """Builds nothing; what has sample 5 in it does not pass."""
+
+        def passes(self, sample: Sample, keep_as: str = "") -> bool:
+            built.append(sample.name.split(" + "))
+            return "5" not in built[-1]
+
+        def again(self, sample: Sample) -> Outcome | None:
+            return None
+
+        def __call__(self, sample: Sample, keep_as: str = "") -> Outcome:
+            return Outcome(sample.name, "refused" if sample.name == "5" else "pass")
+
+    def tell(**words: str) -> None:
+        if "status" in words:
+            told.append((words["unit"], words["sample"], words["status"]))
+
+    monkeypatch.setattr(conformance_worker, "Checker", Refusing)
+    operators = [Unit("op_db", name, "float32", False, "portable") for name in ("mul", "exp")]
+    works = [Work(unit, set(), tmp_path, tell, count=None, until=float("inf")) for unit in operators]
+    tried = {(str(operators[1]), "0")}
+    while (group := next_group(works, tried, 8)) is not None:
+        several(group)
+    assert max(map(len, built)) == 8
+    assert {status for _, _, status in told} == {"pass"}
+    assert (str(operators[0]), "5", "pass") not in told
+    assert (str(operators[1]), "0", "pass") not in told
+    for work in works:
+        work.alone()
+        assert work.done == {sample.name for sample in work.every}
+    assert len(told) == sum(len(work.every) for work in works)  # nothing was done twice
+    assert [(unit, name) for unit, name, status in told if status == "refused"] == [(str(operators[0]), "5")]
 
 
 def test_results_are_kept_by_unit(tmp_path: Path) -> None:
