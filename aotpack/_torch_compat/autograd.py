@@ -43,6 +43,7 @@ from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradien
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
 from .tensors import fake_mode_of, is_wrapper_subclass
+from .windows import WindowsWithGaps
 
 Decompositions = dict[Any, Callable[..., Any]]
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
@@ -196,6 +197,7 @@ def _export_joint(
         OverlapsOfAnySize(),
         RefusedOverlaps(),
         RefusedPlaces(),
+        WindowsWithGaps(),
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture

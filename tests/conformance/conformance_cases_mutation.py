@@ -297,6 +297,15 @@ class BufferWithGradient(Buffer):
         self.state.mul_(0.5).add_((x * self.weight).sum().detach())
 
 
+def windows_with_gaps(x: Tensor, y: Tensor) -> Any:
+    """One window in a row, windows a step apart, and of one element; the elements between them stay."""
+    x.unfold(1, 2, 2).zero_()
+    z = y * 2
+    z.unfold(0, 2, 3)[1:].mul_(3)
+    y.t().unfold(0, 1, 2).add_(1)
+    return z, y.unfold(1, 2, 2), y.unfold(0, 3, 4)
+
+
 class BufferReturned(Buffer):
     def forward(self, x: Tensor) -> Any:
         self.state.add_(1)
@@ -453,8 +462,11 @@ CASES: list[Case] = [
     ),
     case("input mutation: through a view that is returned, non-leaf, without gradients", view_written_and_returned, n(3, 4)),
     case("input mutation: through a slice", through_slice, t(3, 4)),
+    case("input mutation: through windows with gaps", windows_with_gaps, t(2, 3), t(6, 5)),
+    case("input mutation: through windows with gaps, non-leaf", windows_with_gaps, t(2, 3), n(6, 5), calls=(TRAIN,)),
     case("input mutation: through a slice, non-leaf", through_slice, n(3, 4)),
     case("input mutation: through a chain of views, non-leaf", through_chain, n(3, 4)),
+    case("input mutation: through windows that end within a step", lambda x: x.unfold(0, 2, 3).mul_(2), t(11)),
     case("input mutation: index_put", by_index_put, t(5, 2), ints(2)),
     case("input mutation: masked_fill_, non-leaf", masked, n(3, 4)),
     case("input mutation: integers", integers, ints(3), g(3)),

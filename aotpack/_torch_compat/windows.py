@@ -1,0 +1,86 @@
+"""Windows that leave elements out (``x.unfold(0, 2, 3)``), and writes to them.
+
+Functionalization tells what a tensor is after such a write by the gradient of ``unfold`` (``unfold_inverse`` in
+``FunctionalInverses.cpp``), which is zero where no window is: the elements between them were lost, under ``torch.compile``, too.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from .writes import written
+
+_UNFOLD = (torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default)
+_NAMES = {"self": "tensor", "dimension": "dim"}
+
+
+class GapError(Exception):
+    """The model writes to windows between which it leaves elements out."""
+
+
+class WindowsWithGaps(TorchFunctionMode):
+    """While it is on, windows that leave elements out are made of other views, which are written to as eager does.
+
+    Where no other views are the same (several windows, the last of which ends within a step), a write to a view is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memories: set[StorageWeakRef] = set()
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _UNFOLD:
+            given = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
+            given |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
+            if isinstance(given["tensor"], FunctionalTensor) and _leaves_out(**given):
+                view = _of_other_views(**given)
+                if view is not None:
+                    return view
+                self._memories.add(_memory(given["tensor"]))
+        for tensor in written(function, args, kwargs) if self._memories else ():
+            if isinstance(tensor, FunctionalTensor) and tensor._is_view() and _memory(tensor) in self._memories:
+                raise GapError("unfold leaves elements out behind the last window; write to a copy, or to slices")
+        return function(*args, **kwargs)
+
+
+def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.elem.untyped_storage())
+
+
+def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
+    """Whether an element may be in no window, and none is in two, so that windows may be written to."""
+    if not tensor.dim():
+        return False
+    length = tensor.shape[dim]
+    alone = statically_known_true(length < size + step)
+    return (size <= step or alone) and not statically_known_true(length == (size if alone else length // step * size))
+
+
+def _of_other_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
+    """The view that ``unfold`` makes, of slices and dimensions that are split; null if there is none."""
+    dim %= tensor.dim()
+    length = tensor.shape[dim]
+    if not size or not statically_known_true(length >= size):
+        return None
+    if statically_known_true(length < size + step):
+        rows = tensor.narrow(dim, 0, size).unsqueeze(dim)
+    elif size == 1:
+        rows = tensor[(slice(None),) * dim + (slice(None, None, step),)].unsqueeze(dim + 1)
+    else:
+        count = (length - size) // step + 1
+        if not statically_known_true(length >= count * step):
+            return None
+        rows = tensor.narrow(dim, 0, count * step).unflatten(dim, (count, step)).narrow(dim + 1, 0, size)
+    return rows.movedim(dim + 1, -1)
