@@ -28,7 +28,9 @@ class StoredTensors:
     def add_constant(self, tensor: torch.Tensor) -> str:
         """Store a tensor the model closes over; equal contents share one name."""
         value = tensor.detach().cpu().contiguous()
-        content = value.reshape(-1).view(torch.uint8) if value.numel() else value.new_empty(0, dtype=torch.uint8)
+        content = value.as_strided((value.numel(),), (1,)).view(
+            torch.uint8
+        )  # a single element keeps any step when it is flattened
         header = f"{value.dtype}{tuple(value.shape)}".encode()
         name = "constant." + hashlib.sha256(header + content.numpy().tobytes()).hexdigest()[:24]
         self.tensors.setdefault(name, value)

@@ -127,6 +127,19 @@ class Odd(nn.Module):
         return x @ self.transposed * self.scalar + self.empty.sum() + (self.bf16 * self.f64).sum().float()
 
 
+class SingleElements(nn.Module):
+    """A single element may lie any step apart from the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4)[::4])
+        self.register_buffer("shift", torch.arange(4.0)[::2][:1])
+        self.constant = torch.arange(9.0)[::3][1:2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.shift * self.constant
+
+
 class Named(nn.Module):
     """Parameters and a submodule with names like those that the loaded module uses itself."""
 
@@ -391,6 +404,7 @@ CASES: list[Case] = [
     module_case("tied weights: the same layer twice", TiedModule, g(2, 3), calls=THRICE),
     module_case("tied weights: views of one storage", TiedTransposed, g(2, 3), calls=THRICE),
     module_case("tied weights: a buffer over a parameter", BufferOfParameter, g(2, 3), calls=THRICE),
+    module_case("state: single elements with steps", SingleElements, lambda gen: torch.randn(4, generator=gen)[::4]),
     module_case("BatchNorm counters", lambda: nn.BatchNorm1d(3), g(4, 3), calls=(Call(1), Call(2), *THRICE)),
     module_case("BatchNorm: version counters of the statistics", lambda: nn.BatchNorm1d(3), g(4, 3)),
     module_case("BatchNorm: the same twice, and written by hand", TwiceAndByHand, g(4, 3), calls=THRICE),
