@@ -49,7 +49,21 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
     return torch.zeros(size, **options)
 
 
+def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """What a ``_foreach_`` operator does, one by one: compiled code (torch 2.13) raises where it passes a list of numbers."""
+    return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
+
+
+_EACH: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max", "lerp")},
+    "maximum": torch.clamp_min,
+    "minimum": torch.clamp_max,
+    "addcmul": lambda tensor, one, other, value: torch.addcmul(tensor, one, other, value=value),
+    "addcdiv": lambda tensor, one, other, value: torch.addcdiv(tensor, one, other, value=value),
+}
+
 TABLE: dict[Any, Callable[..., Any]] = {
+    **{getattr(torch.ops.aten, f"_foreach_{name}").ScalarList: _each(operator) for name, operator in _EACH.items()},
     torch.ops.aten.resize.default: _resize,
     torch.ops.aten.resize_as.default: _resize_as,
     torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,

@@ -93,6 +93,17 @@ def complex_differences(x: Tensor, y: Tensor) -> Any:
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
 
 
+def numbers_for_each(x: Tensor, y: Tensor) -> Any:
+    """Operators on lists of tensors with a number for each of them."""
+    pair, numbers = [x, y], [0.5, 3]
+    three: Any = [torch._foreach_addcmul(pair, pair, pair, numbers), torch._foreach_addcdiv(pair, pair, [x + 9, y + 9], numbers)]
+    names = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+    two = [getattr(torch, f"_foreach_{name}")(pair, numbers) for name in names]
+    z = y.clone()
+    torch._foreach_clamp_min_([z[1:], z[0]], [0.1, 1])
+    return three, two, torch._foreach_lerp(pair, [x * 2, y * 3], numbers), z
+
+
 def extremes_scattered(x: Tensor) -> Any:
     """What the extremes are of is computed in one loop, and saved by another."""
     y = x.sin().scatter_reduce(0, torch.tensor([[1, 0, 2, 3, 4, 5, 0, 1]]), x[:1], "amax")
@@ -132,6 +143,7 @@ CASES: list[Case] = [
         ("read and written", read_and_written, t(6, 8)),
         ("concatenated and written", concatenated_and_written, t(6, 8)),
         ("scattered by places", scattered_by_places, t(6, 8), t(2)),
+        ("numbers for each", numbers_for_each, positive(torch.float32), positive(torch.float64)),
     )
     for target in ("portable", "cpu")
 ]

@@ -467,8 +467,8 @@ a.isclose({b}.flip({d}))
 """
 
 HALF = """
-a.bfloat16().amax({d}).to({a}.dtype)
-a.half().amin().to({a}.dtype)
+a.detach().bfloat16().amax({d}).to({a}.dtype)
+a.detach().half().amin().to({a}.dtype)
 a.bfloat16().max({d}).values.float()
 a.bfloat16().sort({d}, stable=True).values.to({a}.dtype)
 a.bfloat16().sort({d}, stable=True).indices
@@ -484,21 +484,21 @@ torch.where({a} > 0.1, {a}.half(), 0.3).to({a}.dtype)
 torch.cat([{a}.half(), {b}.half()], {d}).to({a}.dtype)
 torch.cat([{a}.half(), {b}], {d}).to({a}.dtype)
 torch.maximum({a}.half(), {b}.half()).to({a}.dtype)
-a.bfloat16().gather({d}, {j}).to({a}.dtype)
-a.half().index_select({d}, {i}).to({a}.dtype)
+a.detach().bfloat16().gather({d}, {j}).to({a}.dtype)
+a.detach().half().index_select({d}, {i}).to({a}.dtype)
 a.bfloat16().scatter({d}, {j}, 0.3).to({a}.dtype)
 a.half().index_fill({d}, {i}, 0.3).to({a}.dtype)
 a.bfloat16().index_put(({a} > 0.1,), torch.tensor(0.3, dtype=torch.bfloat16)).to({a}.dtype)
 a.half().roll(1, {d}).to({a}.dtype)
 a.bfloat16().tril().float()
-a.half().cummax({d}).values.to({a}.dtype)
+a.detach().half().cummax({d}).values.to({a}.dtype)
 a.bfloat16().topk(1, {d}).values.to({a}.dtype)
-a.half().unfold({d}, 2, 1).to({a}.dtype)
-a.bfloat16().repeat_interleave(2, {d}).to({a}.dtype)
+a.detach().half().unfold({d}, 2, 1).to({a}.dtype)
+a.detach().bfloat16().repeat_interleave(2, {d}).to({a}.dtype)
 (a.half() > {b}.half()).sum({d})
 (a.bfloat16() == {a}).sum()
 F.pad({a}.half(), (1, 2), value=0.3).to({a}.dtype)
-F.max_pool2d({a}.reshape(1, 1, -1, {z}).half(), 2, 1).to({a}.dtype)
+F.max_pool2d({a}.detach().reshape(1, 1, -1, {z}).half(), 2, 1).to({a}.dtype)
 F.relu6({a}.bfloat16() * 8).to({a}.dtype)
 F.pixel_unshuffle({a}.reshape(1, 1, -1, {z}).half(), 2).to({a}.dtype)
 a.bfloat16().to(torch.int32)
@@ -507,7 +507,7 @@ a.bfloat16().sign().to({a}.dtype)
 a.half() * 2
 a.bfloat16() + 0
 """
-"""On numbers of half precision, where nothing is rounded that eager does not round."""
+"""On numbers of half precision, where nothing is rounded that eager does not round; gradients are not added there."""
 
 COMPLEX = """
 torch.complex({a}, {b})
