@@ -42,6 +42,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _bytes_stay_bytes(),
         _casts_round(),
         _quotients_rounded_rightly(),
+        _powers_of_their_type(),
         _places_in_order(),
         _pools_divided_rightly(),
         _copies_of_expanded(),
@@ -168,6 +169,21 @@ def _quotients_rounded_rightly() -> Iterator[None]:
         return lowering.make_pointwise(rounded)(a, b)
 
     with mock.patch.object(lowering, "_div_rn", quotient):
+        yield
+
+
+@contextlib.contextmanager
+def _powers_of_their_type() -> Iterator[None]:
+    """Compute powers of a whole number (``2 ** k``) with the number as a tensor.
+
+    AOTInductor (torch 2.13) passes numbers as ``double``: its result is ``float32``, whose digits do not suffice.
+    """
+
+    def power(number: Any, exponent: Any) -> Any:
+        base = lowering.full([], number, dtype=exponent.get_dtype(), device=exponent.get_device())
+        return lowering.fallback_pow_tensor_tensor(base, exponent)
+
+    with mock.patch.object(lowering, "fallback_pow_scalar", power):
         yield
 
 

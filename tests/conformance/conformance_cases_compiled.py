@@ -36,6 +36,12 @@ def tenths(generator: torch.Generator) -> Tensor:
     return torch.randint(-20, 20, (40,), generator=generator).double() / 10
 
 
+def powers(x: Tensor) -> Any:
+    """Of whole numbers, which have more digits than a float."""
+    places = x.abs().clamp(max=62)
+    return 2**places, torch.pow(3, places % 30), torch.pow(-2, places), torch.pow(2, x.to(torch.int8) % 7), torch.pow(2.5, x % 9)
+
+
 def padded_product(x: Tensor) -> Tensor:
     """A sum whose tiles lie across a loop between: 18 is no multiple of a vector."""
     y = F.gelu(x)
@@ -136,6 +142,7 @@ CASES: list[Case] = [
         ("extremes of uint8", extremes, positive(torch.uint8)),
         ("any and abs of bytes", any_and_absolute, positive(torch.uint8), positive(torch.int8)),
         ("quotients rounded down", quotients, tenths),
+        ("powers of whole numbers", powers, positive(torch.int64)),
         ("places of extremes", places_of_extremes, channels_last),
         ("rests of tiles", padded_product, channels_last),
         ("casts round", casts, t(5, 33)),
