@@ -6,9 +6,10 @@ would write it, and can be pasted into a table of cases.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import re
-import runpy
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -76,10 +77,10 @@ class Program:
         """As a row of a table; ``folder`` keeps the source, for messages that name lines."""
         file = folder / "program.py"
         file.write_text(f"{_HEADER}\n\n{self.source}")
-        made = runpy.run_path(str(file))
+        made = _imported(file)
         return Case(
             name,
-            lambda: (made["program"], made["given"]),
+            lambda: (made.program, made.given),
             calls=(TRAIN if self.training else INFER,),
             targets=(target,),
             methods=("train" if self.training else "infer",),
@@ -150,6 +151,16 @@ def _argument_like(value: Tensor) -> str:
     if not value.is_floating_point() and not value.is_complex():
         return f"ints({', '.join(map(str, value.shape))}, high={int(value.max()) + 1}, dtype={value.dtype})"
     return f"{'g' if value.requires_grad else 't'}({', '.join(map(str, value.shape))}, dtype={value.dtype})"
+
+
+def _imported(file: Path) -> Any:
+    """The module of a file, under a name by which Dynamo finds it."""
+    spec = importlib.util.spec_from_file_location("drawn_program", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def joined(programs: Sequence[Program]) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def test_operators_are_templates_and_all_kinds_are_drawn() -> None:
     text = " ".join(line for number in range(20) for line in drawn(f"2/{number}", 20).lines)
     for word in ("sum(", "unfold(", "scatter", "conv", "norm(", "@", "[..., "):
         assert word in text
+
+
+def test_every_front_end_traces_a_program(tmp_path: Path) -> None:
+    case = PROGRAM.case("front ends", "portable", tmp_path)
+    for front_end in case.front_ends:
+        run(replace(case, front_ends=(front_end,)), tmp_path / f"{front_end}.aotpack")
 
 
 @pytest.mark.filterwarnings("ignore")
