@@ -12,13 +12,36 @@ import torch
 
 from .autograd import without_views
 
+_aten = torch.ops.aten
+_OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")}
+
+
+def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
+    """Give operators complex numbers as tensors: AOTInductor (torch 2.13) cannot write them in a call (``x * 1j``, gradients
+    of ``polar``).
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        declared = node.target._schema.arguments
+        for place, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
+            if isinstance(value, complex) and (node.target in _OF_TENSORS or isinstance(argument.type, torch.TensorType)):
+                whole = node.meta["val"].new_empty(())
+                with graph.inserting_before(node):
+                    made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})
+                made.meta |= node.meta | {"val": whole}
+                node.update_arg(place, made)
+                node.target = _OF_TENSORS.get(node.target, node.target)
+    module.recompile()
+
 
 def split_complex_numbers(module: torch.fx.GraphModule) -> None:
     """Make tensors of one complex number of two real ones: AOTInductor (torch 2.13) cannot write such a number (the gradient of
     ``fft.rfft(x).abs()`` has one).
     """
     graph, full = module.graph, torch.ops.aten.full.default
-    found = [node for node in graph.find_nodes(op="call_function", target=full) if isinstance(node.args[1], complex)]
+    found = [node for node in graph.find_nodes(op="call_function", target=full) if node.meta["val"].is_complex()]
     for node in found:
         size, number, value = node.args[0], node.args[1], node.meta["val"]
         parts = []
@@ -35,7 +58,6 @@ def split_complex_numbers(module: torch.fx.GraphModule) -> None:
         module.recompile()
 
 
-_aten = torch.ops.aten
 _REDUCED_AS = {
     **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.argmax.default, _aten.argmin.default), torch.int32),
     **dict.fromkeys((_aten.max.default, _aten.max.dim, _aten.min.default, _aten.min.dim), torch.int32),

@@ -20,7 +20,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .graph_faults import read_once, reduce_bytes_as_numbers, split_complex_numbers
+from .graph_faults import complex_numbers_as_tensors, read_once, reduce_bytes_as_numbers, split_complex_numbers
 from .inductor_faults import faults_mended
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
@@ -131,6 +131,7 @@ def lower_with_aoti(
     working: list[torch.fx.Node] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        complex_numbers_as_tensors(gm)
         split_complex_numbers(gm)
         reduce_bytes_as_numbers(gm)
         result = output_node(gm)

@@ -99,6 +99,13 @@ def complex_differences(x: Tensor, y: Tensor) -> Any:
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
 
 
+def complex_numbers(x: Tensor) -> Any:
+    """Numbers in calls, and in the gradients of ``polar``, ``angle`` and a sine."""
+    y = torch.polar(x.abs() + 0.5, x)
+    z = (x * 1j + 2j) / (1 + 2j)
+    return torch.view_as_real(y), (z - 1j).abs(), y.sin().imag, (z + 3).angle(), torch.where(x > 0, y, 0).real
+
+
 def numbers_for_each(x: Tensor, y: Tensor) -> Any:
     """Operators on lists of tensors with a number for each of them."""
     pair, numbers = [x, y], [0.5, 3]
@@ -164,6 +171,7 @@ CASES += [
         methods=("train",),
         targets=("cpu",),
     ),
+    case("compiled: complex numbers", complex_numbers, g(3, 4, dtype=torch.float64), methods=("train",), targets=("cpu",)),
     case("compiled: extremes scattered", extremes_scattered, g(60, 8, dtype=torch.float64), methods=("train",), targets=("cpu",)),
     case("compiled: gradients that are zero, cpu", lambda x: x.sgn(), g(5), methods=("train",), targets=("cpu",)),
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
