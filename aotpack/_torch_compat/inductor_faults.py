@@ -6,6 +6,7 @@ What there is to each is in tests/conformance or tests/test_cpu_target.py, as a 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -192,13 +193,15 @@ def _places_in_order() -> Iterator[None]:
     """Count the place of an extreme among several dimensions in their own order, whatever order loops take them in.
 
     Inductor (torch 2.13) counts steps of its loops where it takes a tensor for contiguous, and may order them otherwise later:
-    ``torch.compile`` gives another place for ``x.mean(-1).argmax()`` where ``x`` is channels-last.
+    ``torch.compile`` gives another place for ``x.mean(-1).argmax()`` where ``x`` is channels-last, and other gradients of a
+    ``max_pool3d`` of transposed volumes, or writes them beyond the tensor.
     """
-    reduce: Callable[..., dict[str, Any]] = lowering._make_reduction_inner
+    create: Callable[..., Any] = ir.Reduction.create
+    parameters = inspect.signature(create)
 
-    def placed(x: Any, *, reduction_type: str | None = None, **options: Any) -> dict[str, Any]:
-        found = reduce(x, reduction_type=reduction_type, **options)
-        load, sizes = found["inner_fn"], found["reduction_ranges"]
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs).arguments
+        load, sizes = call["inner_fn"], call["reduction_ranges"]
 
         def with_place(index: Any, reduced: Any) -> Any:
             value = load(index, reduced)
@@ -209,9 +212,10 @@ def _places_in_order() -> Iterator[None]:
                 place = place * size + sympy.expand(one)
             return value, virtualized.ops.index_expr(place, torch.int64)
 
-        return found | ({"inner_fn": with_place} if reduction_type in ("argmax", "argmin") and len(sizes) > 1 else {})
+        counted = call["reduction_type"] in ("argmax", "argmin") and len(sizes) > 1
+        return create(**call | ({"inner_fn": with_place} if counted else {}))
 
-    with mock.patch.object(lowering, "_make_reduction_inner", placed):
+    with mock.patch.object(ir.Reduction, "create", placed):
         yield
 
 

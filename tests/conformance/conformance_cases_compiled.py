@@ -53,6 +53,12 @@ def places_of_extremes(x: Tensor) -> Any:
     return x.mean(-1).argmax(), x.amax(-1).argmin(), (x * 2).argmax(), x.argmin()
 
 
+def pooled_volumes(x: Tensor) -> Any:
+    """Windows of which the loops run otherwise than the places in them are counted."""
+    small, where = F.max_pool3d(x, 3, return_indices=True)
+    return small, where, F.max_pool3d(x, 3, stride=2, padding=1), F.adaptive_max_pool3d(x, (1, 2, 2)), F.max_pool2d(x[:, 0], 6)
+
+
 def repeated_and_flipped(x: Tensor) -> Tensor:
     return (x + 1).flatten().repeat_interleave(2).flip(0)
 
@@ -174,6 +180,13 @@ CASES += [
     case("compiled: complex numbers", complex_numbers, g(3, 4, dtype=torch.float64), methods=("train",), targets=("cpu",)),
     case("compiled: extremes scattered", extremes_scattered, g(60, 8, dtype=torch.float64), methods=("train",), targets=("cpu",)),
     case("compiled: gradients that are zero, cpu", lambda x: x.sgn(), g(5), methods=("train",), targets=("cpu",)),
+    case(
+        "compiled: places in windows, gradients",
+        pooled_volumes,
+        lambda gen: torch.randn(7, 7, 6, 2, 1, generator=gen, dtype=torch.float64).permute(4, 3, 2, 1, 0).requires_grad_(),
+        methods=("train",),
+        targets=("cpu",),
+    ),
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
