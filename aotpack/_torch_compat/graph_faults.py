@@ -5,6 +5,7 @@ What there is to each is in tests/conformance or tests/test_cpu_target.py, as a 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,3 +124,19 @@ def _is_compared(value: torch.fx.Node) -> bool:
         user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
         for user in value.users
     )
+
+
+def memory_of_results(graph: torch.fx.Graph) -> list[torch.fx.Node | None]:
+    """What each output is, or is a view of."""
+    outputs: Any = graph.output_node().args[0]
+    return [_in_memory_of(value) if isinstance(value, torch.fx.Node) else None for value in outputs]
+
+
+def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, also one of several, or may be one."""
+    whole = without_views(node)
+    while whole.target in (_aten._unsafe_view.default, _aten.reshape.default) or (
+        whole.target is operator.getitem and getattr(whole.all_input_nodes[0].target, "is_view", False)
+    ):
+        whole = without_views(whole.all_input_nodes[0])
+    return whole

@@ -20,8 +20,14 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .autograd import Decompositions, without_views
-from .graph_faults import complex_numbers_as_tensors, read_once, reduce_bytes_as_numbers, split_complex_numbers
-from .inductor_faults import faults_mended
+from .graph_faults import (
+    complex_numbers_as_tensors,
+    memory_of_results,
+    read_once,
+    reduce_bytes_as_numbers,
+    split_complex_numbers,
+)
+from .inductor_faults import faults_mended, results_in_own_memory
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random
@@ -138,6 +144,8 @@ def lower_with_aoti(
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
 
+    memory = memory_of_results(module.graph)
+
     class Watched(GraphLowering):
         def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
             self.bw_donated_idxs = list(donated)
@@ -154,6 +162,10 @@ def lower_with_aoti(
             if n.op == "placeholder":
                 return _channels_last(result) if n in self.nodes_prefer_channels_last else result
             return _as_in_eager(result, n.meta["val"].stride()) if n in self.shown else result
+
+        def finalize(self) -> None:
+            results_in_own_memory(self.graph_outputs, memory, saved)
+            super().finalize()
 
         @functools.cached_property
         def shown(self) -> set[torch.fx.Node]:

@@ -219,6 +219,35 @@ def _places_in_order() -> Iterator[None]:
         yield
 
 
+def results_in_own_memory(outputs: list[Any], before: Sequence[torch.fx.Node | None], saved: Collection[int]) -> None:
+    """Copy outputs that share memory with an input, or with a result, and did not ``before``: what they were in the memory of.
+
+    Inductor (torch 2.13) drops what changes no numbers, and looks after memory in the simplest cases only: ``torch.compile``
+    returns ``x`` itself for ``torch.cat(x.split(2))``, and its memory for ``x * torch.ones(3)``.
+    """
+    owners: dict[str, int] = {}
+    for position in sorted(range(len(outputs)), key=lambda position: position in saved):  # what is saved may share with the like
+        earlier, value = before[position], outputs[position]
+        if earlier is None or not isinstance(value, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
+            continue
+        memory = _memory_of(value)
+        owner = owners.setdefault(memory, position)
+        of_input = memory in virtualized.V.graph.graph_inputs and earlier.op != "placeholder"
+        if of_input or not (before[owner] is earlier or owner in saved):
+            copy: ir.IRNode = ir.ExternKernel.copy_input(value)
+            if value.get_size():
+                copy = ir.ExternKernel.require_exact_strides(copy, value.get_stride())
+            outputs[position] = ir.ExternKernel.realize_input(copy)
+
+
+def _memory_of(value: Any) -> str:
+    """The name of the buffer that a value is in, through those that are parts of others."""
+    buffer = virtualized.V.graph.try_get_buffer(value.get_name())
+    while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
+        buffer = virtualized.V.graph.try_get_buffer(buffer.layout.view.get_name())
+    return str(value.get_name() if buffer is None else buffer.get_name())
+
+
 @contextlib.contextmanager
 def _results_apart(saved: Collection[int]) -> Iterator[None]:
     """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.

@@ -142,6 +142,23 @@ def scattered_by_places(x: Tensor, y: Tensor) -> Any:
     )
 
 
+def nothing_changed(x: Tensor) -> Any:
+    """Results with the numbers of the argument, or of one another, in memory of their own; the argument is written to later."""
+    ones, zeros, y = torch.ones(6, 8), torch.zeros(6, 8), x * 2
+    results = (
+        x * ones,
+        x.t() / ones.t(),
+        x.clone().view(-1).clone(),
+        torch.cat(x.split([5, 3], 1), 1),
+        y,
+        y + zeros,
+        y.clone().view(-1).clone(),
+        torch.cat([y, y.sin()]),
+    )
+    x.add_(1)
+    return results
+
+
 def channels_last(generator: torch.Generator) -> Tensor:
     return torch.randn(1, 8, 18, 18, generator=generator).contiguous(memory_format=torch.channels_last)
 
@@ -159,6 +176,7 @@ CASES: list[Case] = [
         ("places of extremes", places_of_extremes, channels_last),
         ("rests of tiles", padded_product, channels_last),
         ("casts round", casts, t(5, 33)),
+        ("nothing changed", nothing_changed, t(6, 8)),
         ("written twice", written_twice, t(6, 9)),
         ("read and written", read_and_written, t(6, 8)),
         ("concatenated and written", concatenated_and_written, t(6, 8)),
@@ -187,6 +205,7 @@ CASES += [
         methods=("train",),
         targets=("cpu",),
     ),
+    case("compiled: nothing changed, gradients", lambda x: nothing_changed(x * 3), g(6, 8), methods=("train",), targets=("cpu",)),
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
