@@ -51,8 +51,8 @@ def _note(results: Results) -> str:
     operators = {unit.split("/")[1] for unit in of_target.get("cpu", {})}
     if cpu := totals.get("cpu"):
         compiled = (
-            f"On `cpu`, {cpu.total() - cpu['left']:,} samples of {len(operators)} operators were compiled, most of an operator's "
-            "in one bundle (`--together`); values differ where the code's are more than twice as far from float64's as eager's. "
+            f"On `cpu`, {cpu.total() - cpu['left']:,} samples of {len(operators)} operators were compiled, also many in one "
+            "bundle (`--together`); values differ where the code's are more than twice as far from float64's as eager's. "
         )
     first, last = (day.split()[0] for day in (results.first or results.source["date"], results.source["date"]))
     days = f"from {first} to {last}" if first != last else f"on {last}"
