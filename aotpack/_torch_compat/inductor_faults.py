@@ -440,7 +440,8 @@ def _is_written(value: torch.fx.Node) -> bool:
 def _defaults_passed() -> Iterator[None]:
     """Record defaults of a kernel's keyword arguments where code passes them: the difference of complex numbers has ``alpha=1``.
 
-    AOTInductor (torch 2.13) passes such numbers and does not record that it does, and the call raises an error.
+    AOTInductor (torch 2.13) passes such numbers and does not record that it does, and the call raises an error. So does one with
+    an empty list (``hash_tensor``'s ``dim``), which it loses: it is refused when it is compiled.
     """
     export: Callable[[ir.FallbackKernel], Any] = ir.FallbackKernel.export_extern_kernel_node
 
@@ -453,7 +454,10 @@ def _defaults_passed() -> Iterator[None]:
             return args, kwargs | {name: value for name, value in known.items() if value is not None}
 
         with mock.patch.object(kernel, "unflatten_args", with_defaults):
-            return export(kernel)
+            passed = export(kernel)
+        if any(isinstance(value, list | tuple) and not value for value in passed or ()):
+            raise NotImplementedError("AOTInductor passes no empty list to a kernel")
+        return passed
 
     with mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", recorded):
         yield

@@ -234,6 +234,11 @@ def symbols_of(env: ShapeEnv, expression: str) -> set[Any]:
     return {symbol for symbol in env.var_to_range if str(symbol) in words}
 
 
+def symbols_in(sizes: Sequence[Any]) -> set[Any]:
+    """Symbols of sizes or strides; none of plain integers."""
+    return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
+
+
 def hint(env: ShapeEnv, symbol: Any) -> int | None:
     """The example's size behind a symbol."""
     values = getattr(env, "backed_var_to_val", None) or env.var_to_val

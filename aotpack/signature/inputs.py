@@ -76,8 +76,9 @@ class Inputs(Context):
         kind = tensor_value(value if node is None else node.meta["val"], self.shape_env)
         subclass = None if node is None else folding.describe(node, path, self.shape_env)
         subclass = subclass or subclasses.describe(value, path, self.shape_env)
+        stride = None if node is not None and _has_free_strides(node) else kind.stride
         return schema.TensorLeaf(
-            path, kind.dtype, kind.shape, kind.stride, value.device.type, requires_grad=value.requires_grad, subclass=subclass
+            path, kind.dtype, kind.shape, stride, value.device.type, requires_grad=value.requires_grad, subclass=subclass
         )
 
     def _primals(self) -> None:
@@ -191,6 +192,12 @@ class Inputs(Context):
         self.primal_nodes.append(placeholder)
         self.primals.append(primal)
         return len(self.primals) - 1
+
+
+def _has_free_strides(node: Node) -> bool:
+    """Whether nothing reads an argument, and its strides follow from no size: Dynamo leaves a slice's open until they matter."""
+    value: torch.Tensor = node.meta["val"]
+    return not node.users and bool(compat.symbols_in(value.stride()) - compat.symbols_in(value.shape))
 
 
 def _in_shared_storage(model: torch.nn.Module) -> Iterator[str]:

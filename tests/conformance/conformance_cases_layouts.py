@@ -91,6 +91,17 @@ CASES: list[Case] = [
         LAYOUTS["transposed"],
         calls=(TRAIN, Call(3, inputs=inputs(t(4, 3)), refused=r"args\[0\]: has the strides \[3, 1\], at build \[1, 4\]")),
     ),
+    *(
+        case(
+            f"layouts: a slice that nothing reads, {target}",
+            lambda x, y: y * 2,
+            lambda gen: torch.randn(8, 128, generator=gen)[:4, ::2],
+            g(3),
+            calls=(TRAIN, Call(2, inputs=inputs(t(4, 64), g(3)))),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
     case(
         "layouts: a slice as the example, written where contiguous",
         written_where_contiguous,
