@@ -42,6 +42,7 @@ from .memory_budget import within_budget
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
+from .strides import strides_kept_in_place
 from .tensors import fake_mode_of, is_wrapper_subclass
 from .windows import WindowsWithGaps
 
@@ -193,6 +194,7 @@ def _export_joint(
         traceable_scans(),
         _trained_lstms(),
         gradients_apart(),
+        strides_kept_in_place(),
         recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),
         RefusedOverlaps(),

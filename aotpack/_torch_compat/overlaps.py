@@ -106,7 +106,7 @@ class RefusedPlaces(TorchFunctionMode):
             if isinstance(tensor, FunctionalTensor):
                 if not _lies_alike(tensor, torch._from_functional_tensor(tensor.elem)):
                     raise LaidOutError(function.__name__)
-                if function in _AS_STRIDED and not _is_dense(tensor):
+                if function in _AS_STRIDED and not is_dense(tensor):
                     self.counted[_memory(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
             if isinstance(tensor, FunctionalTensor) and _memory(tensor) in self.counted:
@@ -125,7 +125,7 @@ def _lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements may lie one after another, as those of what is computed do."""
     expected: int | torch.SymInt = 1
     for n, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: hint_of(dim[1])):

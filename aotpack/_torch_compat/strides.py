@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .autograd import Decompositions
+from .overlaps import is_dense
 from .tensors import hint_of
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
@@ -173,7 +174,40 @@ def strides_of_kernels() -> Iterator[None]:
         yield
 
 
-def decomposed_like_kernels(table: Decompositions) -> Decompositions:
+@contextlib.contextmanager
+def strides_kept_in_place() -> Iterator[None]:
+    """Leave a dense tensor its strides when it is written to.
+
+    Tracing makes an operator that writes one that returns, which may lay out its result otherwise (``index_add_`` of a transposed
+    tensor; ``torch.compile`` does so, too).
+    """
+    dispatch = FunctionalTensorMode.__torch_dispatch__
+
+    def written(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = dispatch(mode, func, types, args, kwargs)
+        schema = getattr(func, "_schema", None)
+        if found is NotImplemented or schema is None or not schema.is_mutable or torch.Tag.inplace_view in func.tags:
+            return found
+        given = _in_order(func, args, kwargs or {})
+        for tensor in (value for value, told in zip(given, schema.arguments, strict=True) if told.is_write):
+            if isinstance(tensor, FunctionalTensor) and is_dense(tensor):
+                _keep(tensor)
+        return found
+
+    with mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", written):
+        yield
+
+
+def _keep(tensor: FunctionalTensor) -> None:
+    tensor.sync()
+    value = torch._from_functional_tensor(tensor.elem)
+    if value.shape == tensor.shape and not _alike(value, tensor.stride()):
+        tensor.replace_(_copy(value, tensor.stride()))
+        tensor.commit_update()
+        tensor.sync()
+
+
+def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """Decompositions whose results have the strides that they have of kernels; :func:`strides_of_kernels` must be on."""
     return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
 
@@ -224,11 +258,12 @@ def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    """A copy with these strides, which are dense; it is no view, as no result of a kernel is."""
     if _same(strides, make_contiguous_strides_for(tensor.shape)):
         return tensor.clone(memory_format=torch.contiguous_format)
     order = sorted(range(tensor.dim()), key=lambda dim: -hint_of(strides[dim]))
     back = [order.index(dim) for dim in range(tensor.dim())]
-    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back).clone()
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -73,6 +73,24 @@ def of_weights_alone(x: Tensor, weight: Tensor) -> Any:
     return places(*normal)
 
 
+def written_in_place(x: Tensor, y: Tensor) -> Any:
+    """The operators that return lay their results out otherwise than those that write."""
+    rows, first = torch.tensor([0, 2]), y[:2, :4]
+    added, summed, lower = x.t() * 1, x.sin().t().clone(), x.t() * 1
+    added.index_add_(0, rows, first)
+    summed.cumsum_(0)
+    lower.tril_()
+    chosen, base = x.t() * 1, x * 1
+    chosen.masked_scatter_(chosen > 0, y)
+    base.t().scatter_(0, rows[:1].expand(1, 4), 1.5)
+    return added, summed, lower, chosen, base, added.as_strided((5,), (2,)) * 2, chosen * 2
+
+
+def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:
+    x.t().index_copy_(0, torch.tensor([0, 2]), y[:2, :4])
+    return x * 2
+
+
 def layout(*order: int, sizes: tuple[int, ...]) -> Spec:
     """A trained tensor with its dimensions in memory in this order."""
 
@@ -88,6 +106,8 @@ SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
     ("volumes", of_volumes, (layout(0, 2, 3, 4, 1, sizes=(1, 3, 4, 4, 4)),)),
     ("transposed tensors", of_transposed, (g(4, 4, 4, dtype=torch.float64),)),
     ("gradients of weights alone", of_weights_alone, (t(4, 4, dtype=torch.float64), g(4, dtype=torch.float64))),
+    ("tensors written in place", written_in_place, (g(4, 6, dtype=torch.float64), t(6, 4, dtype=torch.float64))),
+    ("arguments written in place", argument_written_in_place, (t(4, 6), t(6, 4))),
     ("gradients of losses", of_losses, (g(4, 6, dtype=torch.float64), t(4, 6, dtype=torch.float64))),
 )
 
