@@ -11,6 +11,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import RESERVED
+from aotpack_loader.runtime.memory import bytes_of
 
 from . import subclasses
 from ._torch_compat import is_plain_tensor, is_wrapper_subclass
@@ -28,9 +29,7 @@ class StoredTensors:
     def add_constant(self, tensor: torch.Tensor) -> str:
         """Store a tensor the model closes over; equal contents share one name."""
         value = tensor.detach().cpu().contiguous()
-        content = value.as_strided((value.numel(),), (1,)).view(
-            torch.uint8
-        )  # a single element keeps any step when it is flattened
+        content = bytes_of(value)
         header = f"{value.dtype}{tuple(value.shape)}".encode()
         name = "constant." + hashlib.sha256(header + content.numpy().tobytes()).hexdigest()[:24]
         self.tensors.setdefault(name, value)

@@ -27,7 +27,7 @@ from .graph_faults import (
     reduce_bytes_as_numbers,
     split_complex_numbers,
 )
-from .inductor_faults import faults_mended, results_in_own_memory
+from .inductor_faults import buffer_of, faults_mended, results_in_own_memory
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random
@@ -229,13 +229,8 @@ def _channels_last(value: Any) -> Any:
 
 
 def _buffer(value: Any) -> str | None:
-    """The name of the memory that an output of a graph is in; null if the graph did not make it.
-
-    What the trace takes for separate may be in one buffer: Inductor writes values where their concatenation is to be.
-    """
-    buffer = virtualized.V.graph.try_get_buffer(value.get_name())
-    while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
-        buffer = virtualized.V.graph.try_get_buffer(buffer.layout.view.get_name())
+    """The name of the memory that an output of a graph is in, which may be another's, too; null if the graph did not make it."""
+    buffer = buffer_of(value)
     if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
         return None
     others = [*buffer.get_inputs_that_alias_output(), *buffer.get_mutation_names()]

@@ -230,7 +230,8 @@ def results_in_own_memory(outputs: list[Any], before: Sequence[torch.fx.Node | N
         earlier, value = before[position], outputs[position]
         if earlier is None or not isinstance(value, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
             continue
-        memory = _memory_of(value)
+        buffer = buffer_of(value)
+        memory = str(value.get_name() if buffer is None else buffer.get_name())
         owner = owners.setdefault(memory, position)
         of_input = memory in virtualized.V.graph.graph_inputs and earlier.op != "placeholder"
         if of_input or not (before[owner] is earlier or owner in saved):
@@ -240,12 +241,15 @@ def results_in_own_memory(outputs: list[Any], before: Sequence[torch.fx.Node | N
             outputs[position] = ir.ExternKernel.realize_input(copy)
 
 
-def _memory_of(value: Any) -> str:
-    """The name of the buffer that a value is in, through those that are parts of others."""
+def buffer_of(value: Any) -> Any:
+    """The buffer that a value is in, through those that are parts of others: values are written where they are concatenated.
+
+    Null if there is none by its name.
+    """
     buffer = virtualized.V.graph.try_get_buffer(value.get_name())
     while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
         buffer = virtualized.V.graph.try_get_buffer(buffer.layout.view.get_name())
-    return str(value.get_name() if buffer is None else buffer.get_name())
+    return buffer
 
 
 @contextlib.contextmanager

@@ -104,24 +104,26 @@ class RefusedPlaces(TorchFunctionMode):
         if function in _AS_STRIDED or function in _AS_STRIDED_COPIES:
             tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
             if isinstance(tensor, FunctionalTensor):
-                if not _lies_alike(tensor, torch._from_functional_tensor(tensor.elem)):
+                if not lies_by(tensor, torch._from_functional_tensor(tensor.elem).stride()):
                     raise LaidOutError(function.__name__)
                 if function in _AS_STRIDED and not is_dense(tensor):
-                    self.counted[_memory(tensor)] = function.__name__
+                    self.counted[memory_of(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
-            if isinstance(tensor, FunctionalTensor) and _memory(tensor) in self.counted:
-                raise LaidOutError(self.counted[_memory(tensor)])
+            if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
+                raise LaidOutError(self.counted[memory_of(tensor)])
         return function(*args, **kwargs)
 
 
-def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
+def memory_of(tensor: FunctionalTensor) -> StorageWeakRef:
+    """The memory that a tensor and its views share while they are traced."""
     return StorageWeakRef(tensor.elem.untyped_storage())
 
 
-def _lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether its strides are known to be these, where they mean something."""
     return all(
-        statically_known_true(n == 1) or statically_known_true(a == b)
-        for n, a, b in zip(one.shape, one.stride(), other.stride(), strict=True)
+        statically_known_true(n == 1) or statically_known_true(own == other)
+        for n, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
     )
 
 

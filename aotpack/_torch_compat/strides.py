@@ -23,8 +23,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .overlaps import is_dense
+from .overlaps import is_dense, lies_by
 from .tensors import hint_of
+from .writes import written
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
 """Arguments of a kernel and its first result, to the strides of that."""
@@ -41,19 +42,14 @@ def _images(place: int) -> Strides:
     def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
         if result.dim() in (4, 5) and suggest_memory_format(args[place]) != torch.contiguous_format:
             return make_channels_last_strides_for(result.shape)
-        return make_contiguous_strides_for(result.shape)
+        return _rows(args, result)
 
     return strides
 
 
-def _elementwise(*places: int) -> Strides:
-    """As any function of these two arguments, element by element."""
-
-    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-        one, other = (args[place] for place in places)
-        return torch.mul(one, other).stride()
-
-    return strides
+def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As any function of the first two arguments, element by element."""
+    return torch.mul(args[0], args[1]).stride()
 
 
 def _volumes(one: int, several: int) -> Strides:
@@ -65,7 +61,7 @@ def _volumes(one: int, several: int) -> Strides:
         volume = args[one].unsqueeze(0)
         if volume.is_contiguous(memory_format=torch.channels_last_3d) and not volume.is_contiguous():
             return make_channels_last_strides_for((1, *result.shape))[1:]
-        return make_contiguous_strides_for(result.shape)
+        return _rows(args, result)
 
     return strides
 
@@ -93,29 +89,29 @@ _KERNELS: dict[str, Strides] = {
     "binary_cross_entropy": _like(0),
     "binary_cross_entropy_backward": _like(1),
     "channel_shuffle": _images(0),
-    "copysign.Tensor": _elementwise(0, 1),
-    "div.Tensor_mode": _elementwise(0, 1),
-    "floor_divide": _elementwise(0, 1),
+    "copysign.Tensor": _elementwise,
+    "div.Tensor_mode": _elementwise,
+    "floor_divide": _elementwise,
     "glu_backward": _rows,
-    "hardswish_backward": _elementwise(0, 1),
-    "hardtanh_backward": _elementwise(0, 1),
-    "heaviside": _elementwise(0, 1),
+    "hardswish_backward": _elementwise,
+    "hardtanh_backward": _elementwise,
+    "heaviside": _elementwise,
     "huber_loss_backward": _rows,
-    "lcm": _elementwise(0, 1),
+    "lcm": _elementwise,
     "ldexp.Tensor": _scaled,
     "log_sigmoid_forward": _rows,
-    "logaddexp": _elementwise(0, 1),
-    "logical_and": _elementwise(0, 1),
-    "logical_or": _elementwise(0, 1),
-    "logical_xor": _elementwise(0, 1),
-    "logit_backward": _elementwise(0, 1),
+    "logaddexp": _elementwise,
+    "logical_and": _elementwise,
+    "logical_or": _elementwise,
+    "logical_xor": _elementwise,
+    "logit_backward": _elementwise,
     "max_pool3d_with_indices": _volumes(0, 0),
     "max_pool3d_with_indices_backward": _volumes(0, 1),
     "max_unpool2d": _images(0),
     "mse_loss_backward": _rows,
     "native_batch_norm": _images(0),
     "native_batch_norm_backward": _images(1),
-    "native_dropout_backward": _elementwise(0, 1),
+    "native_dropout_backward": _elementwise,
     "native_layer_norm_backward": _rows,
     "nll_loss2d_forward": _rows,
     "normal.Tensor_Tensor": _rows,
@@ -127,9 +123,9 @@ _KERNELS: dict[str, Strides] = {
     "replication_pad3d": _images(0),
     "replication_pad3d_backward": _images(1),
     "smooth_l1_loss_backward": _rows,
-    "softplus_backward": _elementwise(0, 1),
-    "special_xlog1py": _elementwise(0, 1),
-    "xlogy.Tensor": _elementwise(0, 1),
+    "softplus_backward": _elementwise,
+    "special_xlog1py": _elementwise,
+    "xlogy.Tensor": _elementwise,
 }
 """Operators whose fake kernels tell other strides, with those of their kernels."""
 
@@ -164,7 +160,8 @@ def strides_of_kernels() -> Iterator[None]:
 
     def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs or {})
-        strides, first = KERNELS.get(func), _first(found)
+        strides = KERNELS.get(func)
+        first = _first(found) if strides else None
         if strides is None or first is None:
             return found
         with mode:
@@ -183,25 +180,22 @@ def strides_kept_in_place() -> Iterator[None]:
     """
     dispatch = FunctionalTensorMode.__torch_dispatch__
 
-    def written(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def keeping(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs)
-        schema = getattr(func, "_schema", None)
-        if found is NotImplemented or schema is None or not schema.is_mutable or torch.Tag.inplace_view in func.tags:
-            return found
-        given = _in_order(func, args, kwargs or {})
-        for tensor in (value for value, told in zip(given, schema.arguments, strict=True) if told.is_write):
-            if isinstance(tensor, FunctionalTensor) and is_dense(tensor):
-                _keep(tensor)
+        if found is not NotImplemented and isinstance(func, torch._ops.OpOverload):
+            for tensor in written(func, args, kwargs or {}):
+                if isinstance(tensor, FunctionalTensor) and is_dense(tensor):
+                    _keep(tensor)
         return found
 
-    with mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", written):
+    with mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", keeping):
         yield
 
 
 def _keep(tensor: FunctionalTensor) -> None:
     tensor.sync()
     value = torch._from_functional_tensor(tensor.elem)
-    if value.shape == tensor.shape and not _alike(value, tensor.stride()):
+    if _same(value.shape, tensor.shape) and not _alike(value, tensor.stride()):
         tensor.replace_(_copy(value, tensor.stride()))
         tensor.commit_update()
         tensor.sync()
@@ -248,9 +242,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def _alike(tensor: torch.Tensor, strides: Sequence[Any]) -> bool:
     """Whether strides are known to mean the same places."""
-    dims = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    known = (statically_known_true(n == 1) or statically_known_true(own == other) for n, own, other in dims)
-    return statically_known_true(tensor.numel() == 0) or all(known)
+    return statically_known_true(tensor.numel() == 0) or lies_by(tensor, strides)
 
 
 def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:

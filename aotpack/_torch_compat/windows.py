@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from .overlaps import memory_of
 from .writes import written
 
 _UNFOLD = (torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default)
@@ -48,15 +49,11 @@ class WindowsWithGaps(TorchFunctionMode):
                 view = _of_other_views(**given)
                 if view is not None:
                     return view
-                self._memories.add(_memory(given["tensor"]))
+                self._memories.add(memory_of(given["tensor"]))
         for tensor in written(function, args, kwargs) if self._memories else ():
-            if isinstance(tensor, FunctionalTensor) and tensor._is_view() and _memory(tensor) in self._memories:
+            if isinstance(tensor, FunctionalTensor) and tensor._is_view() and memory_of(tensor) in self._memories:
                 raise GapError("unfold leaves elements out behind the last window; write to a copy, or to slices")
         return function(*args, **kwargs)
-
-
-def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.elem.untyped_storage())
 
 
 def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from ..devices import operators
 from ..errors import CorruptBundleError, Problem
 from ..format import expressions, schema
+from .memory import bytes_of
 from .subclasses import plain_tensors
 
 Environment = Mapping[str, int]
@@ -105,8 +106,7 @@ def storages_of(tensor: torch.Tensor) -> frozenset[int]:
 
 def digest(tensor: torch.Tensor) -> int:
     """A checksum of the elements, in which their places count: tells a changed tensor, not a forged one."""
-    rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)  # a single element keeps any step when it is flattened
+    data = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
     total = 0
     for chunk in data.split(_CHUNK):
         weights = torch.arange(1, len(chunk) + 1) * 0x9E3779B97F4A7C1  # the products wrap around

@@ -25,6 +25,12 @@ def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[in
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, a row of ``uint8`` in its memory."""
+    row = tensor.as_strided((tensor.numel(),), (1,))  # a single element keeps any step when it is flattened
+    return row.view(torch.uint8)
+
+
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether ``a`` and ``b`` have a byte in common; columns of one matrix have none, though their spans cross.
 
