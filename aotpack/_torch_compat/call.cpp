@@ -456,7 +456,7 @@ variable_list run(const Method& method, const variable_list& primals, bool with_
     raw = outputs;
     for (size_t position : graded.unviewed) { // autograd refuses in-place changes of a node's result that is a view
       if (outputs.at(position).is_view()) {
-        outputs[position] = at::_unsafe_view(outputs[position], outputs[position].sizes());
+        outputs[position] = outputs[position].detach();
       }
     }
     const auto visible = [&](size_t i) { return outputs.at(graded.visible.at(i)).unsafeGetTensorImpl(); };

@@ -17,18 +17,27 @@ _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float
 """What AOTAutograd takes as a result."""
 
 
+@dataclass(frozen=True)
+class Family:
+    """Leaves (``views``) whose ``_base`` is one tensor that needs no gradient, or one that is leaf ``base`` itself."""
+
+    base: int | None
+    views: list[int]
+
+
 @dataclass
 class Returned:
     """Notes on what the model returned: how it is nested, and on its leaves, by number.
 
     ``spec``: the nesting, as a pytree spec. ``constants``: values that are neither tensors nor numbers; None is traced in their
-    place. ``same``: a leaf to an earlier one that is the very same tensor. The model runs several times while it is traced: the
-    last time counts.
+    place. ``same``: a leaf to an earlier one that is the very same tensor. ``families``: leaves that are views of one tensor. The
+    model runs several times while it is traced: the last time counts.
     """
 
     spec: Any = None
     constants: dict[int, Any] = field(default_factory=dict)
     same: dict[int, int] = field(default_factory=dict)
+    families: list[Family] = field(default_factory=list)
 
     def note(self, result: Any) -> list[Any]:
         """The leaves of the model's result with what is not traced taken out.
@@ -57,7 +66,17 @@ class Returned:
                 hint="Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or "
                 "dataclasses of them.",
             )
+        self.families = _families(leaves)
         return leaves
+
+
+def _families(leaves: list[Any]) -> list[Family]:
+    places = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
+    bases: dict[int, tuple[torch.Tensor, list[int]]] = {}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf._base is not None:
+            bases.setdefault(id(leaf._base), (leaf._base, []))[1].append(i)
+    return [Family(places.get(key), views) for key, (base, views) in bases.items() if key in places or not base.requires_grad]
 
 
 def result_leaves(result: Any) -> list[Any]:

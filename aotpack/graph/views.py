@@ -7,6 +7,7 @@ The loader rebuilds aliased outputs by replaying these on the real base, which k
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ def parent(node: Node) -> Node | None:
 def root(node: Node) -> Node:
     """The value at the start of the chain of views that ends in ``node``."""
     return chain(node)[0]
+
+
+def common_root(nodes: Sequence[Node]) -> Node | None:
+    """The value that all these are views of, in the end; None where there is no such, or it is given and not computed."""
+    roots = {root(node) for node in nodes}
+    found = roots.pop() if len(roots) == 1 else None
+    return None if found is None or found.op in ("placeholder", "get_attr") else found
 
 
 def chain(node: Node) -> list[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +25,14 @@ from .inputs import Inputs
 _OUT = compat.OutputType
 FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
 """Kinds of results whose backward is in the graph; the others are rebuilt as views."""
+
+
+class _Rebuilt(NamedTuple):
+    """A view by its steps from ``origin``, which is result ``base`` or nobody's."""
+
+    origin: Node
+    base: int | None
+    steps: list[schema.ViewStep]
 
 
 class Outputs(Inputs):
@@ -127,13 +135,47 @@ class Outputs(Inputs):
         bases = self.parts.forward_outputs[first + count :]
         placed: dict[int, int] = {}
         results: list[schema.Result | None] = [None] * count
+        rebuilt = self._views_without_gradient(nodes)
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
-            results[i] = self._plain_result(info, node, placed, i)
+            if i not in rebuilt:
+                results[i] = self._plain_result(info, node, placed, i)
         base_positions = [self._output(base, fresh=True) for base in bases if isinstance(base, Node)]
+        origins: dict[Node, int] = {}
+        for i, (origin, base, steps) in rebuilt.items():
+            if base is None and origin not in origins:
+                origins[origin] = self._output(origin, fresh=True)
+            position = origins[origin] if base is None else placed[base]
+            results[i] = schema.AliasResult(steps, output=position, history=False)
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
         return self._shared([result for result in results if result is not None])
+
+    def _views_without_gradient(self, nodes: list[Any]) -> dict[int, _Rebuilt]:
+        """Results that need no gradient and are views of another result, or with others of one value.
+
+        AOTAutograd takes them for new tensors, as it is all the same to autograd.
+        """
+        found: dict[int, _Rebuilt] = {}
+        for base, leaves in ((family.base, family.views) for family in self.returned.families):
+            members = [i for i in leaves if self._is_computed(i, nodes[i]) and not self.metadata.output_info[i].requires_grad]
+            origin = None
+            if base is not None and self._is_computed(base, nodes[base]):
+                origin = nodes[base]
+            elif base is None and len({self.returned.same.get(i, i) for i in members}) > 1:
+                origin = views.common_root([nodes[i] for i in members])
+            if origin is None:
+                continue
+            for i in members:
+                steps = views.steps_between(origin, nodes[i], self.shape_env)
+                if steps is not None and all(map(self._is_known, views.sizes_in(steps))):
+                    found[i] = _Rebuilt(origin, base, steps)
+        return found
+
+    def _is_computed(self, i: int, node: Any) -> bool:
+        """Whether result ``i`` is a dense plain tensor that AOTAutograd takes for a new one."""
+        new = isinstance(node, Node) and self.metadata.output_info[i].output_type in FRESH
+        return new and i not in self.joint.sparse and not subclasses.is_folded(node)
 
     def _plain_result(self, info: Any, node: Any, placed: dict[int, int], i: int) -> schema.Result | None:
         if not isinstance(node, Node):
@@ -151,9 +193,7 @@ class Outputs(Inputs):
                 node = self._copied(node)
                 self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
-            # Autograd knows several views made at once as such, and refuses in-place changes of them as eager does.
-            unviewed = info.output_type == _OUT.unsafe_view_alias and node.target is not operator.getitem
-            return schema.FreshResult(placed[i], info.requires_grad, unviewed, sparse_dim)
+            return schema.FreshResult(placed[i], info.requires_grad, _is_own(info, node), sparse_dim)
         if info.output_type == _OUT.is_input:
             return schema.InputResult(self._primal_index(info.base_idx))
         if info.output_type == _OUT.alias_of_input:
@@ -280,7 +320,7 @@ class Outputs(Inputs):
         return schema.Shared(j, steps, call) if steps or call else None
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
-        """Outputs handed to autograd that carry no gradient. Intermediate bases always do."""
+        """Outputs handed to autograd that carry no gradient."""
         differentiable = {m.output for m in mutations if m.requires_grad}
         plain = {m.output for m in mutations}
         for result in results:
@@ -288,7 +328,20 @@ class Outputs(Inputs):
                 plain.add(result.output)
                 if result.requires_grad:
                     differentiable.add(result.output)
+            elif isinstance(result, schema.AliasResult) and result.output is not None:
+                (differentiable if result.requires_grad else plain).add(result.output)
         return sorted(plain - differentiable)
+
+
+def _is_own(info: Any, node: Node) -> bool:
+    """Whether a fresh result is to be handed out as no view, though its node may be one.
+
+    Autograd knows several views made at once, and those of custom functions, as such, and refuses in-place changes of them as
+    eager does. The others are views of nothing that anybody sees: what was written through a view is traced as a view.
+    """
+    if info.output_type == _OUT.unsafe_view_alias:
+        return node.target is not operator.getitem
+    return info.output_type == _OUT.non_alias and views.is_view(node)
 
 
 def _has_history(info: Any) -> bool:

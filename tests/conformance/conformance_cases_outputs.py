@@ -102,6 +102,30 @@ def mutated_view_of_intermediate(x: Tensor) -> tuple[Tensor, Tensor]:
     return v, y
 
 
+def written_transposed(x: Tensor) -> Tensor:
+    y = x * 2
+    y.t().mul_(3)
+    return y
+
+
+def written_transposed_with_views(x: Tensor) -> Any:
+    y, z = x * 2, x.sin()
+    y.t().mul_(3)
+    z.t().mul_(3)
+    return y, y.t(), z[0], z.t(), y
+
+
+def views_without_gradient(x: Tensor) -> Any:
+    """Of results, of values nobody sees, several of one operator, one twice, and those of a value that is trained."""
+    given = x.detach()
+    first, second, third = given * 2, given * 3, x * 4
+    largest, places = given.max(0)
+    with torch.no_grad():
+        untrained = third.t()
+    halves, row, places_too = second.chunk(2), given.sin()[0], torch.unravel_index(places, (2, 2))
+    return first, first.view_as(first), first[0], halves, row, row, places_too, largest[:2], largest[1:], third, untrained
+
+
 def detached_view(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y.detach(), y
@@ -396,6 +420,33 @@ CASES: list[Case] = [
     case("outputs: alias of intermediate, base only gets a gradient", base_and_views, g(2, 3), grad_outputs=["out[0]"]),
     case("outputs: alias of intermediate, view only gets a gradient", base_and_views, g(2, 3), grad_outputs=["out[2]"]),
     case("outputs: alias of intermediate, view mutated inside", mutated_view_of_intermediate, g(2, 3)),
+    case(
+        "outputs: alias of intermediate, view mutated inside, in place afterwards",
+        mutated_view_of_intermediate,
+        g(2, 3),
+        calls=MUTATED,
+    ),
+    case("outputs: written through a transposed view", written_transposed, g(2, 3)),
+    case("outputs: written through a transposed view, in place afterwards", written_transposed, g(2, 3), calls=MUTATED),
+    case("outputs: written through a transposed view, with views", written_transposed_with_views, g(2, 3)),
+    case("outputs: written through a transposed view, with views, without gradients", written_transposed_with_views, t(2, 3)),
+    case(
+        "outputs: written through a transposed view, with views, in place afterwards",
+        written_transposed_with_views,
+        g(2, 3),
+        calls=MUTATED,
+    ),
+    case("outputs: views without gradients", views_without_gradient, g(2, 3)),
+    case("outputs: views without gradients, in place afterwards", views_without_gradient, g(2, 3), calls=MUTATED),
+    case("outputs: views without gradients, cpu", views_without_gradient, g(2, 3), targets=("cpu",)),
+    case(
+        "outputs: views without gradients, cpu, inference",
+        views_without_gradient,
+        t(2, 3),
+        targets=("cpu",),
+        methods=("infer",),
+        calls=(Call(1, training=False, grad=False),),
+    ),
     case("outputs: alias of intermediate without gradients", views_base_saved, t(2, 3)),
     case("outputs: alias of intermediate without gradients, base also output", base_and_views, t(2, 3)),
     case("outputs: the same twice", same_twice, g(2, 3)),

@@ -83,7 +83,7 @@ def written_in_place(x: Tensor, y: Tensor) -> Any:
     chosen, base = x.t() * 1, x * 1
     chosen.masked_scatter_(chosen > 0, y)
     base.t().scatter_(0, rows[:1].expand(1, 4), 1.5)
-    return added, summed, lower, chosen, base, added.as_strided((5,), (2,)) * 2, chosen * 2
+    return added, summed, lower, chosen, base, base.t(), added.as_strided((5,), (2,)) * 2, chosen * 2
 
 
 def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:

@@ -68,11 +68,6 @@ class Program:
             [f"def program({names}):", *(f"    {line}" for line in body), "", f"given = inputs({', '.join(self.arguments)})\n"]
         )
 
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether something is trained."""
-        return self.training and any(re.search(r"\b[gn]\(", argument) for argument in self.arguments)
-
     def case(self, name: str, target: str, folder: Path) -> Case:
         """As a row of a table; ``folder`` keeps the source, for messages that name lines."""
         file = folder / "program.py"
@@ -85,8 +80,6 @@ class Program:
             targets=(target,),
             methods=("train" if self.training else "infer",),
             rng="eager" if self.exact_random else "default",
-            # Compiled code returns plain tensors where nothing is trained (README).
-            ignore="" if self.needs_gradient or target == "portable" else r"_base is",
         )
 
     def in_double(self) -> Program:

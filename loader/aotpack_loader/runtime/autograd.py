@@ -10,6 +10,7 @@ import torch
 from .._torch_compat import is_batched, keeps_graph, release_saved_tensors, saved_tensors_are_hooked
 from ..errors import AutogradError
 from ..format import expressions, schema
+from .views import as_own, own_outputs
 
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
@@ -45,7 +46,7 @@ class Differentiable:
         self.depends = [frozenset(tangents) for tangents in convention.depends]
         plain = frozenset(method.non_differentiable)
         self.plain = [i for i, output in enumerate(self.visible) if output in plain]
-        self.unviewed = [r.output for r in method.results if isinstance(r, schema.FreshResult) and r.unviewed]
+        self.own = own_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
         # A result without a way back to any primal (torch has operators that give undefined gradients) requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
@@ -191,8 +192,7 @@ class _Step(torch.autograd.Function):
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
         _save(ctx, call, primals, outputs)
-        for position in method.unviewed:
-            outputs[position] = _own(outputs[position])
+        as_own(outputs, method.own)
         idle = method.without_gradient(primals)
         returned = _apart([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
@@ -251,13 +251,6 @@ def _backward_of(call: _Call) -> Executable:
     if checks is None:
         return backward
     return lambda arguments: checks.run_backward(backward, arguments, call.remembered, call.environment, retained=retained)
-
-
-def _own(value: Any) -> Any:
-    """An output as a tensor of its own: autograd refuses in-place changes of a function's result that is a view."""
-    if isinstance(value, torch.Tensor) and value._is_view():
-        return torch.ops.aten._unsafe_view(value, value.shape)
-    return value
 
 
 def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:

@@ -177,7 +177,7 @@ def _differentiable(graded: Differentiable, method: schema.Method, environment: 
         "executable": _executable(graded.backward, sizes),
         "visible": graded.visible,
         "plain": graded.plain,
-        "unviewed": graded.unviewed,
+        "unviewed": graded.own,
         "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
         "constants": [torch.empty((size, 0), dtype=torch.float32, device="cpu") for size in sizes.values()],
         "tangents": [

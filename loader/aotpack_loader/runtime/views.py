@@ -46,6 +46,25 @@ def _shared(result: schema.Result) -> schema.Shared | None:
     return result.shared if isinstance(result, schema.AliasResult) else None
 
 
+def own_outputs(results: Sequence[schema.Result]) -> list[int]:
+    """Forward outputs that are no views, though the graph may have made views of them: of nothing else anybody sees."""
+    fresh = {result.output for result in results if isinstance(result, schema.FreshResult) and result.unviewed}
+    bases = {result.output for result in results if isinstance(result, schema.AliasResult) and result.output is not None}
+    return sorted(fresh | bases)
+
+
+def as_own(outputs: list[Any], positions: Sequence[int]) -> None:
+    """Make tensors of their own of the outputs at ``positions``; they keep memory and version counter, and are as many.
+
+    Autograd refuses in-place changes of a function's result that is a view, and views of a view have its base.
+    """
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the view itself, which keeps its id
+    for position in positions:
+        value = outputs[position]
+        if value._is_view():
+            outputs[position] = made.setdefault(id(value), (value, value.detach()))[1]
+
+
 def shared_values(results: Sequence[schema.Result]) -> set[Key]:
     """The values that more than one result needs."""
     shares = [share for result in results if (share := _shared(result)) is not None]
@@ -85,16 +104,16 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
 
     requires_grad, history = result.requires_grad, result.history
 
+    def own(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        return value.view(value.shape) if value is base and not is_another else value
+
     def replay(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         if not history:
             with torch.no_grad():
-                value = run(base, environment, kept).requires_grad_(requires_grad)
+                value = own(run(base, environment, kept), base).requires_grad_(requires_grad)
         else:
             value = run(base, environment, kept)
-            if value.requires_grad and not requires_grad:
-                value = value.detach()
-            elif value is base and not is_another:
-                value = value.view(value.shape)
+            value = value.detach() if value.requires_grad and not requires_grad else own(value, base)
         if whole is not None:
             kept[whole] = value
         return value
