@@ -49,6 +49,11 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
     return torch.zeros(size, **options)
 
 
+def _take(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """By an index of no dimensions, too, which torch's own decomposition reads as a number."""
+    return torch.ops.aten.index.Tensor(tensor.reshape(-1), [places])  # type: ignore[no-any-return]
+
+
 def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
     """What a ``_foreach_`` operator does, one by one: compiled code (torch 2.13) raises where it passes a list of numbers."""
     return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
@@ -68,4 +73,5 @@ TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.resize_as.default: _resize_as,
     torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
     torch.ops.aten._efficientzerotensor.default: _zeros,
+    torch.ops.aten.take.default: _take,
 }

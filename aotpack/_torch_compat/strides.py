@@ -71,6 +71,16 @@ def _like(place: int) -> Strides:
     return lambda args, result: torch.empty_like(args[place]).stride() if result.dim() else ()
 
 
+def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """One slice of the dimension ``dim`` after another; without it as :func:`_rows`."""
+    dim = next((arg for arg in args[1:] if type(arg) is int), None)
+    if dim is None:
+        return _rows(args, result)
+    strides = list(make_contiguous_strides_for(result.movedim(dim, 0).shape))
+    strides.insert(dim % result.dim(), strides.pop(0))
+    return strides
+
+
 def _scaled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """As a product with powers of two, which are computed as :func:`_rows`."""
     return torch.mul(args[0], torch.empty(args[1].shape, device=args[1].device)).stride()
@@ -125,6 +135,9 @@ _KERNELS: dict[str, Strides] = {
     "smooth_l1_loss_backward": _rows,
     "softplus_backward": _elementwise,
     "special_xlog1py": _elementwise,
+    "unique_consecutive": _slices,
+    "unique_dim": _slices,
+    "unique_dim_consecutive": _slices,
     "xlogy.Tensor": _elementwise,
 }
 """Operators whose fake kernels tell other strides, with those of their kernels."""

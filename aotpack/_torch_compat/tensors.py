@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
 from torch._dynamo.source import ConstantSource
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import _config as shapes_config
@@ -45,12 +47,23 @@ DynamicDims = Mapping[int, Bounds]
 """Dimension to how its size varies."""
 
 
-def free_sizes() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def free_sizes() -> Iterator[None]:
     """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
 
-    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then.
+    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then. And
+    ``masked_select`` of a tensor that is expanded to its mask may find more elements than the tensor has: torch 2.13 asserts at
+    the call that it does not.
     """
-    return shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined,no-any-return]
+    sizes = shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined]
+    masked_select = torch.ops.aten.masked_select.default
+    select = fake_impls.op_implementations_dict[masked_select]
+
+    def expanded(mode: FakeTensorMode, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return select(mode, func, *torch.broadcast_tensors(tensor, mask))  # type: ignore[no-any-return]
+
+    with sizes, mock.patch.dict(fake_impls.op_implementations_dict, {masked_select: expanded}):
+        yield
 
 
 @contextlib.contextmanager

@@ -163,6 +163,10 @@ def channels_last(generator: torch.Generator) -> Tensor:
     return torch.randn(1, 8, 18, 18, generator=generator).contiguous(memory_format=torch.channels_last)
 
 
+def taken(x: Tensor, places: Tensor) -> Any:
+    return x.take(places[0] % 5), x.t().take(places % 5), x.take(-1 - places[:1, None] % 5)
+
+
 SIZE = Dim("size", min=2, max=64)
 
 CASES: list[Case] = [
@@ -181,6 +185,7 @@ CASES: list[Case] = [
         ("read and written", read_and_written, t(6, 8)),
         ("concatenated and written", concatenated_and_written, t(6, 8)),
         ("scattered by places", scattered_by_places, t(6, 8), t(2)),
+        ("taken", taken, t(6, 8), positive(torch.int64)),
         ("numbers for each", numbers_for_each, positive(torch.float32), positive(torch.float64)),
     )
     for target in ("portable", "cpu")

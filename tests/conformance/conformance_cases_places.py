@@ -86,6 +86,12 @@ def written_in_place(x: Tensor, y: Tensor) -> Any:
     return added, summed, lower, chosen, base, base.t(), added.as_strided((5,), (2,)) * 2, chosen * 2
 
 
+def of_slices(x: Tensor) -> Any:
+    """``unique`` lays out what it finds slice by slice; all differ."""
+    found = [function(x, dim=dim) for function in (torch.unique, torch.unique_consecutive) for dim in range(3)]
+    return *found, *(value.as_strided((10,), (2,)) * 2 for value in found)
+
+
 def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:
     x.t().index_copy_(0, torch.tensor([0, 2]), y[:2, :4])
     return x * 2
@@ -108,6 +114,7 @@ SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
     ("gradients of weights alone", of_weights_alone, (t(4, 4, dtype=torch.float64), g(4, dtype=torch.float64))),
     ("tensors written in place", written_in_place, (g(4, 6, dtype=torch.float64), t(6, 4, dtype=torch.float64))),
     ("arguments written in place", argument_written_in_place, (t(4, 6), t(6, 4))),
+    ("slices", of_slices, (t(3, 4, 5),)),
     ("gradients of losses", of_losses, (g(4, 6, dtype=torch.float64), t(4, 6, dtype=torch.float64))),
 )
 

@@ -735,6 +735,7 @@ CASES: list[Case] = [
     case("shapes: unbacked, boolean mask", boolean_mask, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, boolean mask, summed", boolean_mask_sum, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
+    case("shapes: unbacked, masked_select, expanded", lambda x, y: x.masked_select(y[:, None] > -9), g(6), t(4)),
     case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
     case("shapes: unbacked, item as a size", item_as_size, ints(), g(3), calls=(Call(1), Call(2))),
     case("shapes: unbacked, split at indices in a tensor", split_at, g(7), indices, calls=(Call(1), Call(2))),
