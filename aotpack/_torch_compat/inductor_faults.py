@@ -45,6 +45,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _quotients_rounded_rightly(),
         _powers_of_their_type(),
         _places_in_order(),
+        _added_in_one_place(),
         _pools_divided_rightly(),
         _copies_of_expanded(),
         _writes_read_after_fusion(),
@@ -216,6 +217,26 @@ def _places_in_order() -> Iterator[None]:
         return create(**call | ({"inner_fn": with_place} if counted else {}))
 
     with mock.patch.object(ir.Reduction, "create", placed):
+        yield
+
+
+@contextlib.contextmanager
+def _added_in_one_place() -> Iterator[None]:
+    """Add a vector of numbers in one place: code is written for a vector of places, or not at all (``AssertionError``)."""
+    store: Callable[..., None] = cpp.CppVecKernel.store
+    index_expr: Callable[..., Any] = cpp.CppVecOverrides.index_expr
+
+    def as_vector(index: sympy.Expr, dtype: torch.dtype) -> Any:
+        found = index_expr(index, dtype)
+        place = found.value if isinstance(found, virtualized.OpsValue) else found
+        return place if place.is_vec else virtualized.V.kernel.broadcast(place)
+
+    def stored(kernel: Any, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
+        places = as_vector if mode == "atomic_add" else index_expr
+        with mock.patch.object(cpp.CppVecOverrides, "index_expr", staticmethod(places)):
+            store(kernel, name, index, value, mode)
+
+    with mock.patch.object(cpp.CppVecKernel, "store", stored):
         yield
 
 

@@ -167,6 +167,14 @@ def taken(x: Tensor, places: Tensor) -> Any:
     return x.take(places[0] % 5), x.t().take(places % 5), x.take(-1 - places[:1, None] % 5)
 
 
+def added_in_one_place(x: Tensor) -> Any:
+    """A whole vector of numbers, and what is left of it; the gradient of an extreme adds, too."""
+    places = torch.zeros(17, dtype=torch.long)
+    added = x.new_zeros(1).index_add(0, places, x[0]), x.new_zeros(3, 1).index_add(1, places, x)
+    greatest = x.new_zeros(1).index_reduce(0, places, x[1], "amax", include_self=False)
+    return *added, greatest, x.new_zeros(5).index_put((places + 2,), x[2], accumulate=True)
+
+
 SIZE = Dim("size", min=2, max=64)
 
 CASES: list[Case] = [
@@ -202,6 +210,7 @@ CASES += [
     ),
     case("compiled: complex numbers", complex_numbers, g(3, 4, dtype=torch.float64), methods=("train",), targets=("cpu",)),
     case("compiled: extremes scattered", extremes_scattered, g(60, 8, dtype=torch.float64), methods=("train",), targets=("cpu",)),
+    case("compiled: added in one place", added_in_one_place, g(3, 17), methods=("train",), targets=("cpu",)),
     case("compiled: gradients that are zero, cpu", lambda x: x.sgn(), g(5), methods=("train",), targets=("cpu",)),
     case(
         "compiled: places in windows, gradients",
