@@ -18,8 +18,8 @@ _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name
 
 
 def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
-    """Give operators complex numbers as tensors: AOTInductor (torch 2.13) cannot write them in a call (``x * 1j``, gradients
-    of ``polar``).
+    """Give operators complex numbers as tensors, and differences of complex tensors all numbers: AOTInductor (torch 2.13) cannot
+    write them in a call (``x * 1j``, gradients of ``polar``; ``1 - x``, gradients of ``tanh``).
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -27,7 +27,9 @@ def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
             continue
         declared = node.target._schema.arguments
         for place, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
-            if isinstance(value, complex) and (node.target in _OF_TENSORS or isinstance(argument.type, torch.TensorType)):
+            difference = node.target == _aten.sub.Tensor and node.meta["val"].is_complex()
+            kinds = (int, float, complex) if difference else complex
+            if isinstance(value, kinds) and (node.target in _OF_TENSORS or isinstance(argument.type, torch.TensorType)):
                 whole = node.meta["val"].new_empty(())
                 with graph.inserting_before(node):
                     made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})

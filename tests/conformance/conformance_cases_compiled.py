@@ -101,8 +101,8 @@ def concatenated_and_written(x: Tensor) -> Any:
 
 
 def complex_differences(x: Tensor, y: Tensor) -> Any:
-    """By a kernel, whose ``alpha`` nobody gives."""
-    return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y)
+    """By a kernel, whose ``alpha`` nobody gives, and which takes no numbers."""
+    return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y), 1 - x, x - 2.5, x.tanh()
 
 
 def complex_numbers(x: Tensor) -> Any:
