@@ -18,19 +18,20 @@ _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name
 
 
 def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
-    """Give operators complex numbers as tensors, and differences of complex tensors all numbers: AOTInductor (torch 2.13) cannot
-    write them in a call (``x * 1j``, gradients of ``polar``; ``1 - x``, gradients of ``tanh``).
+    """Give operators complex numbers as tensors, and those on complex tensors all numbers: AOTInductor (torch 2.13) cannot write
+    the former in a call (``x * 1j``, gradients of ``polar``), and takes the others for ``float64``, or not at all (``x / 2.5``).
     """
     graph = module.graph
     for node in list(graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload):
+        found = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(found, torch.Tensor):
             continue
         declared = node.target._schema.arguments
+        kinds = (int, float, complex) if found.is_complex() else complex
         for place, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
-            difference = node.target == _aten.sub.Tensor and node.meta["val"].is_complex()
-            kinds = (int, float, complex) if difference else complex
-            if isinstance(value, kinds) and (node.target in _OF_TENSORS or isinstance(argument.type, torch.TensorType)):
-                whole = node.meta["val"].new_empty(())
+            takes_tensor = isinstance(argument.type, torch.TensorType)
+            if isinstance(value, kinds) and (takes_tensor or (isinstance(value, complex) and node.target in _OF_TENSORS)):
+                whole = found.new_empty(())
                 with graph.inserting_before(node):
                     made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})
                 made.meta |= node.meta | {"val": whole}

@@ -105,6 +105,12 @@ def complex_differences(x: Tensor, y: Tensor) -> Any:
     return x.conj() - y, x - 2 * y.abs(), torch.sub(x, y, alpha=3), torch.rsub(x, y), 1 - x, x - 2.5, x.tanh()
 
 
+def complex_and_real_numbers(x: Tensor) -> Any:
+    """Of a tensor of one element, which a number in ``float64`` makes ``complex128``, and of more."""
+    one = x.sum()
+    return one * 3.5, one + 2, one - 1.5, one / 2.5, 2 / one, one.sinc(), x * 3.5, x / 2.5, x**2.5, x.sinc()
+
+
 def complex_numbers(x: Tensor) -> Any:
     """Numbers in calls, and in the gradients of ``polar``, ``angle`` and a sine."""
     y = torch.polar(x.abs() + 0.5, x)
@@ -205,6 +211,13 @@ CASES += [
         complex_differences,
         g(3, 4, dtype=torch.complex128),
         t(3, 4, dtype=torch.complex128),
+        methods=("train",),
+        targets=("cpu",),
+    ),
+    case(
+        "compiled: complex and real numbers",
+        complex_and_real_numbers,
+        g(3, 4, dtype=torch.complex64),
         methods=("train",),
         targets=("cpu",),
     ),
