@@ -47,6 +47,9 @@ from .tensors import fake_mode_of, is_wrapper_subclass
 from .windows import WindowsWithGaps
 
 Decompositions = dict[Any, Callable[..., Any]]
+Note = Callable[[Any, list[Any]], list[Any]]
+"""What a module returned and was given, to the leaves of it that are traced."""
+
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
 
@@ -154,12 +157,13 @@ def export_joint(
     kwargs: dict[str, Any],
     decompositions: Decompositions | None = None,
     *,
-    note: Callable[[Any], list[Any]],
+    note: Note,
 ) -> Joint:
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
-    All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and gives
-    the leaves that are traced. A module that turns gradients on while they are off is traced once more, for its gradients too.
+    All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and
+    what it was given, parameters too. A module that turns gradients on while they are off is traced once more, for its
+    gradients too.
     """
     joint = _export_joint(module, args, kwargs, decompositions, note)
     if torch.is_grad_enabled() or not _records_gradients(joint.metadata):
@@ -179,7 +183,7 @@ def _export_joint(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     decompositions: Decompositions | None,
-    note: Callable[[Any], list[Any]],
+    note: Note,
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside``: the context that the module runs in while it is traced."""
@@ -266,9 +270,7 @@ def _trained_lstms() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _faithful_results(
-    note: Callable[[Any], list[Any]], inside: Callable[[], contextlib.AbstractContextManager[Any]]
-) -> Iterator[None]:
+def _faithful_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """Let ``note`` see results before they are flattened, and keep views of multi-output operations views.
 
     AOTAutograd hides from autograd that results of one ``chunk`` share memory, as an optimisation: in-place changes that eager
@@ -279,7 +281,7 @@ def _faithful_results(
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def traced_model(*a: Any, **k: Any) -> list[Any]:
             with inside():
-                return note(function(*a, **k))
+                return note(function(*a, **k), torch.utils._pytree.tree_leaves((a, k)))
 
         return flattened(traced_model, *args, **kwargs)
 

@@ -30,17 +30,19 @@ class Returned:
     """Notes on what the model returned: how it is nested, and on its leaves, by number.
 
     ``spec``: the nesting, as a pytree spec. ``constants``: values that are neither tensors nor numbers; None is traced in their
-    place. ``same``: a leaf to an earlier one that is the very same tensor. ``families``: leaves that are views of one tensor. The
-    model runs several times while it is traced: the last time counts.
+    place. ``same``: a leaf to an earlier one that is the very same tensor. ``families``: leaves that are views of one tensor.
+    ``apart``: leaves that are no views of an argument to autograd, whatever memory they are in, each with whether it is a view at
+    all. The model runs several times while it is traced: the last time counts.
     """
 
     spec: Any = None
     constants: dict[int, Any] = field(default_factory=dict)
     same: dict[int, int] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
+    apart: dict[int, bool] = field(default_factory=dict)
 
-    def note(self, result: Any) -> list[Any]:
-        """The leaves of the model's result with what is not traced taken out.
+    def note(self, result: Any, arguments: list[Any]) -> list[Any]:
+        """The leaves of the model's result with what is not traced taken out; ``arguments`` are those of the traced function.
 
         Raises:
             UnsupportedError: names every value that a bundle cannot return.
@@ -67,6 +69,9 @@ class Returned:
                 "dataclasses of them.",
             )
         self.families = _families(leaves)
+        given = {id(argument) for argument in arguments}
+        tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        self.apart = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
         return leaves
 
 

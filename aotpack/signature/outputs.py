@@ -27,12 +27,19 @@ FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
 """Kinds of results whose backward is in the graph; the others are rebuilt as views."""
 
 
+_DETACH = schema.ViewStep("aten.detach.default", [], {})
+
+
 class _Rebuilt(NamedTuple):
     """A view by its steps from ``origin``, which is result ``base`` or nobody's."""
 
     origin: Node
     base: int | None
     steps: list[schema.ViewStep]
+
+
+def _operators(result: schema.AliasResult) -> list[str]:
+    return [step.op for step in result.view]
 
 
 class Outputs(Inputs):
@@ -149,7 +156,7 @@ class Outputs(Inputs):
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
-        return self._shared([result for result in results if result is not None])
+        return self._shared(self._detached([result for result in results if result is not None]))
 
     def _views_without_gradient(self, nodes: list[Any]) -> dict[int, _Rebuilt]:
         """Results that need no gradient and are views of another result, or with others of one value.
@@ -212,7 +219,7 @@ class Outputs(Inputs):
             literal = None
         return schema.ConstantResult(literal)
 
-    def _alias_of_input(self, info: Any, node: Node) -> schema.Result:
+    def _alias_of_input(self, info: Any, node: Node) -> schema.AliasResult:
         index = self._primal_index(info.base_idx)
         source: Node = self.primal_nodes[index]
         updated = self._updated_value(info.base_idx)
@@ -286,6 +293,21 @@ class Outputs(Inputs):
         self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
+    def _detached(self, results: list[schema.Result]) -> list[schema.Result]:
+        """Aliases of arguments detached where the original's were: tables of decompositions leave that out."""
+        found = list(results)
+        bases = {i: family.base for family in self.returned.families for i in family.views}
+        for i, is_view in self.returned.apart.items():
+            result, base = results[i], bases.get(i)
+            if not isinstance(result, schema.AliasResult) or result.primal is None or _DETACH.op in _operators(result):
+                continue
+            above = None if base is None else results[base]
+            place = len(above.view) if isinstance(above, schema.AliasResult) else 0
+            self._detached_after[i] = place if is_view else len(result.view)
+            steps = [*result.view[: self._detached_after[i]], _DETACH, *result.view[self._detached_after[i] :]]
+            found[i] = structs.replace(result, view=steps)
+        return found
+
     def _shared(self, results: list[schema.Result]) -> list[schema.Result]:
         """Aliases with what each has in common with an earlier one: eager makes a view once, and other views from it."""
         found: list[schema.Result] = []
@@ -305,6 +327,8 @@ class Outputs(Inputs):
         same = self.returned.same
         if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
             return schema.Shared(j, len(result.view))
+        if i in self._detached_after or j in self._detached_after:
+            return self._shares_detached(j, earlier, i, result)
         first = self.metadata.num_mutated_inp_runtime_indices
         ours, theirs = [self.parts.chains[first + k][-len(r.view) :] for k, r in ((i, result), (j, earlier))]
         if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # replayed by as_strided
@@ -318,6 +342,12 @@ class Outputs(Inputs):
             return None
         call = steps < len(pairs) and pairs[steps][0][0] == pairs[steps][1][0]
         return schema.Shared(j, steps, call) if steps or call else None
+
+    def _shares_detached(self, j: int, earlier: schema.AliasResult, i: int, result: schema.AliasResult) -> schema.Shared | None:
+        """One detached tensor that both are, or are views of."""
+        related = any({i, j} <= {family.base, *family.views} for family in self.returned.families)
+        steps = self._detached_after.get(i, -1) + 1
+        return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
         """Outputs handed to autograd that carry no gradient."""

@@ -126,6 +126,12 @@ def views_without_gradient(x: Tensor) -> Any:
     return first, first.view_as(first), first[0], halves, row, row, places_too, largest[:2], largest[1:], third, untrained
 
 
+def detached_with_views(x: Tensor) -> Any:
+    """The argument, or a part of it, detached: one tensor with its views, one that nobody sees, and one that is there later."""
+    whole, part, unseen, later = x.detach(), x[0].detach(), x.detach(), x[1].detach()
+    return whole, whole[0], part[1:], part, x[0], x, whole[None], unseen[0], unseen[1], whole, later[:2], later[1:]
+
+
 def detached_view(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y.detach(), y
@@ -435,6 +441,11 @@ CASES: list[Case] = [
         written_transposed_with_views,
         g(2, 3),
         calls=MUTATED,
+    ),
+    *(
+        case(f"outputs: detached with views, {given}, {target}", detached_with_views, spec(2, 3), targets=(target,))
+        for given, spec in (("plain", t), ("non-leaf", n))
+        for target in ("portable", "cpu")
     ),
     case("outputs: views without gradients", views_without_gradient, g(2, 3)),
     case("outputs: views without gradients, in place afterwards", views_without_gradient, g(2, 3), calls=MUTATED),
