@@ -35,7 +35,7 @@ def decomposed_as_eager() -> Iterator[None]:
 
     ``interpolate`` by a factor: a size that the factor leaves as it is is copied, one that it doubles, without interpolation, is
     repeated. Torch's rules (2.13) go by the factor there, too: ``torch.compile`` gives other values and gradients. What they make
-    of rows, and of numbers of classes, has the strides of what is read.
+    of rows, and of numbers of classes, has the strides of what is read, and so has ``rrelu`` once its noise is a result.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
@@ -60,8 +60,15 @@ def decomposed_as_eager() -> Iterator[None]:
         encoded: torch.Tensor = decompositions.one_hot(classes, number)
         return encoded.contiguous()
 
+    def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
+        noise = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.ops.aten.rrelu_with_noise(x, noise, lower, upper, training, generator).contiguous()
+
+    rules: dict[Any, Callable[..., Any]] = {torch.ops.aten.rrelu.default: rrelu}
+    if hasattr(decompositions, "one_hot"):
+        rules[torch.ops.aten.one_hot.default] = one_hot
     with (
-        ruled({torch.ops.aten.one_hot.default: one_hot} if hasattr(decompositions, "one_hot") else {}),
+        ruled(rules),
         mock.patch.object(decompositions, "_upsample_nearest", resize_nearest),
         mock.patch.object(decompositions, "_upsample_linear", resize_linear),
     ):

@@ -52,6 +52,12 @@ def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return torch.mul(args[0], args[1]).stride()
 
 
+def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As the noise times the gradient in training, else as the gradient times the input."""
+    gradient, given, noise, lower, upper, training = args[:6]
+    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(gradient, given)).stride()
+
+
 def _volumes(one: int, several: int) -> Strides:
     """As :func:`_images`, of one volume by the argument ``one``, of several by another."""
 
@@ -95,6 +101,8 @@ _KERNELS: dict[str, Strides] = {
     "_native_batch_norm_legit.no_stats": _images(0),
     "_native_batch_norm_legit_functional": _images(0),
     "_native_batch_norm_legit_no_training": _images(0),
+    "_standard_gamma": _rows,
+    "_standard_gamma_grad": _rows,
     "batch_norm_backward": _images(1),
     "binary_cross_entropy": _like(0),
     "binary_cross_entropy_backward": _like(1),
@@ -125,6 +133,8 @@ _KERNELS: dict[str, Strides] = {
     "native_layer_norm_backward": _rows,
     "nll_loss2d_forward": _rows,
     "normal.Tensor_Tensor": _rows,
+    "normal.float_Tensor": _rows,
+    "poisson": _rows,
     "pow.Scalar": _rows,
     "reflection_pad2d_backward": _images(1),
     "reflection_pad3d": _images(0),
@@ -132,6 +142,7 @@ _KERNELS: dict[str, Strides] = {
     "replication_pad2d_backward": _images(1),
     "replication_pad3d": _images(0),
     "replication_pad3d_backward": _images(1),
+    "rrelu_with_noise_backward": _noisy,
     "smooth_l1_loss_backward": _rows,
     "softplus_backward": _elementwise,
     "special_xlog1py": _elementwise,

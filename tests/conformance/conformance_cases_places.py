@@ -92,6 +92,12 @@ def of_slices(x: Tensor) -> Any:
     return *found, *(value.as_strided((10,), (2,)) * 2 for value in found)
 
 
+def of_draws(x: Tensor) -> Any:
+    """Operators that draw random numbers, and lay them out row by row."""
+    rates = x.detach().abs()
+    return places(F.rrelu(x, training=True), F.rrelu(x, training=False), torch.poisson(rates), torch.normal(0.0, rates + 0.1))
+
+
 def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:
     x.t().index_copy_(0, torch.tensor([0, 2]), y[:2, :4])
     return x * 2
@@ -124,11 +130,22 @@ CASES: list[Case] = [
     for target in ("portable", "cpu")
 ]
 CASES += [
+    *(
+        case(
+            f"places: draws, {target}",
+            of_draws,
+            layout(2, 1, 0, sizes=(2, 4, 6)),
+            methods=("train",),
+            targets=(target,),
+            rng="eager",
+        )
+        for target in ("portable", "cpu")
+    ),
     case(
         "places: images of any number",
         of_images,
         layout(0, 2, 3, 1, sizes=(2, 4, 6, 6)),
         methods=("train",),
         dynamic_shapes={"x": {0: Dim("number", min=2, max=64)}},
-    )
+    ),
 ]
