@@ -53,9 +53,9 @@ def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 
 
 def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """As the noise times the gradient in training, else as the gradient times the input."""
+    """As the noise times the gradient in training, else as the input times the gradient."""
     gradient, given, noise, lower, upper, training = args[:6]
-    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(gradient, given)).stride()
+    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(given, gradient)).stride()
 
 
 def _volumes(one: int, several: int) -> Strides:
@@ -142,6 +142,7 @@ _KERNELS: dict[str, Strides] = {
     "replication_pad2d_backward": _images(1),
     "replication_pad3d": _images(0),
     "replication_pad3d_backward": _images(1),
+    "rrelu_with_noise": _rows,
     "rrelu_with_noise_backward": _noisy,
     "smooth_l1_loss_backward": _rows,
     "softplus_backward": _elementwise,
