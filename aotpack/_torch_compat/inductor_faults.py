@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from torch._inductor.codegen import cpp
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.sizevars import SizeVarAllocator
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import ModularIndexing
@@ -46,6 +48,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _powers_of_their_type(),
         _places_in_order(),
         _added_in_one_place(),
+        _smaller_of_any(),
         _pools_divided_rightly(),
         _copies_of_expanded(),
         _writes_read_after_fusion(),
@@ -237,6 +240,31 @@ def _added_in_one_place() -> Iterator[None]:
             store(kernel, name, index, value, mode)
 
     with mock.patch.object(cpp.CppVecKernel, "store", stored):
+        yield
+
+
+@contextlib.contextmanager
+def _smaller_of_any() -> Iterator[None]:
+    """Take the smaller or larger of two sizes at the call where it is not known before.
+
+    Inductor (torch 2.13) guards on it, raises (``x.diag()`` of a matrix whose two sizes vary), or takes the one that divides the
+    other for the smaller, which ``n - 3`` beside 0 is not: gradients of ``x[-3:]`` did not compile.
+    """
+
+    def known(sizes: SizeVarAllocator, left: Any, right: Any) -> bool:
+        return right == sys.maxsize or sizes.statically_known_leq(left, right)  # the former ends a slice that has no end
+
+    def smaller(sizes: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if known(sizes, left, right):
+            return left
+        return right if known(sizes, right, left) else functions.Min(left, right)
+
+    def larger(sizes: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if known(sizes, left, right):
+            return right
+        return left if known(sizes, right, left) else functions.Max(left, right)
+
+    with mock.patch.multiple(SizeVarAllocator, evaluate_min=smaller, evaluate_max=larger):
         yield
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from .conformance_cases_shapes import at
-from .harness import INFER, Case, Spec, case, g, t
+from .harness import INFER, Call, Case, Spec, case, g, t
 
 
 def positive(dtype: torch.dtype) -> Spec:
@@ -181,6 +181,11 @@ def added_in_one_place(x: Tensor) -> Any:
     return *added, greatest, x.new_zeros(5).index_put((places + 2,), x[2], accumulate=True)
 
 
+def last_and_diagonal(x: Tensor) -> Any:
+    """Parts whose sizes are the smaller of two that vary, and their gradients."""
+    return x[-3:].sin(), x[-3:, :-1].cos(), x.diag() * 2, x.diagonal(-1).exp(), x[:, -2:].clone()
+
+
 SIZE = Dim("size", min=2, max=64)
 
 CASES: list[Case] = [
@@ -237,6 +242,15 @@ CASES += [
 ]
 CASES += [
     case(
+        "compiled: the last of varying sizes, cpu",
+        last_and_diagonal,
+        g(6, 5),
+        dynamic_shapes={"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}},
+        calls=(Call(1), at(g(4, 7)), at(g(5, 5)), at(g(3, 9))),
+        methods=("train",),
+        targets=("cpu",),
+    ),
+    case(
         "compiled: repeated and flipped, sizes vary, cpu",
         repeated_and_flipped,
         t(3, 3),
@@ -244,5 +258,5 @@ CASES += [
         calls=(INFER, at(t(2, 5), grad=False), at(t(7, 2), grad=False)),
         methods=("infer",),
         targets=("cpu",),
-    )
+    ),
 ]
