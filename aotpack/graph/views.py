@@ -50,10 +50,9 @@ def root(node: Node) -> Node:
 
 
 def common_root(nodes: Sequence[Node]) -> Node | None:
-    """The value that all these are views of, in the end; None where there is no such, or it is given and not computed."""
+    """The value that all these are views of, in the end; None where there is no such."""
     roots = {root(node) for node in nodes}
-    found = roots.pop() if len(roots) == 1 else None
-    return None if found is None or found.op in ("placeholder", "get_attr") else found
+    return roots.pop() if len(roots) == 1 else None
 
 
 def chain(node: Node) -> list[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,6 @@ class _Rebuilt(NamedTuple):
     origin: Node
     base: int | None
     steps: list[schema.ViewStep]
-
-
-def _operators(result: schema.AliasResult) -> list[str]:
-    return [step.op for step in result.view]
 
 
 class Outputs(Inputs):
@@ -149,14 +146,15 @@ class Outputs(Inputs):
         base_positions = [self._output(base, fresh=True) for base in bases if isinstance(base, Node)]
         origins: dict[Node, int] = {}
         for i, (origin, base, steps) in rebuilt.items():
-            if base is None and origin not in origins:
+            primal = self.primal_nodes.index(origin) if origin in self.primal_nodes and base not in placed else None
+            if primal is None and base is None and origin not in origins:
                 origins[origin] = self._output(origin, fresh=True)
-            position = origins[origin] if base is None else placed[base]
-            results[i] = schema.AliasResult(steps, output=position, history=False)
+            position = None if primal is not None else origins[origin] if base is None else placed[base]
+            results[i] = schema.AliasResult(steps, primal=primal, output=position, history=False)
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
-        return self._shared(self._detached([result for result in results if result is not None]))
+        return self._shared(self._detached([result for result in results if result is not None], rebuilt))
 
     def _views_without_gradient(self, nodes: list[Any]) -> dict[int, _Rebuilt]:
         """Results that need no gradient and are views of another result, or with others of one value.
@@ -171,7 +169,7 @@ class Outputs(Inputs):
                 origin = nodes[base]
             elif base is None and len({self.returned.same.get(i, i) for i in members}) > 1:
                 origin = views.common_root([nodes[i] for i in members])
-            if origin is None:
+            if origin is None or (origin.op in ("placeholder", "get_attr") and origin not in self.primal_nodes):
                 continue
             for i in members:
                 steps = views.steps_between(origin, nodes[i], self.shape_env)
@@ -293,13 +291,15 @@ class Outputs(Inputs):
         self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
-    def _detached(self, results: list[schema.Result]) -> list[schema.Result]:
+    def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> list[schema.Result]:
         """Aliases of arguments detached where the original's were: tables of decompositions leave that out."""
         found = list(results)
         bases = {i: family.base for family in self.returned.families for i in family.views}
         for i, is_view in self.returned.apart.items():
             result, base = results[i], bases.get(i)
-            if not isinstance(result, schema.AliasResult) or result.primal is None or _DETACH.op in _operators(result):
+            if i in rebuilt or not isinstance(result, schema.AliasResult) or result.primal is None:
+                continue
+            if any(step.op == _DETACH.op for step in result.view):
                 continue
             above = None if base is None else results[base]
             place = len(above.view) if isinstance(above, schema.AliasResult) else 0

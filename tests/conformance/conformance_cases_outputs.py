@@ -126,6 +126,13 @@ def views_without_gradient(x: Tensor) -> Any:
     return first, first.view_as(first), first[0], halves, row, row, places_too, largest[:2], largest[1:], third, untrained
 
 
+CONSTANT, OTHER = torch.ones(2, 3), torch.arange(4.0)
+
+
+def constants_with_views(x: Tensor) -> Any:
+    return CONSTANT, CONSTANT[0], CONSTANT.t(), OTHER[:2], OTHER[2:], x * 2
+
+
 def detached_with_views(x: Tensor) -> Any:
     """The argument, or a part of it, detached: one tensor with its views, one that nobody sees, and one that is there later."""
     whole, part, unseen, later = x.detach(), x[0].detach(), x.detach(), x[1].detach()
@@ -445,6 +452,14 @@ CASES: list[Case] = [
     *(
         case(f"outputs: detached with views, {given}, {target}", detached_with_views, spec(2, 3), targets=(target,))
         for given, spec in (("plain", t), ("non-leaf", n))
+        for target in ("portable", "cpu")
+    ),
+    *(
+        case(f"outputs: constants with views, {method}, {target}", constants_with_views, t(2, 3), **options, targets=(target,))
+        for method, options in (
+            ("train", {"methods": ("train",)}),
+            ("infer", {"methods": ("infer",), "calls": (Call(1, training=False, grad=False),)}),
+        )
         for target in ("portable", "cpu")
     ),
     case("outputs: views without gradients", views_without_gradient, g(2, 3)),
