@@ -141,9 +141,10 @@ class Program:
 
 def _argument_like(value: Tensor) -> str:
     """An argument of a value's shape and type, in the words of the harness."""
+    sizes = "".join(f"{size}, " for size in value.shape)
     if not value.is_floating_point() and not value.is_complex():
-        return f"ints({', '.join(map(str, value.shape))}, high={int(value.max()) + 1}, dtype={value.dtype})"
-    return f"{'g' if value.requires_grad else 't'}({', '.join(map(str, value.shape))}, dtype={value.dtype})"
+        return f"ints({sizes}high={int(value.max()) + 1}, dtype={value.dtype})"
+    return f"{'g' if value.requires_grad else 't'}({sizes}dtype={value.dtype})"
 
 
 def _imported(file: Path) -> Any:

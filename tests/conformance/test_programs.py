@@ -86,3 +86,9 @@ def test_programs_are_joined_side_by_side(tmp_path: Path) -> None:
     assert len(whole.lines) == sum(len(program.lines) for program in alike) + 2 * len(PROGRAM.lines)
     assert whole.results[-3:] == tuple(f"v{len(whole.lines) - count}" for count in (3, 2, 5))
     assert works_in_eager(whole.case("joined", "portable", tmp_path))
+
+
+def test_a_number_that_becomes_an_argument_is_one_of_no_dimensions() -> None:
+    program = Program(("t(3, dtype=torch.float32)",), ("v0 = x0.sum()", "v1 = v0 * 2"), ("v1",))
+    smaller = [less.source for less in program.smaller()]
+    assert any("inputs(t(dtype=torch.float32))" in source for source in smaller), smaller
