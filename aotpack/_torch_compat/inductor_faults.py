@@ -235,8 +235,8 @@ def _added_in_one_place() -> Iterator[None]:
         return place if place.is_vec else virtualized.V.kernel.broadcast(place)
 
     def stored(kernel: Any, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
-        places = as_vector if mode == "atomic_add" else index_expr
-        with mock.patch.object(cpp.CppVecOverrides, "index_expr", staticmethod(places)):
+        adds = mock.patch.object(cpp.CppVecOverrides, "index_expr", staticmethod(as_vector))
+        with adds if mode == "atomic_add" else contextlib.nullcontext():
             store(kernel, name, index, value, mode)
 
     with mock.patch.object(cpp.CppVecKernel, "store", stored):

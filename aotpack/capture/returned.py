@@ -68,15 +68,15 @@ class Returned:
                 hint="Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or "
                 "dataclasses of them.",
             )
-        self.families = _families(leaves)
+        self.families = _families(leaves, first)
         given = {id(argument) for argument in arguments}
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         self.apart = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
         return leaves
 
 
-def _families(leaves: list[Any]) -> list[Family]:
-    places = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
+def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:
+    """``places``: the first leaf that each tensor is, by its id."""
     bases: dict[int, tuple[torch.Tensor, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf._base is not None:

@@ -50,7 +50,6 @@ class Context:
         self.outputs: list[Node] = []
         self.problems: list[Problem] = []
         self._dropped: list[int] = []
-        self._detached_after: dict[int, int] = {}
         self._bound: set[str] = set()
         self._wanted: set[str] = set()
 

@@ -146,15 +146,21 @@ class Outputs(Inputs):
         base_positions = [self._output(base, fresh=True) for base in bases if isinstance(base, Node)]
         origins: dict[Node, int] = {}
         for i, (origin, base, steps) in rebuilt.items():
-            primal = self.primal_nodes.index(origin) if origin in self.primal_nodes and base not in placed else None
-            if primal is None and base is None and origin not in origins:
-                origins[origin] = self._output(origin, fresh=True)
-            position = None if primal is not None else origins[origin] if base is None else placed[base]
+            primal = position = None
+            if base in placed:
+                position = placed[base]
+            elif origin in self.primal_nodes:
+                primal = self.primal_nodes.index(origin)
+            else:
+                if origin not in origins:
+                    origins[origin] = self._output(origin, fresh=True)
+                position = origins[origin]
             results[i] = schema.AliasResult(steps, primal=primal, output=position, history=False)
         for i, (info, node) in enumerate(zip(metadata.output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions, placed)
-        return self._shared(self._detached([result for result in results if result is not None], rebuilt))
+        found = [result for result in results if result is not None]
+        return self._shared(*self._detached(found, rebuilt))
 
     def _views_without_gradient(self, nodes: list[Any]) -> dict[int, _Rebuilt]:
         """Results that need no gradient and are views of another result, or with others of one value.
@@ -291,9 +297,12 @@ class Outputs(Inputs):
         self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
-    def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> list[schema.Result]:
-        """Aliases of arguments detached where the original's were: tables of decompositions leave that out."""
-        found = list(results)
+    def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> tuple[list[schema.Result], dict[int, int]]:
+        """Aliases of arguments detached where the original's were: tables of decompositions leave that out.
+
+        Beside the results after how many steps those are.
+        """
+        found, after = list(results), dict[int, int]()
         bases = {i: family.base for family in self.returned.families for i in family.views}
         for i, is_view in self.returned.apart.items():
             result, base = results[i], bases.get(i)
@@ -303,23 +312,24 @@ class Outputs(Inputs):
                 continue
             above = None if base is None else results[base]
             place = len(above.view) if isinstance(above, schema.AliasResult) else 0
-            self._detached_after[i] = place if is_view else len(result.view)
-            steps = [*result.view[: self._detached_after[i]], _DETACH, *result.view[self._detached_after[i] :]]
-            found[i] = structs.replace(result, view=steps)
-        return found
+            after[i] = place if is_view else len(result.view)
+            found[i] = structs.replace(result, view=[*result.view[: after[i]], _DETACH, *result.view[after[i] :]])
+        return found, after
 
-    def _shared(self, results: list[schema.Result]) -> list[schema.Result]:
+    def _shared(self, results: list[schema.Result], detached: dict[int, int]) -> list[schema.Result]:
         """Aliases with what each has in common with an earlier one: eager makes a view once, and other views from it."""
         found: list[schema.Result] = []
         for i, result in enumerate(results):
             if isinstance(result, schema.AliasResult):
-                shares = [self._shares(j, other, i, result) for j, other in enumerate(found)]
+                shares = [self._shares(j, other, i, result, detached) for j, other in enumerate(found)]
                 best = max(filter(None, shares), key=lambda share: (share.steps, share.call), default=None)
                 result = structs.replace(result, shared=best)
             found.append(result)
         return found
 
-    def _shares(self, j: int, earlier: schema.Result, i: int, result: schema.AliasResult) -> schema.Shared | None:
+    def _shares(
+        self, j: int, earlier: schema.Result, i: int, result: schema.AliasResult, detached: dict[int, int]
+    ) -> schema.Shared | None:
         if not isinstance(earlier, schema.AliasResult) or earlier.history != result.history:
             return None
         if (earlier.primal, earlier.output) != (result.primal, result.output):
@@ -327,8 +337,10 @@ class Outputs(Inputs):
         same = self.returned.same
         if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
             return schema.Shared(j, len(result.view))
-        if i in self._detached_after or j in self._detached_after:
-            return self._shares_detached(j, earlier, i, result)
+        if i in detached or j in detached:  # one detached tensor that both are, or are views of
+            steps = detached.get(i, -1) + 1
+            related = any({i, j} <= {family.base, *family.views} for family in self.returned.families)
+            return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
         first = self.metadata.num_mutated_inp_runtime_indices
         ours, theirs = [self.parts.chains[first + k][-len(r.view) :] for k, r in ((i, result), (j, earlier))]
         if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # replayed by as_strided
@@ -342,12 +354,6 @@ class Outputs(Inputs):
             return None
         call = steps < len(pairs) and pairs[steps][0][0] == pairs[steps][1][0]
         return schema.Shared(j, steps, call) if steps or call else None
-
-    def _shares_detached(self, j: int, earlier: schema.AliasResult, i: int, result: schema.AliasResult) -> schema.Shared | None:
-        """One detached tensor that both are, or are views of."""
-        related = any({i, j} <= {family.base, *family.views} for family in self.returned.families)
-        steps = self._detached_after.get(i, -1) + 1
-        return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
         """Outputs handed to autograd that carry no gradient."""

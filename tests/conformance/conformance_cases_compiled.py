@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from .conformance_cases_shapes import at
-from .harness import INFER, Call, Case, Spec, case, g, t
+from .harness import INFER, TRAIN, Case, Spec, case, g, t
 
 
 def positive(dtype: torch.dtype) -> Spec:
@@ -246,7 +246,7 @@ CASES += [
         last_and_diagonal,
         g(6, 5),
         dynamic_shapes={"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}},
-        calls=(Call(1), at(g(4, 7)), at(g(5, 5)), at(g(3, 9))),
+        calls=(TRAIN, at(g(4, 7)), at(g(5, 5)), at(g(3, 9))),
         methods=("train",),
         targets=("cpu",),
     ),

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from .harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
+from .harness import INFER, TRAIN, Call, Case, case, g, ints, module_case, n, t
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -458,7 +458,7 @@ CASES: list[Case] = [
         case(f"outputs: constants with views, {method}, {target}", constants_with_views, t(2, 3), **options, targets=(target,))
         for method, options in (
             ("train", {"methods": ("train",)}),
-            ("infer", {"methods": ("infer",), "calls": (Call(1, training=False, grad=False),)}),
+            ("infer", {"methods": ("infer",), "calls": (INFER,)}),
         )
         for target in ("portable", "cpu")
     ),
@@ -471,7 +471,7 @@ CASES: list[Case] = [
         t(2, 3),
         targets=("cpu",),
         methods=("infer",),
-        calls=(Call(1, training=False, grad=False),),
+        calls=(INFER,),
     ),
     case("outputs: alias of intermediate without gradients", views_base_saved, t(2, 3)),
     case("outputs: alias of intermediate without gradients, base also output", base_and_views, t(2, 3)),
