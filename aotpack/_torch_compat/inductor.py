@@ -27,7 +27,8 @@ from .graph_faults import (
     reduce_bytes_as_numbers,
     split_complex_numbers,
 )
-from .inductor_faults import buffer_of, faults_mended, results_in_own_memory
+from .inductor_faults import faults_mended
+from .inductor_results import buffer_of, results_in_own_memory
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random

@@ -2,7 +2,7 @@
 
 Takes a partitioned joint graph and gives the method's graphs in the bundle's calling convention together with
 everything the loader must do around them. What AOTAutograd knows and a bundle cannot express is refused here.
-The parts build on each other, in the order in which a call passes through them: inputs, outputs, backward.
+The parts build on each other, in the order in which a call passes through them: inputs, mutations, outputs, backward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutations and results: what comes out of the forward graph, and what is rebuilt beside it."""
+"""Results: what comes out of the forward graph, and what is rebuilt beside it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
-from .._torch_compat import checkpoint as checkpoints
 from ..capture.rearrange import count_twins, returned_argument
-from ..graph import source_line, tensor_value, views
+from ..graph import source_line, views
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 from . import subclasses
-from .inputs import Inputs
+from .mutations import Mutations
 
 _OUT = compat.OutputType
 FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
@@ -39,97 +38,8 @@ class _Rebuilt(NamedTuple):
     steps: list[schema.ViewStep]
 
 
-class Outputs(Inputs):
-    """Places the forward's outputs: values to write back, fresh results, bases of aliases."""
-
-    def _mutations(self) -> list[schema.Mutation]:
-        found = []
-        for position, index in enumerate(self.metadata.mutated_inp_runtime_indices):
-            info = self.metadata.input_info[index]
-            node = self.parts.forward_outputs[position]
-            if not isinstance(node, Node) or node is self._raw_primal_nodes[index]:
-                continue
-            kind = _mutation_kind(info)
-            if kind == "storage":
-                self.problems.append(Problem(self._primal_path(index), "the model replaces its storage (set_)"))
-            elif kind in ("data", "data_and_metadata") and views.reach(node) > views.reach(self._raw_primal_nodes[index]):
-                kind = "resize"
-                if not node.meta["val"].is_contiguous():
-                    self.problems.append(
-                        Problem(self._primal_path(index), "the model grows it (resize_) and changes its strides")
-                    )
-            hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
-            geometry = self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None
-            unread = kind == "metadata" and geometry is not None and geometry.absolute
-            found.append(
-                schema.Mutation(
-                    primal=self._primal_index(index),
-                    output=self._output(self._nothing(index) if unread else node, fresh=True),
-                    kind=kind,
-                    requires_grad=info.requires_grad and info.mutates_data,
-                    hidden_from_autograd=hidden or self._is_leaf_with_gradient(index),
-                    geometry=geometry,
-                    unversioned=self._touches(index) is False,
-                )
-            )
-            self._refuse_what_depends_on_the_offset(index, found[-1])
-        for index, info in enumerate(self.metadata.input_info):
-            if getattr(info, "mutation_inductor_storage_resize", False):
-                self.problems.append(
-                    Problem(self._primal_path(index), "the model resizes its storage (untyped_storage().resize_)")
-                )
-        return found
-
-    def _geometry(self, index: int, node: Node) -> schema.Geometry:
-        """Where an argument lies after its sizes and strides were changed; traced, it began at the start of its storage."""
-        kind = tensor_value(node.meta["val"], self.shape_env)
-        above = {*views.chain(node), self._raw_primal_nodes[index]}
-        strided = [n for n in self.parts.forward.graph.nodes if n.target in views.AS_STRIDED and views.root(n) in above]
-        absolute = any(len(n.args) > 3 for n in strided)
-        return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
-
-    def _nothing(self, index: int) -> Node:
-        """In place of a value that is not read: at a call, what ``as_strided_`` shows may lie outside what a graph is given."""
-        graph = self.parts.forward.graph
-        source = self._raw_primal_nodes[index]
-        with graph.inserting_before(graph.output_node()):
-            node = graph.call_function(torch.ops.aten.new_empty.default, (source, [0]))
-        node.meta["val"] = source.meta["val"].new_empty([0])
-        return node
-
-    def _is_leaf_with_gradient(self, index: int) -> bool:
-        """Whether an argument can only have been written behind autograd's back, as through a detached alias."""
-        primal = self.primals[self._primal_index(index)]
-        if not isinstance(primal, schema.InputPrimal):
-            return False
-        example = pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]
-        return bool(example.is_leaf and example.requires_grad)
-
-    def _refuse_what_depends_on_the_offset(self, index: int, mutation: schema.Mutation) -> None:
-        primal = self.primals[mutation.primal]
-        if mutation.kind == "metadata" or mutation.geometry is None or not isinstance(primal, schema.InputPrimal):
-            return
-        example = pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]
-        if mutation.geometry.absolute and example.storage_offset():
-            message = "begins inside its storage, and the model writes to it through as_strided_, which counts from the start"
-            self.problems.append(Problem(self._primal_path(index), message))
-
-    def _written_in_checkpoints(self) -> list[str]:
-        """What is written inside a checkpoint, where eager writes again as it recomputes."""
-        written = zip(self.parts.forward_outputs, self.metadata.mutated_inp_runtime_indices, strict=False)
-        return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
-
-    def _touched(self, mutations: list[schema.Mutation]) -> list[int]:
-        """Primals that nothing is written to, and whose version counter moves all the same: in-place with nothing to do."""
-        written = {mutation.primal for mutation in mutations}
-        kept = [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped]
-        return [p for p, index in enumerate(kept) if p not in written and self._touches(index)]
-
-    def _touches(self, index: int) -> bool | None:
-        """Whether eager moves the version counter of AOTAutograd's input ``index``; None: not known, or a base's."""
-        primal = self.primals[self._primal_index(index)]
-        of_bases = not isinstance(primal, (schema.InputPrimal, schema.ParameterPrimal, schema.BufferPrimal))
-        return None if of_bases else self.joint.touches(self.joint.primal_descriptors[index])
+class Outputs(Mutations):
+    """Places the other outputs of the forward: fresh results and bases of aliases."""
 
     def _results(self) -> list[schema.Result]:
         metadata = self.metadata
@@ -383,11 +293,3 @@ def _is_own(info: Any, node: Node) -> bool:
 def _has_history(info: Any) -> bool:
     """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
     return compat.participates_in_backward(info) or not info.requires_grad
-
-
-def _mutation_kind(info: Any) -> Any:
-    if info.mutates_storage_metadata:
-        return "storage"
-    if info.mutates_data and info.mutates_metadata:
-        return "data_and_metadata"
-    return "data" if info.mutates_data else "metadata"
