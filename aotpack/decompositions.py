@@ -59,6 +59,11 @@ def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
     return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
 
 
+def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """Parts in the tensor's memory that autograd does not know as views: one that is all of it is still not the tensor itself."""
+    return lambda *given: [part.view(part.shape) for part in split(*given)]
+
+
 _EACH: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max", "lerp")},
     "maximum": torch.clamp_min,
@@ -74,4 +79,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
     torch.ops.aten._efficientzerotensor.default: _zeros,
     torch.ops.aten.take.default: _take,
+    torch.ops.aten.unsafe_split.Tensor: _unsafe(torch.ops.aten.split),
+    torch.ops.aten.unsafe_split_with_sizes.default: _unsafe(torch.ops.aten.split_with_sizes),
 }

@@ -147,7 +147,6 @@ struct Differentiable {
   Executable backward;
   std::vector<size_t> visible; // outputs that autograd or the caller sees
   std::vector<size_t> plain; // positions among them without a gradient
-  std::vector<size_t> unviewed; // outputs
   std::vector<std::pair<Kept, size_t>> saved;
   variable_list constants; // stand for sizes
   std::vector<Tangent> tangents;
@@ -344,6 +343,7 @@ struct Method {
   std::vector<std::pair<size_t, size_t>> apart; // of those, what must not share memory
   std::vector<size_t> written; // leaves written to with gradients
   Executable forward;
+  std::vector<size_t> unviewed; // outputs
   std::shared_ptr<const Differentiable> differentiable;
   std::vector<Mutation> mutations;
   std::vector<size_t> touched;
@@ -434,11 +434,24 @@ void attach(
   }
 }
 
+// Outputs that are tensors of their own, though the forward may have made views of them, or handed a primal back: autograd
+// refuses in-place changes of a node's result that is a view.
+void own(const Method& method, const variable_list& primals, variable_list& outputs) {
+  for (size_t position : method.unviewed) {
+    Tensor& output = outputs.at(position);
+    if (output.is_view() || std::any_of(primals.begin(), primals.end(), [&](const Tensor& x) { return x.is_same(output); })) {
+      output = output.detach();
+    }
+  }
+}
+
 // Runs the forward; the outputs that carry a gradient are attached to autograd.
 variable_list run(const Method& method, const variable_list& primals, bool with_gradients) {
   if (!with_gradients) {
     at::AutoGradMode off(false);
-    return method.forward(variable_list(primals));
+    variable_list outputs = method.forward(variable_list(primals));
+    own(method, primals, outputs);
+    return outputs;
   }
   const Differentiable& graded = *method.differentiable;
   variable_list arguments = primals;
@@ -454,11 +467,7 @@ variable_list run(const Method& method, const variable_list& primals, bool with_
     at::AutoGradMode off(false);
     outputs = method.forward(variable_list(arguments));
     raw = outputs;
-    for (size_t position : graded.unviewed) { // autograd refuses in-place changes of a node's result that is a view
-      if (outputs.at(position).is_view()) {
-        outputs[position] = outputs[position].detach();
-      }
-    }
+    own(method, arguments, outputs);
     const auto visible = [&](size_t i) { return outputs.at(graded.visible.at(i)).unsafeGetTensorImpl(); };
     for (size_t i : graded.plain) {
       plain.insert(visible(i));
@@ -674,7 +683,6 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   made->backward = executable(from["executable"]);
   made->visible = take<std::vector<size_t>>(from, "visible");
   made->plain = take<std::vector<size_t>>(from, "plain");
-  made->unviewed = take<std::vector<size_t>>(from, "unviewed");
   for (auto [kind, position] : take<std::vector<std::pair<std::string, size_t>>>(from, "saved")) {
     made->saved.emplace_back(
         kind == "primal"          ? Kept::primal
@@ -716,6 +724,7 @@ py::object make(const py::dict& from) {
   made->apart = take<std::vector<std::pair<size_t, size_t>>>(from, "apart");
   made->written = take<std::vector<size_t>>(from, "written");
   made->forward = executable(from["forward"]);
+  made->unviewed = take<std::vector<size_t>>(from, "unviewed");
   if (!from["differentiable"].is_none()) {
     made->differentiable = differentiable(from["differentiable"]);
   }

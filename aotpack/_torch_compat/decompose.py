@@ -35,7 +35,8 @@ def decomposed_as_eager() -> Iterator[None]:
 
     ``interpolate`` by a factor: a size that the factor leaves as it is is copied, one that it doubles, without interpolation, is
     repeated. Torch's rules (2.13) go by the factor there, too: ``torch.compile`` gives other values and gradients. What they make
-    of rows, and of numbers of classes, has the strides of what is read, and so has ``rrelu`` once its noise is a result.
+    of rows, and of numbers of classes, has the strides of what is read, and so has ``rrelu`` once its noise is a result. Products
+    of batches, and ``max_pool1d`` without gradients, come out as views, which in eager they are not.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
@@ -64,7 +65,15 @@ def decomposed_as_eager() -> Iterator[None]:
         noise = torch.empty_like(x, memory_format=torch.contiguous_format)
         return torch.ops.aten.rrelu_with_noise(x, noise, lower, upper, training, generator).contiguous()
 
-    rules: dict[Any, Callable[..., Any]] = {torch.ops.aten.rrelu.default: rrelu}
+    def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
+        pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
+        return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
+
+    rules: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
+        torch.ops.aten.max_pool1d.default: max_pool1d,
+        torch.ops.aten.rrelu.default: rrelu,
+    }
     if hasattr(decompositions, "one_hot"):
         rules[torch.ops.aten.one_hot.default] = one_hot
     with (
@@ -73,6 +82,13 @@ def decomposed_as_eager() -> Iterator[None]:
         mock.patch.object(decompositions, "_upsample_linear", resize_linear),
     ):
         yield
+
+
+def _no_view(result: torch.Tensor) -> torch.Tensor:
+    """The same values as no view to autograd, of a tensor that nobody else has."""
+    if result._is_view():
+        result = torch.ops.aten._unsafe_view(result._base, result.shape)
+    return result
 
 
 def _is_fraction(factor: float | None) -> bool:

@@ -198,7 +198,7 @@ def strides_of_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def strides_kept_in_place() -> Iterator[None]:
-    """Leave a dense tensor its strides when it is written to.
+    """Leave a tensor its strides when it, or a view of it, is written to; one with gaps is a copy then, in the same order.
 
     Tracing makes an operator that writes one that returns, which may lay out its result otherwise (``index_add_`` of a transposed
     tensor; ``torch.compile`` does so, too).
@@ -209,8 +209,9 @@ def strides_kept_in_place() -> Iterator[None]:
         found = dispatch(mode, func, types, args, kwargs)
         if found is not NotImplemented and isinstance(func, torch._ops.OpOverload):
             for tensor in written(func, args, kwargs or {}):
-                if isinstance(tensor, FunctionalTensor) and is_dense(tensor):
-                    _keep(tensor)
+                for kept in (tensor._base, tensor):
+                    if isinstance(kept, FunctionalTensor):
+                        _keep(kept)
         return found
 
     with mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", keeping):
@@ -220,10 +221,29 @@ def strides_kept_in_place() -> Iterator[None]:
 def _keep(tensor: FunctionalTensor) -> None:
     tensor.sync()
     value = torch._from_functional_tensor(tensor.elem)
-    if _same(value.shape, tensor.shape) and not _alike(value, tensor.stride()):
-        tensor.replace_(_copy(value, tensor.stride()))
+    if not _same(value.shape, tensor.shape) or _alike(value, tensor.stride()):
+        return
+    strides = tensor.stride() if is_dense(tensor) else _without_gaps(tensor)
+    if strides is not None and not _alike(value, strides):
+        tensor.replace_(_copy(value, strides))
         tensor.commit_update()
         tensor.sync()
+
+
+def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
+    """The strides of a copy, in the same order; null if elements may share a place."""
+    strides: list[Any] = list(tensor.stride())
+    behind: int | torch.SymInt = 0
+    count: int | torch.SymInt = 1
+    for dim in sorted(range(tensor.dim()), key=lambda dim: hint_of(strides[dim])):
+        n, step = tensor.shape[dim], strides[dim]
+        if not statically_known_true(n == 1):
+            if not statically_known_true(step > behind):
+                return None
+            behind = behind + (n - 1) * step
+        strides[dim] = count
+        count = count * n
+    return strides
 
 
 def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:

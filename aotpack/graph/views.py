@@ -103,7 +103,7 @@ def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[s
     """View steps that turn ``base`` into ``alias``, or None where there is no such chain."""
     steps: list[schema.ViewStep] = []
     node = alias
-    while node is not base:
+    while not _is_same(node, base):
         select = None
         view = node
         if node.target is operator.getitem:
@@ -117,6 +117,21 @@ def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[s
         steps.append(step)
         node = above
     return steps[::-1]
+
+
+def _is_same(one: Node, other: Node) -> bool:
+    """Whether these are one view of one value: after ``y.t_()`` each use of ``y`` is traced as a view of its own."""
+    if one is other:
+        return True
+    above, over = parent(one), parent(other)
+    if above is None or over is None or one.target is not other.target:
+        return False
+    if one.target is operator.getitem:
+        if one.args[1] != other.args[1]:
+            return False
+        one, other = one.args[0], other.args[0]  # type: ignore[assignment]
+    same = (one.target, one.args[1:], one.kwargs) == (other.target, other.args[1:], other.kwargs)
+    return same and _is_same(above, over)
 
 
 def _step(view: Node, select: Any, shape_env: ShapeEnv | None) -> schema.ViewStep | None:

@@ -89,10 +89,40 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     for _, placeholder in (unused := [pair for pair in pairs if pair[0] in symbols and not pair[1].users]):
         backward.graph.erase_node(placeholder)
     tangents = placeholders[len(pairs) :]
-    pairs = [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward)
+    pairs = (
+        [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward) + _sizes_to_read(forward, backward)
+    )
     result = Partitioned(forward, backward, _inputs(forward), outputs[:count], pairs, tangents, output_args(backward), chains)
     _recompute_views_of_inputs(result)
     return result
+
+
+def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
+    """Sizes that those of the backward's inputs are computed from (half of one, say), and that none of them has.
+
+    The forward's value and the backward's placeholder of each: compiled code solves no equations.
+    """
+    given = [size.node.expr for node in _inputs(backward) for size in _numbers(node.meta["val"])]
+    missing = {symbol for size in given for symbol in size.free_symbols} - set(given)
+    pairs = []
+    primals = _inputs(forward)
+    tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
+    for primal, dim, size in [(node, *each) for node in tensors for each in enumerate(node.meta["val"].shape)]:
+        if isinstance(size, torch.SymInt) and size.node.expr in missing:
+            missing.remove(size.node.expr)
+            with forward.graph.inserting_after(primals[-1]):
+                value = forward.graph.call_function(torch.ops.aten.sym_size.int, (primal, dim))
+            with backward.graph.inserting_before(_inputs(backward)[0]):
+                placeholder = backward.graph.placeholder(f"{value.name}_of_{primal.name}")
+            value.meta["val"] = placeholder.meta["val"] = size
+            pairs.append((value, placeholder))
+    return pairs
+
+
+def _numbers(value: Any) -> list[torch.SymInt]:
+    """What varies of a number or of a tensor's sizes."""
+    sizes: Any = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def _cut_outputs(module: GraphModule, outputs: list[object], tokens: int) -> None:

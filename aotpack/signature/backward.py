@@ -61,6 +61,7 @@ class Backward(Outputs):
             if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
                 copy = self._copied(value)
                 copy.meta["saved_tensor_with_no_vc_check"] = True
+                to.meta = {**to.meta, "val": copy.meta["val"]}
                 self.parts.saved[i] = (copy, to)
 
     def _save_backward_constants(self) -> None:

@@ -81,7 +81,7 @@ class Context:
         anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
         with graph.inserting_after(anchor):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta["val"] = node.meta["val"]
+        copy.meta["val"] = node.meta["val"].clone()  # the copy of a tensor with gaps has none
         return copy
 
     def _is_known(self, size: schema.Dim) -> bool:

@@ -114,12 +114,24 @@ class Outputs(Mutations):
                 node = self._copied(node)
                 self.parts.forward_outputs[self.metadata.num_mutated_inp_runtime_indices + i] = node
             placed[i] = self._output(node, fresh=True)
-            return schema.FreshResult(placed[i], info.requires_grad, _is_own(info, node), sparse_dim)
+            return schema.FreshResult(placed[i], info.requires_grad, self._is_own(i, info, node), sparse_dim)
         if info.output_type == _OUT.is_input:
             return schema.InputResult(self._primal_index(info.base_idx))
         if info.output_type == _OUT.alias_of_input:
             return self._alias_of_input(info, node)
         return None
+
+    def _is_own(self, i: int, info: Any, node: Node) -> bool:
+        """Whether fresh result ``i`` is to be handed out as no view, though its node may be one.
+
+        Autograd knows several views made at once, and those of custom functions, as such, and refuses in-place changes of them as
+        eager does. The others are views of nothing that anybody sees (what was written through a view is traced as a view), or
+        of memory that eager shares without a word (``unsafe_split``).
+        """
+        if info.output_type == _OUT.unsafe_view_alias:
+            return node.target is not operator.getitem
+        viewed = views.is_view(node) or (self.returned.apart.get(i) is False and views.parent(node) is not None)
+        return info.output_type == _OUT.non_alias and viewed
 
     def _literal_result(self, value: Any, i: int) -> schema.Result:
         leaf = returned_argument(value)
@@ -277,17 +289,6 @@ class Outputs(Mutations):
             elif isinstance(result, schema.AliasResult) and result.output is not None:
                 (differentiable if result.requires_grad else plain).add(result.output)
         return sorted(plain - differentiable)
-
-
-def _is_own(info: Any, node: Node) -> bool:
-    """Whether a fresh result is to be handed out as no view, though its node may be one.
-
-    Autograd knows several views made at once, and those of custom functions, as such, and refuses in-place changes of them as
-    eager does. The others are views of nothing that anybody sees: what was written through a view is traced as a view.
-    """
-    if info.output_type == _OUT.unsafe_view_alias:
-        return node.target is not operator.getitem
-    return info.output_type == _OUT.non_alias and views.is_view(node)
 
 
 def _has_history(info: Any) -> bool:

@@ -35,7 +35,7 @@ _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 _FACTS = "layouts, own, constraints"
 """What is kept beside compiled code, for the cache's key."""
-_REVISION = "31"
+_REVISION = "32"
 """Of how a graph becomes code, for the cache's key: another number for other flags, headers or generated sources."""
 
 
@@ -250,20 +250,20 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     if layouts:
         _views_of_any_layout(graph)
     placeholders = graph.find_nodes(op="placeholder")
-    inputs: list[schema.GivenInput | schema.SizeCarrier] = []
-    examples: list[torch.Tensor] = []
+    given: list[tuple[Node, schema.GivenInput | schema.SizeCarrier]] = []
     for index, node in enumerate(placeholders):
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
                 value = node.meta["val"] = compat.laid_out(value, order)
-            inputs.append(schema.GivenInput(index))
-        elif _read_off_a_tensor(graph, node, placeholders):
-            continue
-        else:
-            value = _to_carrier(graph, node)
-            inputs.append(schema.SizeCarrier(index))
-        examples.append(value)
+            given.append((node, schema.GivenInput(index)))
+        elif not _read_off_a_tensor(graph, node, placeholders):
+            given.append((_to_carrier(graph, node), schema.SizeCarrier(index)))
+    given.sort(key=lambda pair: _has_derived_sizes(pair[0].meta["val"]))
+    start = next(node for node in graph.nodes if node.op != "placeholder")
+    for node, _ in given:
+        start.prepend(node)
+    inputs = [one for _, one in given]
     distinct: list[Node] = []
     positions: list[int] = []
     for value in graph.output_node().args[0]:  # type: ignore[union-attr]
@@ -285,6 +285,7 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     consumed = [i for i, given in enumerate(inputs) if isinstance(given, schema.GivenInput) and given.index in item.saved]
     donated = [i for i in consumed if inputs[i].index in donatable]
     fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items())])
+    examples = [node.meta["val"] for node, _ in given]
     return _Call(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
 
 
@@ -321,7 +322,13 @@ def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Nod
     return False
 
 
-def _to_carrier(graph: torch.fx.Graph, node: Node) -> torch.Tensor:
+def _has_derived_sizes(tensor: torch.Tensor) -> bool:
+    """Whether sizes are computed from others, such as half of one: compiled code must have read those before."""
+    sizes: Any = tensor.shape
+    return any(isinstance(size, torch.SymInt) and not size.node.expr.is_Atom for size in sizes)
+
+
+def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
     """Turn an integer input into an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
     size = node.meta["val"]
     mode = compat.fake_mode_of(graph)
@@ -331,7 +338,7 @@ def _to_carrier(graph: torch.fx.Graph, node: Node) -> torch.Tensor:
         placeholder = graph.placeholder(f"{node.name}_carrier")
     placeholder.meta["val"] = carrier
     _replace_by_size(graph, node, placeholder, 0)
-    return carrier
+    return placeholder
 
 
 def _replace_by_size(graph: torch.fx.Graph, node: Node, tensor: Node, dim: int) -> None:

@@ -186,6 +186,11 @@ def last_and_diagonal(x: Tensor) -> Any:
     return x[-3:].sin(), x[-3:, :-1].cos(), x.diag() * 2, x.diagonal(-1).exp(), x[:, -2:].clone()
 
 
+def halves(x: Tensor) -> Any:
+    """The backward's inputs are half as long as what its sizes are computed from, which it is given beside them."""
+    return [*(part * 2 for part in x.chunk(2)), x[: (x.shape[0] + 1) // 2].exp()]
+
+
 SIZE = Dim("size", min=2, max=64)
 
 CASES: list[Case] = [
@@ -249,6 +254,18 @@ CASES += [
         calls=(TRAIN, at(g(4, 7)), at(g(5, 5)), at(g(3, 9))),
         methods=("train",),
         targets=("cpu",),
+    ),
+    *(
+        case(
+            f"compiled: {name}, cpu",
+            function,
+            g(5, 4),
+            dynamic_shapes={"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}},
+            calls=(TRAIN, at(g(4, 7)), at(g(9, 2))),
+            methods=("train",),
+            targets=("cpu",),
+        )
+        for name, function in (("halves of varying sizes", halves), ("a half of varying sizes", lambda x: halves(x)[2]))
     ),
     case(
         "compiled: repeated and flipped, sizes vary, cpu",

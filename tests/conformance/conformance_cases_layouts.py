@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from .conformance_cases_shapes import LAYOUT
-from .harness import INFER, TRAIN, Call, Case, case, g, inputs, t
+from .harness import INFER, TRAIN, Call, Case, case, g, inputs, laid_out, n, t
 
 Made = Callable[[torch.Generator], Any]
 
@@ -57,6 +57,19 @@ def read_after_a_write(x: Tensor) -> Tensor:
 def written(x: Tensor) -> Tensor:
     x.mul_(2)
     return x + 1
+
+
+def windows_written(x: Tensor, y: Tensor) -> Any:
+    """Windows of a transposed tensor, which functionalization turns into a tensor that lies row by row."""
+    x.unfold(-1, 2, 2).mul_(2)
+    return x.clamp(y, None), x * 2
+
+
+def read_and_written(x: Tensor, y: Tensor) -> Any:
+    """The gradient of ``y`` needs what ``x`` was before it was written to: a copy, without the gaps."""
+    difference = x - y
+    x.mul_(2)
+    return difference.erf().sign()
 
 
 def _refused(name: str, function: Callable[[Tensor], Any], **options: Any) -> Case:
@@ -107,5 +120,14 @@ CASES: list[Case] = [
         written_where_contiguous,
         lambda gen: torch.randn(8, 3, generator=gen)[::2],
         dynamic_shapes=ANY_SIZE,
+    ),
+    *(
+        case(f"layouts: windows written, {name}", windows_written, laid_out(make(4, 6), stride), t(4, 6))
+        for name, make, stride in (("transposed", t, (1, 4)), ("with gaps", t, (2, 10)), ("non-leaf", n, (1, 4)))
+    ),
+    *(
+        case(f"layouts: with gaps, read and written, {target}", read_and_written, spaced, g(4, 6), targets=(target,))
+        for target in ("portable", "cpu")
+        for spaced in (laid_out(t(4, 6), (24, 2)),)
     ),
 ]

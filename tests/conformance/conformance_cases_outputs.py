@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .harness import INFER, TRAIN, Call, Case, case, g, ints, module_case, n, t
 
@@ -351,6 +352,28 @@ def sparse_twice(x: Tensor) -> tuple[Tensor, Tensor]:
 
 VARYING = {"x": {0: torch.export.Dim.DYNAMIC}}
 
+
+def products_and_views(x: Tensor) -> Any:
+    """Products that torch decomposes into views, and views of them."""
+    attended = F.scaled_dot_product_attention(x.mT, x, x)
+    products = (x @ x, torch.linalg.matrix_power(x, 3), attended, F.max_pool1d(x[0], 2))
+    return [(product, product[:1], product.mT) for product in products]
+
+
+def changed_and_views(x: Tensor) -> Any:
+    """Results whose sizes were changed in place, and views of them."""
+    y, z = x * 2, x.sin()
+    y.t_()
+    z.unsqueeze_(0).transpose_(1, 2)
+    quantile = x.quantile(0.5, 1)
+    return y, y[:1], z, z[0], z[0][1:], quantile, quantile[:1]
+
+
+def unsafely_split(x: Tensor) -> Any:
+    """Parts in the memory of an argument, of which autograd does not know."""
+    return x.unsafe_chunk(2), x.unsafe_split_with_sizes((1, 3), 1)
+
+
 CASES: list[Case] = [
     case("outputs: sparse", lambda x: x.relu().to_sparse(), t(3, 4)),
     case("outputs: sparse, beside a differentiable one, cpu", sparse_beside_differentiable, g(3, 4), targets=("cpu",)),
@@ -546,6 +569,15 @@ CASES: list[Case] = [
     case("outputs: empty tensor", lambda x: (x[:0], x.new_zeros(0, 3), x.sum()), g(2, 3)),
     case("outputs: scalar", lambda x: x.sum(), g(2, 3)),
     case("outputs: fresh constants", fresh_constant, g(3)),
+    case("outputs: products of batches and views of them", products_and_views, g(2, 2, 4, 4)),
+    case("outputs: products of batches and views of them, plain", products_and_views, t(2, 2, 4, 4)),
+    case("outputs: changed in shape, and views of them", changed_and_views, g(3, 4)),
+    case("outputs: changed in shape, and views of them, plain", changed_and_views, t(3, 4)),
+    *(
+        case(f"outputs: unsafely split, {name}, {target}", function, n(4, 4), targets=(target,))
+        for target in ("portable", "cpu")
+        for name, function in (("parts", unsafely_split), ("all of it", lambda x: x.unsafe_split(9)))
+    ),
     case("outputs: closed-over requires no grad", lambda x: x * torch.full((3,), 2.0), g(3)),
     module_case("outputs: parameters, buffers and views of them", ReturnsState, g(2, 3), calls=(TRAIN,)),
     module_case("outputs: a parameter itself", ReturnsParameter, g(2, 3)),

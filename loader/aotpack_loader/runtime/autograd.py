@@ -192,7 +192,7 @@ class _Step(torch.autograd.Function):
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
         _save(ctx, call, primals, outputs)
-        as_own(outputs, method.own)
+        as_own(outputs, method.own, primals)
         idle = method.without_gradient(primals)
         returned = _apart([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]

@@ -65,7 +65,7 @@ class MethodCall:
         # The original turns gradients on while its caller has them off.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
-        self._own = own_outputs(method.results)
+        self.own = own_outputs(method.results)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols if symbol.needed]
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
@@ -168,7 +168,7 @@ class MethodCall:
         else:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
-                as_own(outputs, self._own)
+                as_own(outputs, self.own, primals)
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
         return outputs

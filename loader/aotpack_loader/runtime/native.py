@@ -111,6 +111,7 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
         "apart": [] if call.memory is None else _apart(call.memory, names),
         "written": [leaf for leaf, _ in call.written_leaves.leaves],
         "forward": _executable(call.forward, {}),
+        "unviewed": call.own,
         "differentiable": None if call.differentiable is None else _differentiable(call.differentiable, method, environment),
         "mutations": [(m.primal, m.output, m.hidden_from_autograd, m.unversioned) for m in method.mutations],
         "touched": method.touched,
@@ -177,7 +178,6 @@ def _differentiable(graded: Differentiable, method: schema.Method, environment: 
         "executable": _executable(graded.backward, sizes),
         "visible": graded.visible,
         "plain": graded.plain,
-        "unviewed": graded.own,
         "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
         "constants": [torch.empty((size, 0), dtype=torch.float32, device="cpu") for size in sizes.values()],
         "tangents": [

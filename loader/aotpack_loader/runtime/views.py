@@ -47,13 +47,13 @@ def _shared(result: schema.Result) -> schema.Shared | None:
 
 
 def own_outputs(results: Sequence[schema.Result]) -> list[int]:
-    """Forward outputs that are no views, though the graph may have made views of them: of nothing else anybody sees."""
+    """Forward outputs that are no views, though the graph may have made views of them."""
     fresh = {result.output for result in results if isinstance(result, schema.FreshResult) and result.unviewed}
     bases = {result.output for result in results if isinstance(result, schema.AliasResult) and result.output is not None}
     return sorted(fresh | bases)
 
 
-def as_own(outputs: list[Any], positions: Sequence[int]) -> None:
+def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
     """Make tensors of their own of the outputs at ``positions``; they keep memory and version counter, and are as many.
 
     Autograd refuses in-place changes of a function's result that is a view, and views of a view have its base.
@@ -61,7 +61,7 @@ def as_own(outputs: list[Any], positions: Sequence[int]) -> None:
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the view itself, which keeps its id
     for position in positions:
         value = outputs[position]
-        if value._is_view():
+        if value._is_view() or any(value is primal for primal in primals):
             outputs[position] = made.setdefault(id(value), (value, value.detach()))[1]
 
 
