@@ -64,6 +64,14 @@ def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[
     return lambda *given: [part.view(part.shape) for part in split(*given)]
 
 
+def _fractional_max_pool3d_backward(
+    gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], places: torch.Tensor
+) -> torch.Tensor:
+    """The gradient where each window had its maximum; torch knows no sizes of its own kernel's result."""
+    flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-3)
+    return flat.scatter_add(-1, places.flatten(-3), gradient.flatten(-3)).view(x.shape)
+
+
 _EACH: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max", "lerp")},
     "maximum": torch.clamp_min,
@@ -78,6 +86,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.resize_as.default: _resize_as,
     torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
     torch.ops.aten._efficientzerotensor.default: _zeros,
+    torch.ops.aten.fractional_max_pool3d_backward.default: _fractional_max_pool3d_backward,
     torch.ops.aten.take.default: _take,
     torch.ops.aten.unsafe_split.Tensor: _unsafe(torch.ops.aten.split),
     torch.ops.aten.unsafe_split_with_sizes.default: _unsafe(torch.ops.aten.split_with_sizes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +113,23 @@ def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> N
 def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="branches: 'guess' is none of refuse, example"):
         aotpack.build(model, (X, LABELS), out=tmp_path / "m.aotpack", targets=("portable",), branches="guess")
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "bad", "message"),
+    [
+        (lambda x, y: nn.functional.gaussian_nll_loss(x, x, y), [1.0, 2.0], [1.0, -2.0], "var has negative entry/entries"),
+        (lambda x, y: torch.cov(x, aweights=y), [1.0, 2.0], [1.0, -2.0], "aweights cannot be negative"),
+        (lambda x, y: torch.cov(x, aweights=y), [1.0, 2.0], [0.0, 0.0], "weights sum to zero"),
+    ],
+)
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_what_torch_checks_of_values_is_checked_when_it_runs(
+    function: Any, good: list[float], bad: list[float], message: str, target: str, tmp_path: Path
+) -> None:
+    x = torch.randn(2)
+    aotpack.build(function, (x, torch.tensor(good)), out=tmp_path / "m.aotpack", targets=(target,))
+    loaded = load(tmp_path / "m.aotpack", backend=target)
+    torch.testing.assert_close(loaded(x, torch.tensor(good)), function(x, torch.tensor(good)))
+    with pytest.raises(RuntimeError, match=message):
+        loaded(x, torch.tensor(bad))

@@ -70,6 +70,7 @@ def decomposed_as_eager() -> Iterator[None]:
         return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
 
     rules: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.cov.default: _covariance,
         torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
         torch.ops.aten.max_pool1d.default: max_pool1d,
         torch.ops.aten.rrelu.default: rrelu,
@@ -82,6 +83,28 @@ def decomposed_as_eager() -> Iterator[None]:
         mock.patch.object(decompositions, "_upsample_linear", resize_linear),
     ):
         yield
+
+
+def _covariance(
+    x: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``torch.cov``, which asks for values: what it refuses is asserted, and what it warns of, too few observations, is not."""
+    x = x.reshape(1, -1) if x.dim() < 2 else x
+    weights: torch.Tensor | None = None
+    for given, name in ((fweights, "fweights"), (aweights, "aweights")):
+        if given is not None:
+            torch.ops.aten._assert_async.msg(given.min() >= 0, f"cov(): {name} cannot be negative")
+            weights = given if weights is None else weights * given
+    if weights is None:
+        apart = x - (x.sum(1) / x.shape[1]).unsqueeze(1)
+        return apart.matmul(apart.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
+    total = weights.sum()
+    torch.ops.aten._assert_async.msg(total != 0, "cov(): weights sum to zero, can't be normalized")
+    freedom = total - correction
+    if aweights is not None and correction:
+        freedom = total - correction * (weights * aweights).sum() / total
+    apart = x - ((x * weights).sum(1) / total).unsqueeze(1)
+    return apart.matmul((apart * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
 
 
 def _no_view(result: torch.Tensor) -> torch.Tensor:

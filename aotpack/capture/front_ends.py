@@ -24,6 +24,7 @@ from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.randomness import traced_random
 from ..graph import source_line
 from . import dynamo, export, places, rehearsals, trace
+from .asserted import AssertedArguments
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .front_end import Given
@@ -86,6 +87,7 @@ def capture(
                 compat.own_warnings(),
                 checkpoints.torch_xla_checkpoints(),
                 traced_random(exact=exact_random),
+                AssertedArguments(),
             ):
                 if shapes.integers and name != "trace":
                     raise ValueError("an integer argument varies, which this front end does not take")

@@ -102,11 +102,11 @@ def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[No
 
     The forward's value and the backward's placeholder of each: compiled code solves no equations.
     """
-    given = [size.node.expr for node in _inputs(backward) for size in _numbers(node.meta["val"])]
+    given = [size.node.expr for node in _inputs(backward) for size in _numbers(node.meta.get("val"))]
     missing = {symbol for size in given for symbol in size.free_symbols} - set(given)
     pairs = []
     primals = _inputs(forward)
-    tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
+    tensors = [node for node in primals if isinstance(node.meta.get("val"), torch.Tensor)]
     for primal, dim, size in [(node, *each) for node in tensors for each in enumerate(node.meta["val"].shape)]:
         if isinstance(size, torch.SymInt) and size.node.expr in missing:
             missing.remove(size.node.expr)

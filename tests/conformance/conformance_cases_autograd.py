@@ -583,6 +583,10 @@ LOST = {f"own gradients, export alone: {name}": message for name, (_, message) i
 LOST["own gradients: hooks on saved tensors"] = r"enters saved_tensors_hooks.*conformance_cases_autograd.py:\d+"
 
 
+def pooled_at_random(x: Tensor) -> Tensor:
+    return F.fractional_max_pool3d(x, 2, output_size=(3, 3, 3), _random_samples=torch.full((2, 2, 3), 0.3))
+
+
 CASES: list[Case] = [
     *(
         module_case(f"own gradients, {name}: {kind}", make, g(2, 3), front_ends=ends, methods=("train",), calls=(TRAIN,))
@@ -760,4 +764,5 @@ CASES: list[Case] = [
     case("autograd: float64", three, g(3, dtype=torch.float64), g(3, dtype=torch.float64)),
     case("autograd: bfloat16", three, g(3, dtype=torch.bfloat16), g(3, dtype=torch.bfloat16)),
     case("autograd: complex", lambda x: (x * x.conj()).real.sum(), g(3, dtype=torch.complex64)),
+    case("autograd: fractional_max_pool3d", pooled_at_random, g(2, 2, 7, 7, 7)),
 ]

@@ -1,4 +1,7 @@
-"""Python values that a model keeps from call to call, and tensors told apart by what they are, under every front end."""
+"""Python values that a model keeps from call to call, and tensors told apart by what they are, under every front end.
+
+Also functions of torch that look at values.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from .harness import TRAIN, Call, Case, case, g, inputs, module_case, t, together
+from .harness import TRAIN, Call, Case, case, g, inputs, ints, module_case, t, together
 
 
 @dataclass
@@ -162,4 +166,31 @@ def of(front_end: str) -> list[Case]:
     ]
 
 
+def covariances(x: Tensor) -> Any:
+    return torch.cov(x), torch.cov(x[0]), torch.cov(x, correction=0), torch.corrcoef(x)
+
+
+def weighted_covariances(x: Tensor, times: Tensor, y: Tensor) -> Any:
+    weights = y.exp()
+    return x.cov(fweights=times, aweights=weights), x.cov(fweights=times), x.cov(aweights=weights, correction=2)
+
+
+def gaussian(x: Tensor, y: Tensor, z: Tensor) -> Any:
+    return F.gaussian_nll_loss(x, y, z.exp()), F.gaussian_nll_loss(x, y, z.exp()[:, :1], full=True, reduction="none")
+
+
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
+CASES += [
+    case("values: covariances", covariances, g(3, 5)),
+    case("values: covariances, complex", covariances, g(3, 5, dtype=torch.complex64)),
+    case("values: covariances, dynamic", covariances, g(3, 5), dynamic_shapes={"x": {1: torch.export.Dim("size")}}),
+    case("values: covariances, of one observation", lambda x: x[:, :1].cov(), t(3, 5)),
+    *(
+        case(f"values: {name}, {target}", function, g(3, 5), *specs, targets=(target,))
+        for target in ("portable", "cpu")
+        for name, function, *specs in (
+            ("weighted covariances", weighted_covariances, ints(5), g(5)),
+            ("gaussian_nll_loss", gaussian, g(3, 5), g(3, 5)),
+        )
+    ),
+]

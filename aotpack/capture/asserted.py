@@ -1,0 +1,27 @@
+"""Functions of torch that look at their arguments' values first, and raise: traced, the graph does so while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_MESSAGES: dict[Callable[..., Any], str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
+
+
+class AssertedArguments(TorchFunctionMode):
+    """While it is on, the truth value by which such a function decides to raise is taken for false, and asserted to be."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in _MESSAGES:
+            return function(*args, **(kwargs or {}))
+
+        def is_wrong(found: torch.Tensor) -> bool:
+            torch.ops.aten._assert_async.msg(found.logical_not(), _MESSAGES[function])
+            return False
+
+        with mock.patch.object(torch.Tensor, "__bool__", is_wrong):
+            return function(*args, **(kwargs or {}))
