@@ -73,6 +73,9 @@ def decomposed_as_eager() -> Iterator[None]:
         torch.ops.aten.cov.default: _covariance,
         torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
         torch.ops.aten.max_pool1d.default: max_pool1d,
+        torch.ops.aten.polygamma_.default: lambda x, order: x.copy_(
+            torch.polygamma(order, x.clone())
+        ),  # torch writes no functional one
         torch.ops.aten.rrelu.default: rrelu,
     }
     if hasattr(decompositions, "one_hot"):

@@ -132,7 +132,13 @@ def depends_on_gradients(
 @contextlib.contextmanager
 def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: bool) -> Iterator[None]:
     """The model as it was while it was traced: in that mode, and going the way that ``branches`` were taken."""
-    with _mode(model, training), compat.own_warnings(), checkpoints.torch_xla_checkpoints(), traced_random(exact=False):
+    with (
+        _mode(model, training),
+        compat.own_warnings(),
+        checkpoints.torch_xla_checkpoints(),
+        traced_random(exact=False),
+        AssertedArguments(),
+    ):
         if branches:
             follow(model, branches)
         yield

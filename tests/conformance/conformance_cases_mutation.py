@@ -490,4 +490,6 @@ CASES: list[Case] = [
     module_case("buffer mutated: and a view of it returned", BufferViewReturned, g(2, 3)),
     module_case("buffer mutated: becomes part of the graph", BufferOfGradient, g(2, 3), calls=(TRAIN,)),
     module_case("parameter mutated under no_grad", ParameterUnderNoGrad, g(2, 3), calls=TWO),
+    case("input mutation: polygamma_", lambda x: x.abs_().polygamma_(1) * 2, t(3)),
+    case("in place on an intermediate: polygamma_", lambda x: (x.sigmoid() + 1).polygamma_(1), g(3)),
 ]

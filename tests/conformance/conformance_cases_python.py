@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import TRAIN, Call, Case, case, g, inputs, ints, module_case, t, together
+from .harness import INFER, TRAIN, Call, Case, case, g, inputs, ints, module_case, t, together
 
 
 @dataclass
@@ -175,6 +175,15 @@ def weighted_covariances(x: Tensor, times: Tensor, y: Tensor) -> Any:
     return x.cov(fweights=times, aweights=weights), x.cov(fweights=times), x.cov(aweights=weights, correction=2)
 
 
+class Gaussian(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.loss = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GaussianNLLLoss()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.norm(self.layer(x)), x, x.exp())
+
+
 def gaussian(x: Tensor, y: Tensor, z: Tensor) -> Any:
     return F.gaussian_nll_loss(x, y, z.exp()), F.gaussian_nll_loss(x, y, z.exp()[:, :1], full=True, reduction="none")
 
@@ -184,6 +193,7 @@ CASES += [
     case("values: covariances", covariances, g(3, 5)),
     case("values: covariances, complex", covariances, g(3, 5, dtype=torch.complex64)),
     case("values: covariances, dynamic", covariances, g(3, 5), dynamic_shapes={"x": {1: torch.export.Dim("size")}}),
+    module_case("values: GaussianNLLLoss", Gaussian, t(3, 4), calls=(TRAIN, INFER, Call(3, grad=False))),
     case("values: covariances, of one observation", lambda x: x[:, :1].cov(), t(3, 5)),
     *(
         case(f"values: {name}, {target}", function, g(3, 5), *specs, targets=(target,))
