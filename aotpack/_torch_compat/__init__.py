@@ -33,6 +33,7 @@ from .call_library import SOURCE as CALL_LIBRARY_SOURCE
 from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
+from .fakes import fakes_of_kernels
 from .inductor import (
     LoweringError,
     Written,
@@ -129,6 +130,7 @@ __all__ = [
     "fake_mode_of",
     "fake_mode_with_shapes",
     "fake_tensor",
+    "fakes_of_kernels",
     "free_sizes",
     "has_effect",
     "hint",

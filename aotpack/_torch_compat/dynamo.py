@@ -21,6 +21,10 @@ from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_chan
 from .messages import OLD_IGNORED, message_functions
 from .rehearsal import ASSIGNS_STATE, SideEffectError
 
+_SIMPLER = "enable_dynamo_decompositions"
+_AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
+"""``addcmul_`` and its like stay the operators they are: simpler ones round otherwise."""
+
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
     """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
@@ -70,6 +74,7 @@ def _capture(
                 "capture_scalar_outputs": True,
                 "use_numpy_random_stream": True,  # refused then; else NumPy's numbers would be torch's
                 ignored: getattr(torch._dynamo.config, ignored) | message_functions(),
+                **_AS_IN_EAGER,
             }
         ),
         # Else the value of a 0-dimensional example would be a hint, and decisions would be made on it.

@@ -587,6 +587,22 @@ def pooled_at_random(x: Tensor) -> Tensor:
     return F.fractional_max_pool3d(x, 2, output_size=(3, 3, 3), _random_samples=torch.full((2, 2, 3), 0.3))
 
 
+def speech(x: Tensor, labels: Tensor, lengths: Tensor) -> Any:
+    """Losses of transcripts that are padded; how many places the longest has depends on data."""
+    steps = torch.full((2,), x.shape[0])
+    by_tensors = F.ctc_loss(x.log_softmax(-1), labels + 1, steps, lengths + 1, blank=0, reduction="sum")
+    return by_tensors, F.ctc_loss(x[:6].log_softmax(-1), labels[:, :2] + 1, [6, 5], [2, 1], reduction="none")
+
+
+def speech_in_one_row(x: Tensor, labels: Tensor) -> Tensor:
+    """As transformers' speech models do: where a label is 0 there is none."""
+    given = labels > 0
+    steps = torch.full((2,), x.shape[0])
+    return F.ctc_loss(x.log_softmax(-1), labels.masked_select(given), steps, given.sum(-1), zero_infinity=True)
+
+
+AUTO = torch.export.Dim.AUTO
+
 CASES: list[Case] = [
     *(
         module_case(f"own gradients, {name}: {kind}", make, g(2, 3), front_ends=ends, methods=("train",), calls=(TRAIN,))
@@ -765,4 +781,13 @@ CASES: list[Case] = [
     case("autograd: bfloat16", three, g(3, dtype=torch.bfloat16), g(3, dtype=torch.bfloat16)),
     case("autograd: complex", lambda x: (x * x.conj()).real.sum(), g(3, dtype=torch.complex64)),
     case("autograd: fractional_max_pool3d", pooled_at_random, g(2, 2, 7, 7, 7)),
+    *(
+        case(f"autograd: ctc_loss, {name}, {target}", function, g(6, 2, 5), *specs, targets=(target,), dynamic_shapes=shapes)
+        for target in ("portable", "cpu")
+        for name, function, shapes, *specs in (
+            ("padded", speech, None, ints(2, 3, high=4), ints(2, high=3)),
+            ("in one row", speech_in_one_row, None, ints(2, 3, high=4)),
+            ("dynamic", speech, {"x": {0: AUTO}, "labels": {1: AUTO}, "lengths": None}, ints(2, 3, high=4), ints(2, high=3)),
+        )
+    ),
 ]

@@ -344,6 +344,11 @@ class BufferOfGradient(nn.Module):
         return (self.memory * x).sum()
 
 
+def fused(x: Tensor) -> Tensor:
+    x[:, :2].addcmul_(x[:, 1:3], x[:, 2:], value=0.1)
+    return x.addcdiv_(x, x + 9, value=0.2) * 2
+
+
 TWO = (Call(1), Call(2), Call(3, training=False, grad=False))
 
 CASES: list[Case] = [
@@ -492,4 +497,10 @@ CASES: list[Case] = [
     module_case("parameter mutated under no_grad", ParameterUnderNoGrad, g(2, 3), calls=TWO),
     case("input mutation: polygamma_", lambda x: x.abs_().polygamma_(1) * 2, t(3)),
     case("in place on an intermediate: polygamma_", lambda x: (x.sigmoid() + 1).polygamma_(1), g(3)),
+    *(
+        case(
+            f"input mutation: addcmul_ and addcdiv_ by a number, {target}", fused, t(3, 4, dtype=torch.float64), targets=(target,)
+        )
+        for target in ("portable", "cpu")
+    ),
 ]

@@ -188,12 +188,18 @@ def gaussian(x: Tensor, y: Tensor, z: Tensor) -> Any:
     return F.gaussian_nll_loss(x, y, z.exp()), F.gaussian_nll_loss(x, y, z.exp()[:, :1], full=True, reduction="none")
 
 
+def counts(x: Tensor) -> Any:
+    edges = torch.tensor([-1.0, 0.0, 1.0])
+    return torch.histogram(x, 4), torch.histogram(x, edges), torch.histogramdd(x[:, :2], [3, 4]), torch.geqrf(x)
+
+
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
     case("values: covariances", covariances, g(3, 5)),
     case("values: covariances, complex", covariances, g(3, 5, dtype=torch.complex64)),
     case("values: covariances, dynamic", covariances, g(3, 5), dynamic_shapes={"x": {1: torch.export.Dim("size")}}),
     module_case("values: GaussianNLLLoss", Gaussian, t(3, 4), calls=(TRAIN, INFER, Call(3, grad=False))),
+    case("values: histograms, and a decomposition without gradients", counts, t(3, 5)),
     case("values: covariances, of one observation", lambda x: x[:, :1].cov(), t(3, 5)),
     *(
         case(f"values: {name}, {target}", function, g(3, 5), *specs, targets=(target,))

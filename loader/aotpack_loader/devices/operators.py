@@ -112,8 +112,8 @@ def _iota(
     return torch.arange(start, start + length * step, step, dtype=dtype, device=device)
 
 
-def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(c, a, b)
+def _fma(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(c, a, b) if isinstance(b, torch.Tensor) else torch.add(c, a, alpha=b)
 
 
 STAND_INS: dict[str, Callable[..., Any]] = {
