@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._functorch._aot_autograd import graph_capture_wrappers
 from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -201,9 +202,11 @@ def strides_kept_in_place() -> Iterator[None]:
     """Leave a tensor its strides when it, or a view of it, is written to; one with gaps is a copy then, in the same order.
 
     Tracing makes an operator that writes one that returns, which may lay out its result otherwise (``index_add_`` of a transposed
-    tensor; ``torch.compile`` does so, too).
+    tensor; ``torch.compile`` does so, too). The copy of an argument that AOTAutograd writes to in its place has its gaps: without
+    them, what eager copies of it would be views, and see what is written.
     """
     dispatch = FunctionalTensorMode.__torch_dispatch__
+    fresh: Callable[..., Any] = graph_capture_wrappers.maybe_to_fresh_input  # type: ignore[attr-defined]
 
     def keeping(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs)
@@ -214,7 +217,16 @@ def strides_kept_in_place() -> Iterator[None]:
                         _keep(kept)
         return found
 
-    with mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", keeping):
+    def with_gaps(number: int, given: Any, metadata: Any) -> Any:
+        copy = fresh(number, given, metadata)
+        if type(given) is not FunctionalTensor or copy is given or _alike(copy, given.stride()):
+            return copy
+        return given.new_empty_strided(given.shape, given.stride()).copy_(given)
+
+    with (
+        mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", keeping),
+        mock.patch.object(graph_capture_wrappers, "maybe_to_fresh_input", with_gaps),
+    ):
         yield
 
 

@@ -65,6 +65,13 @@ def windows_written(x: Tensor, y: Tensor) -> Any:
     return x.clamp(y, None), x * 2
 
 
+def copied_and_written(x: Tensor, y: Tensor) -> Any:
+    """What is copied of a tensor with gaps is not what is written to it, with gradients, afterwards."""
+    rows = x.flatten()
+    x.squeeze().copy_(torch.where(x.squeeze() > 0.1, x.squeeze(), y.mean()))
+    return rows.unsqueeze(-1), rows * 2, x.flatten()
+
+
 def read_and_written(x: Tensor, y: Tensor) -> Any:
     """The gradient of ``y`` needs what ``x`` was before it was written to: a copy, without the gaps."""
     difference = x - y
@@ -126,8 +133,12 @@ CASES: list[Case] = [
         for name, make, stride in (("transposed", t, (1, 4)), ("with gaps", t, (2, 10)), ("non-leaf", n, (1, 4)))
     ),
     *(
-        case(f"layouts: with gaps, read and written, {target}", read_and_written, spaced, g(4, 6), targets=(target,))
+        case(f"layouts: with gaps, {name}, {target}", function, laid_out(make(4, 6), (24, 2)), g(4, 6), targets=(target,))
         for target in ("portable", "cpu")
-        for spaced in (laid_out(t(4, 6), (24, 2)),)
+        for name, function, make in (
+            ("read and written", read_and_written, t),
+            ("copied and written", copied_and_written, t),
+            ("copied and written, non-leaf", copied_and_written, n),
+        )
     ),
 ]
