@@ -103,10 +103,11 @@ def _covariance(
         return apart.matmul(apart.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
     total = weights.sum()
     torch.ops.aten._assert_async.msg(total != 0, "cov(): weights sum to zero, can't be normalized")
+    mean = (x * weights).sum(1) / total  # in this order, as gradients are added up in it
     freedom = total - correction
     if aweights is not None and correction:
         freedom = total - correction * (weights * aweights).sum() / total
-    apart = x - ((x * weights).sum(1) / total).unsqueeze(1)
+    apart = x - mean.unsqueeze(1)
     return apart.matmul((apart * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
 
 

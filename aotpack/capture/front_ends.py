@@ -20,11 +20,11 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.asserted import AssertedArguments
 from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.randomness import traced_random
 from ..graph import source_line
 from . import dynamo, export, places, rehearsals, trace
-from .asserted import AssertedArguments
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .front_end import Given

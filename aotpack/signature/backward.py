@@ -84,14 +84,20 @@ class Backward(Outputs):
         partition.order_placeholders(self.parts)
 
     def _donated(self) -> set[Node]:
-        """Saved tensors that share memory with nothing else: the backward may reuse them."""
+        """Saved tensors that share memory with nothing else: the backward may reuse them.
+
+        Values that were found equal are one now, which their storages do not tell: what they are views of counts, too.
+        """
         others = subclasses.flat([*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))])
         taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
         saved = [value for value, _ in self.parts.saved]
+        roots = {_made(views.root(node)) for node in others if isinstance(node, Node)}
         return {
             node
             for node in saved
-            if (value := tensor_of(node)) is not None and compat.StorageWeakRef(value.untyped_storage()) not in taken
+            if _made(views.root(node)) not in roots
+            and (value := tensor_of(node)) is not None
+            and compat.StorageWeakRef(value.untyped_storage()) not in taken
         }
 
     def _tangents(self, mutations: list[schema.Mutation]) -> list[schema.Tangent]:
@@ -212,3 +218,8 @@ def _memory_format(value: torch.Tensor) -> Any:
     if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous():
         return "channels_last_3d"
     return "contiguous_format"
+
+
+def _made(value: Node) -> tuple[Any, ...]:
+    """What makes a value: two nodes may read one result of an operator that has several."""
+    return tuple(value.args) if value.target is operator.getitem else (value,)

@@ -369,6 +369,12 @@ def changed_and_views(x: Tensor) -> Any:
     return y, y[:1], z, z[0], z[0][1:], quantile, quantile[:1]
 
 
+def computed_twice(x: Tensor, y: Tensor) -> Any:
+    """A result that is found equal to what the backward keeps a view of: it is not to be overwritten there."""
+    result, again = F.layer_norm(x, x.shape[-1:]), F.layer_norm(x, x.shape[-1:])
+    return result, F.conv2d(y[None, None], again.flatten()[:9].reshape(1, 1, 3, 3)), again.t() @ y[:4]
+
+
 def unsafely_split(x: Tensor) -> Any:
     """Parts in the memory of an argument, of which autograd does not know."""
     return x.unsafe_chunk(2), x.unsafe_split_with_sizes((1, 3), 1)
@@ -577,6 +583,10 @@ CASES: list[Case] = [
         case(f"outputs: unsafely split, {name}, {target}", function, n(4, 4), targets=(target,))
         for target in ("portable", "cpu")
         for name, function in (("parts", unsafely_split), ("all of it", lambda x: x.unsafe_split(9)))
+    ),
+    *(
+        case(f"outputs: computed twice, {target}", computed_twice, t(4, 8), g(8, 8), targets=(target,))
+        for target in ("portable", "cpu")
     ),
     case("outputs: closed-over requires no grad", lambda x: x * torch.full((3,), 2.0), g(3)),
     module_case("outputs: parameters, buffers and views of them", ReturnsState, g(2, 3), calls=(TRAIN,)),

@@ -195,6 +195,10 @@ def counts(x: Tensor) -> Any:
 
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
+    *(
+        case(f"values: gaussian_nll_loss, {end}", gaussian, g(3, 5), g(3, 5), g(3, 5), front_ends=(end,))
+        for end in ("export", "trace")
+    ),
     case("values: covariances", covariances, g(3, 5)),
     case("values: covariances, complex", covariances, g(3, 5, dtype=torch.complex64)),
     case("values: covariances, dynamic", covariances, g(3, 5), dynamic_shapes={"x": {1: torch.export.Dim("size")}}),
