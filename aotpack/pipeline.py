@@ -19,7 +19,7 @@ from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
 from . import __version__, decompositions, existing, finish, program, tracing
-from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_kernels, free_sizes, strides_of_kernels
+from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_kernels, free_sizes
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
@@ -92,7 +92,7 @@ def build(
     run = Run(observer)
     example = tracing.Example(model, args, kwargs, dynamic_shapes)
     work = tracing.start(run, example, options, _decompositions(chosen, options))
-    with free_sizes(), fakes_of_kernels(), strides_of_kernels(), BlobStore(out) as store:
+    with free_sizes(), fakes_of_kernels(), BlobStore(out) as store:
         traced = tracing.trace(work)
         documents, graphs = program.describe(traced, work, store)
         graphs = specialize(graphs, specializations)
@@ -160,7 +160,7 @@ def compile_bundle(
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
-    with Bundle.open(bundle) as opened, free_sizes(), fakes_of_kernels(), strides_of_kernels(), BlobStore(out) as store:
+    with Bundle.open(bundle) as opened, free_sizes(), fakes_of_kernels(), BlobStore(out) as store:
         existing.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust)
         with run.stage("restore"):

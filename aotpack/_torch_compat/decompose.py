@@ -69,13 +69,14 @@ def decomposed_as_eager() -> Iterator[None]:
         pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
         return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
 
+    def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:  # torch writes no functional one
+        return x.copy_(torch.polygamma(order, x.clone()))
+
     rules: dict[Any, Callable[..., Any]] = {
         torch.ops.aten.cov.default: _covariance,
         torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
         torch.ops.aten.max_pool1d.default: max_pool1d,
-        torch.ops.aten.polygamma_.default: lambda x, order: x.copy_(
-            torch.polygamma(order, x.clone())
-        ),  # torch writes no functional one
+        torch.ops.aten.polygamma_.default: polygamma_in_place,
         torch.ops.aten.rrelu.default: rrelu,
     }
     if hasattr(decompositions, "one_hot"):

@@ -15,6 +15,8 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
+from .strides import strides_of_kernels
+
 _aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor, torch.Tensor]
 
@@ -71,6 +73,6 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def fakes_of_kernels() -> Iterator[None]:
-    """Let these operators run on fake tensors."""
-    with mock.patch.dict(fake_impls.op_implementations_dict, _FAKES):
+    """Let these operators run on fake tensors, and all have the strides there that kernels give real ones."""
+    with mock.patch.dict(fake_impls.op_implementations_dict, _FAKES), strides_of_kernels():
         yield

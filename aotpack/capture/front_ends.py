@@ -80,14 +80,10 @@ def capture(
                 with _mode(model, training), torch.set_grad_enabled(grad):
                     observed = observe(model, args, kwargs)
             with (
-                _mode(model, training),
+                _traced(model, training=training, exact_random=exact_random),
                 torch.set_grad_enabled(grad),
                 compat.unguarded_convolutions(),
                 decomposed_as_eager(),
-                compat.own_warnings(),
-                checkpoints.torch_xla_checkpoints(),
-                traced_random(exact=exact_random),
-                AssertedArguments(),
             ):
                 if shapes.integers and name != "trace":
                     raise ValueError("an integer argument varies, which this front end does not take")
@@ -132,15 +128,22 @@ def depends_on_gradients(
 @contextlib.contextmanager
 def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: bool) -> Iterator[None]:
     """The model as it was while it was traced: in that mode, and going the way that ``branches`` were taken."""
+    with _traced(model, training=training, exact_random=False):
+        if branches:
+            follow(model, branches)
+        yield
+
+
+@contextlib.contextmanager
+def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> Iterator[None]:
+    """The model in its mode, and what of torch is traced otherwise than it would be."""
     with (
         _mode(model, training),
         compat.own_warnings(),
         checkpoints.torch_xla_checkpoints(),
-        traced_random(exact=False),
+        traced_random(exact=exact_random),
         AssertedArguments(),
     ):
-        if branches:
-            follow(model, branches)
         yield
 
 

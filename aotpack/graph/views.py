@@ -71,16 +71,23 @@ def reach(node: Node) -> int:
     return 0 if 0 in sizes else elements * value.element_size()
 
 
-Chain = tuple[tuple[str, Any], ...]
-"""A chain of views as the names of its operations, each with the position of the one of its results that is meant, or None."""
+Link = tuple[str, Any]
+"""A value by the name of the operation that makes it, with the position of the one of its results that is meant, or None."""
+Chain = tuple[Link, ...]
+"""A chain of views, from its start."""
 
 
 def chain_of_names(node: Node) -> Chain:
-    """The chain of views that ends in ``node``, from its start."""
+    """The chain of views that ends in ``node``."""
     return tuple([_named(link) for link in chain(node)])
 
 
-def _named(link: Node) -> tuple[str, Any]:
+def origin(node: Node) -> Link:
+    """The start of the chain of views that ends in ``node``: two nodes may read it, where an operator has several results."""
+    return _named(root(node))
+
+
+def _named(link: Node) -> Link:
     if link.target is operator.getitem:
         several, position = link.args
         return str(several), position
@@ -124,14 +131,17 @@ def _is_same(one: Node, other: Node) -> bool:
     if one is other:
         return True
     above, over = parent(one), parent(other)
-    if above is None or over is None or one.target is not other.target:
+    if above is None or over is None or _operation(one) != _operation(other):
         return False
-    if one.target is operator.getitem:
-        if one.args[1] != other.args[1]:
-            return False
-        one, other = one.args[0], other.args[0]  # type: ignore[assignment]
-    same = (one.target, one.args[1:], one.kwargs) == (other.target, other.args[1:], other.kwargs)
-    return same and _is_same(above, over)
+    return _is_same(above, over)
+
+
+def _operation(view: Node) -> tuple[Any, ...]:
+    """What a view does with the value it is of."""
+    if view.target is operator.getitem:
+        several, position = view.args
+        return (*_operation(several), position)  # type: ignore[arg-type]
+    return view.target, view.args[1:], view.kwargs
 
 
 def _step(view: Node, select: Any, shape_env: ShapeEnv | None) -> schema.ViewStep | None:

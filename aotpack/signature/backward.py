@@ -91,11 +91,11 @@ class Backward(Outputs):
         others = subclasses.flat([*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))])
         taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
         saved = [value for value, _ in self.parts.saved]
-        roots = {_made(views.root(node)) for node in others if isinstance(node, Node)}
+        roots = {views.origin(node) for node in others if isinstance(node, Node)}
         return {
             node
             for node in saved
-            if _made(views.root(node)) not in roots
+            if views.origin(node) not in roots
             and (value := tensor_of(node)) is not None
             and compat.StorageWeakRef(value.untyped_storage()) not in taken
         }
@@ -218,8 +218,3 @@ def _memory_format(value: torch.Tensor) -> Any:
     if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous():
         return "channels_last_3d"
     return "contiguous_format"
-
-
-def _made(value: Node) -> tuple[Any, ...]:
-    """What makes a value: two nodes may read one result of an operator that has several."""
-    return tuple(value.args) if value.target is operator.getitem else (value,)

@@ -263,7 +263,8 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for node, _ in given:
         start.prepend(node)
-    inputs = [one for _, one in given]
+    examples = [node.meta["val"] for node, _ in given]
+    inputs = [source for _, source in given]
     distinct: list[Node] = []
     positions: list[int] = []
     for value in graph.output_node().args[0]:  # type: ignore[union-attr]
@@ -282,10 +283,9 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     promised = {position for output, position in enumerate(positions) if output not in item.private}
     free = [position for position in range(len(distinct)) if position not in promised]
     donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
-    consumed = [i for i, given in enumerate(inputs) if isinstance(given, schema.GivenInput) and given.index in item.saved]
+    consumed = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and source.index in item.saved]
     donated = [i for i in consumed if inputs[i].index in donatable]
     fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items())])
-    examples = [node.meta["val"] for node, _ in given]
     return _Call(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
 
 
