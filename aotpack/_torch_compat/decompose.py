@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch._decomp import core_aten_decompositions, decompositions, get_decompositions
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .autograd import Decompositions
@@ -73,6 +74,7 @@ def decomposed_as_eager() -> Iterator[None]:
         return x.copy_(torch.polygamma(order, x.clone()))
 
     rules: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.allclose.default: _close,
         torch.ops.aten.cov.default: _covariance,
         torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
         torch.ops.aten.max_pool1d.default: max_pool1d,
@@ -110,6 +112,21 @@ def _covariance(
         freedom = total - correction * (weights * aweights).sum() / total
     apart = x - mean.unsqueeze(1)
     return apart.matmul((apart * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
+
+
+def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:
+    """In torch's own derivatives, where what is not close is an error (that of complex singular vectors), so in the graph.
+
+    Raises:
+        DataDependentOutputException: a model asks.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        raise DataDependentOutputException(torch.ops.aten.allclose.default)
+    torch.ops.aten._assert_async.msg(
+        torch.isclose(one, other, *how, **given).all(),
+        "svd_backward: the loss depends on the phase of complex singular vectors, which is arbitrary",
+    )
+    return True
 
 
 def _no_view(result: torch.Tensor) -> torch.Tensor:

@@ -21,17 +21,19 @@ _aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
+def _unknown(mode: FakeTensorMode, func: Any) -> torch.SymInt:
+    """A size that depends on data."""
+    if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
+        raise DynamicOutputShapeException(func)
+    size = mode.shape_env.create_unbacked_symint()
+    _constrain_range_for_size(size)
+    return size
+
+
 def _ctc_loss(mode: FakeTensorMode, func: Any, x: torch.Tensor, targets: Any, sizes: Any, lengths: Any, *rest: Any) -> _Tensors:
     """A loss for each of the batch, and the probabilities of each step, as many as the longest target has places."""
     steps, batch, _ = x.shape
-    places: Any
-    if isinstance(lengths, torch.Tensor):
-        if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
-            raise DynamicOutputShapeException(func)
-        places = mode.shape_env.create_unbacked_symint()
-        _constrain_range_for_size(places)
-    else:
-        places = 2 * max(lengths, default=0) + 1
+    places = _unknown(mode, func) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return x.new_empty(batch), x.new_empty(batch, steps, places)
 
 
@@ -42,6 +44,31 @@ def _ctc_loss_backward(mode: FakeTensorMode, func: Any, gradient: torch.Tensor, 
 def _geqrf(mode: FakeTensorMode, func: Any, x: torch.Tensor) -> _Tensors:
     *batch, rows, columns = x.shape
     return x.new_empty(*batch, columns, rows).mT, x.new_empty(*batch, min(rows, columns))
+
+
+def _lstsq(
+    mode: FakeTensorMode, func: Any, x: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The solution, in the memory of what LAPACK solves; residuals, ranks and singular values, those that the driver finds.
+
+    ``gelsd`` and ``gelss`` have no residuals of what has no full rank.
+    """
+    *batch, rows, columns = x.shape
+    several = b.dim() == x.dim()
+    sides = b.shape[-1] if several else 1
+    solution = x.new_empty(*batch, sides, torch.sym_max(rows, columns)).mT[..., :columns, :]
+    residuals, ranks, values = x.new_empty(0), x.new_empty(0, dtype=torch.int64), x.new_empty(0, dtype=x.dtype.to_real())
+    if driver in ("gelsd", "gelss"):
+        values = values.new_empty(*batch, torch.sym_min(rows, columns))
+    if driver != "gels":
+        ranks = ranks.new_empty(batch)
+    if driver == "gels" and rows > columns:
+        residuals = x.new_empty(*batch, sides)
+    elif driver in ("gelsd", "gelss") and rows > columns:
+        if batch:
+            raise DynamicOutputShapeException(func)
+        residuals = x.new_empty(_unknown(mode, func))
+    return (solution if several else solution.squeeze(-1)), residuals, ranks, values
 
 
 def _histogram(mode: FakeTensorMode, func: Any, x: torch.Tensor, bins: int | torch.Tensor = 100, **options: Any) -> _Tensors:
@@ -63,6 +90,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
     _aten._ctc_loss_backward.default: _ctc_loss_backward,
     _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     _aten.geqrf.default: _geqrf,
+    _aten.linalg_lstsq.default: _lstsq,
     _aten.histogram.bin_ct: _histogram,
     _aten.histogram.bins_tensor: _histogram,
     _aten._histogramdd_bin_edges.default: _edges,

@@ -601,6 +601,26 @@ def speech_in_one_row(x: Tensor, labels: Tensor) -> Tensor:
     return F.ctc_loss(x.log_softmax(-1), labels.masked_select(given), steps, given.sum(-1), zero_infinity=True)
 
 
+def least_squares(x: Tensor, y: Tensor) -> Any:
+    return torch.linalg.lstsq(x, y), torch.linalg.lstsq(x, y, driver="gels"), torch.linalg.lstsq(x, y[:, 0]).solution
+
+
+def ranks(x: Tensor, y: Tensor) -> Any:
+    """There are residuals only of what has full rank."""
+    found = torch.linalg.lstsq(torch.cat([x, x]), torch.cat([y, y]), driver="gelsd")
+    return found.solution, found.residuals.detach(), found.rank, found.singular_values
+
+
+def of_full_rank(x: Tensor) -> Any:
+    left, values, right = torch.linalg.svd(x, full_matrices=False)
+    return (left * values) @ right, values
+
+
+def phases(x: Tensor) -> Tensor:
+    """Eager's backward raises."""
+    return torch.linalg.svd(x, full_matrices=False).U
+
+
 AUTO = torch.export.Dim.AUTO
 
 CASES: list[Case] = [
@@ -789,5 +809,26 @@ CASES: list[Case] = [
             ("in one row", speech_in_one_row, None, ints(2, 3, high=4)),
             ("dynamic", speech, {"x": {0: AUTO}, "labels": {1: AUTO}, "lengths": None}, ints(2, 3, high=4), ints(2, high=3)),
         )
+    ),
+    case("autograd: lstsq, ranks", ranks, g(3, 2, dtype=torch.float64), g(3, 2, dtype=torch.float64)),
+    *(
+        made
+        for target in ("portable", "cpu")
+        for made in (
+            case(
+                f"autograd: lstsq, {target}",
+                least_squares,
+                g(5, 3, dtype=torch.float64),
+                g(5, 2, dtype=torch.float64),
+                targets=(target,),
+                dynamic_shapes=({0: AUTO}, {0: AUTO}),
+            ),
+            case(f"autograd: complex svd, {target}", of_full_rank, g(4, 3, dtype=torch.complex64), targets=(target,)),
+            case(f"autograd: phases of a complex svd, {target}", phases, g(4, 3, dtype=torch.complex64), targets=(target,)),
+        )
+    ),
+    *(
+        case(f"autograd: asks for allclose, {end}", lambda x: x * 2 if torch.allclose(x, x * 1) else x, g(3), front_ends=(end,))
+        for end in ("dynamo", "export", "trace")
     ),
 ]

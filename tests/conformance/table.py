@@ -116,6 +116,7 @@ REFUSED: dict[str, str] = {
     "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*counts from the start of a storage",
     "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*counts from the start of a storage",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
+    **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
     "shapes: a float argument that varies": r"args\[1\]: this float is fixed",
     "shapes: an integer argument that varies, and is fixed by the model": r"args\[1\]: asked to vary, but the model fixes it",
     "shapes: a branch on data": "Data-dependent branching",
