@@ -33,8 +33,11 @@ def _as_strided_scatter(
 ) -> Any:
     """Of a part of a storage: the storage made anew around the tensor, and places counted in it, as eager counts them.
 
-    Inductor (torch 2.13) counts them in a contiguous copy of the tensor: ``torch.compile`` writes to other elements.
+    Inductor (torch 2.13) counts them in a contiguous copy of the tensor: ``torch.compile`` writes to other elements. Eager copies
+    what is expanded.
     """
+    if any(statically_known_true(step == 0) and count != 1 for count, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return torch.as_strided_scatter(tensor.clone(), source, size, stride, storage_offset)
     held = tensor.untyped_storage().nbytes() // tensor.element_size()
     if tensor.is_contiguous() and statically_known_true(tensor.numel() == held):
         return NotImplemented

@@ -2,10 +2,10 @@
 
 Views, writes, reductions, sorts, indices, convolutions, losses, booleans, integers, complex numbers and casts, in float64 and
 float32, over tensors that are contiguous or not; compared are outputs, gradients, written arguments, strides and aliasing. What
-differs in float32 and not in float64 is rounding. Large programs try how operators fuse; many small ones in a bundle
-(``--together 32 --lines 6``) try more operators in the time of one compilation. A program that fails is made smaller while it
-still fails, and printed as a function and its inputs in the words of tests/conformance, to be pasted into a case. Program NUMBER
-of a seed is the same on every machine.
+differs in float32 or half precision and not in float64 is rounding. Large programs try how operators fuse; many small ones in a
+bundle (``--together 32 --lines 6``) try more operators in the time of one compilation. A program that fails is made smaller while
+it still fails, and printed as a function and its inputs in the words of tests/conformance, to be pasted into a case. Program
+NUMBER of a seed is the same on every machine.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from aotpack_loader.errors import AotpackError
 from tests.conformance.harness import MismatchError, run, works_in_eager
 from tests.conformance.programs import Program, drawn, joined, reduced
 
-_STRIDES = re.compile(r"\.stride: |should have the strides|check='full': Method|at fault\.$")
+_STRIDES = re.compile(r"\.(stride|conj|neg): |should have the strides|check='full': Method|at fault\.$")
 _PLACE = re.compile(r"\b(out|args)\[(\d+)\]")
 _COMPARED = ("wrong", "strides")
 
@@ -26,9 +26,9 @@ class Outcome:
     """What became of a program.
 
     Args:
-        status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` where results lie otherwise in memory, and nothing else;
-            ``rounding`` where it differs in float32 and not in float64; ``raises`` an error that is none of ours; ``crash`` where
-            the process died; ``skipped`` where eager refuses it.
+        status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` where results lie otherwise in memory, and nothing else (or
+            are no longer lazily conjugated); ``rounding`` where it differs in float32 or half precision and not in float64;
+            ``raises`` an error that is none of ours; ``crash`` where the process died; ``skipped`` where eager refuses it.
         reason: what differs, or the error.
         program: what was run; of a failure the smallest that fails likewise.
     """

@@ -19,6 +19,7 @@ import torch._inductor.lowering
 from torch._decomp import decompositions as lstm_decompositions
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
 from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
@@ -198,6 +199,7 @@ def _export_joint(
         traceable_scans(),
         _trained_lstms(),
         gradients_apart(),
+        _tangents_as_in_memory(),
         strides_kept_in_place(),
         recorded_lines(entry="traced_model"),
         OverlapsOfAnySize(),
@@ -328,6 +330,18 @@ class AliasedOutputsError(Exception):
         super().__init__("results share memory with each other")
         self.positions = positions
         self.places = [f"result {position}" for position in positions]
+
+
+@contextlib.contextmanager
+def _tangents_as_in_memory() -> Iterator[None]:
+    """Trace tangents that are not lazily conjugated or negated, as results may be: the loader hands over none that are."""
+    coerce = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
+
+    def resolved(tangent: Any) -> Any:
+        return coerce(tangent.resolve_conj().resolve_neg() if isinstance(tangent, torch.Tensor) else tangent)
+
+    with mock.patch.object(collect_metadata_analysis, "coerce_tangent_and_suggest_memory_format", resolved):
+        yield
 
 
 @contextlib.contextmanager

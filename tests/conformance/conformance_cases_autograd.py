@@ -800,6 +800,7 @@ CASES: list[Case] = [
     case("autograd: float64", three, g(3, dtype=torch.float64), g(3, dtype=torch.float64)),
     case("autograd: bfloat16", three, g(3, dtype=torch.bfloat16), g(3, dtype=torch.bfloat16)),
     case("autograd: complex", lambda x: (x * x.conj()).real.sum(), g(3, dtype=torch.complex64)),
+    case("autograd: a result that is lazily conjugated", lambda x: (x + 1j).conj(), g(3)),
     case("autograd: fractional_max_pool3d", pooled_at_random, g(2, 2, 7, 7, 7)),
     *(
         case(f"autograd: ctc_loss, {name}, {target}", function, g(6, 2, 5), *specs, targets=(target,), dynamic_shapes=shapes)

@@ -145,6 +145,7 @@ def scattered_by_places(x: Tensor, y: Tensor) -> Any:
         rows.as_strided_scatter(y, (2,), (3,)),
         x.t().as_strided_scatter(y, (2,), (2,), 3),
         (x * 2)[4:].as_strided_scatter(y, (2,), (3,), 38),
+        x[:, None].expand(6, 3, 8).as_strided_scatter(y, (2,), (3,), 5),
     )
 
 

@@ -36,6 +36,7 @@ LARGEST = 100.0
 EMPHASES = (0.2, 1, 1, 4)
 """Of kinds of operators in a program: what differs is often of many writes, or of many views."""
 
+_HALF = re.compile(r"\.(half|bfloat16)\(\)")
 _NAME = re.compile(r"\b[xv]\d+\b")
 _WORDS = {"torch": torch, "F": F, **{word: getattr(harness, word) for word in ("g", "ints", "laid_out", "n", "t")}}
 _HEADER = f"import torch\nimport torch.nn.functional as F\nfrom {__package__}.harness import g, inputs, ints, laid_out, n, t\n"
@@ -83,8 +84,9 @@ class Program:
         )
 
     def in_double(self) -> Program:
-        """The same in float64, where rounding is no matter."""
-        return replace(self, arguments=tuple(argument.replace("float32", "float64") for argument in self.arguments))
+        """The same in float64, where rounding is no matter; so is what it computes in half precision."""
+        arguments = tuple(argument.replace("float32", "float64") for argument in self.arguments)
+        return replace(self, arguments=arguments, lines=tuple(_HALF.sub(".double()", line) for line in self.lines))
 
     def without_unread(self) -> Program:
         """Without the lines and arguments that no result needs; writes stay, and what they are into."""
