@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ._torch_compat import statically_known_true
+from ._torch_compat import statically_known_true, stored_elements
 
 
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     """The storage read anew, row by row, as a tensor of ``size``; zeros where it is too short and eager leaves what was there."""
-    count, held = math.prod(size), tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    count, held = math.prod(size), stored_elements(tensor) - tensor.storage_offset()
     elements = tensor.as_strided((min(count, held),), (1,))
     if count > held:
         elements = torch.cat([elements, elements.new_zeros(count - held)])
@@ -38,7 +38,7 @@ def _as_strided_scatter(
     """
     if any(statically_known_true(step == 0) and count != 1 for count, step in zip(tensor.shape, tensor.stride(), strict=True)):
         return torch.as_strided_scatter(tensor.clone(), source, size, stride, storage_offset)
-    held = tensor.untyped_storage().nbytes() // tensor.element_size()
+    held = stored_elements(tensor)
     if tensor.is_contiguous() and statically_known_true(tensor.numel() == held):
         return NotImplemented
     whole = tensor.new_zeros(held).as_strided_scatter(tensor, tensor.shape, tensor.stride(), tensor.storage_offset())

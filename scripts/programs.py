@@ -59,6 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="M", help="begin programs for so long")
     parser.add_argument("--lines", type=int, default=20, metavar="N", help="of a program (default 20)")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="in a bundle, of those called alike (default 1)")
+    parser.add_argument("--dynamic", action="store_true", help="build for sizes that vary, and call with larger ones, too")
     parser.add_argument("--target", choices=("portable", "cpu"), default="cpu", help="what bundles are built for (default cpu)")
     parser.add_argument(
         "--reduce", type=int, default=30, metavar="N", help="builds to make a failing program smaller (default 30)"
@@ -115,7 +116,9 @@ class Checker:
         self._pool = self._pool or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         options = self._options
         try:
-            return self._pool.submit(check, names, options.lines, options.target, options.reduce).result()
+            return self._pool.submit(
+                check, names, options.lines, options.target, options.reduce, dynamic=options.dynamic
+            ).result()
         except BrokenProcessPool:
             self.end()
         if len(names) == 1:
@@ -145,6 +148,7 @@ def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str,
         "programs": len(found),
         "lines": options.lines,
         "together": options.together,
+        "dynamic": options.dynamic,
         "counts": dict(sorted(counts.items())),
         "failures": {
             name: {"status": one.status, "reason": one.reason[:1500], "source": one.program.source if one.program else ""}

@@ -17,6 +17,7 @@ from tests.conformance.harness import MismatchError, run, works_in_eager
 from tests.conformance.programs import Program, drawn, joined, reduced
 
 _STRIDES = re.compile(r"\.(stride|conj|neg): |should have the strides|check='full': Method|at fault\.$")
+_FIXED = re.compile(r"(native )?call 1: eager works; the bundle's \w+ raises InputError")
 _PLACE = re.compile(r"\b(out|args)\[(\d+)\]")
 _COMPARED = ("wrong", "strides")
 
@@ -28,7 +29,8 @@ class Outcome:
     Args:
         status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` where results lie otherwise in memory, and nothing else (or
             are no longer lazily conjugated); ``rounding`` where it differs in float32 or half precision and not in float64;
-            ``raises`` an error that is none of ours; ``crash`` where the process died; ``skipped`` where eager refuses it.
+            ``raises`` an error that is none of ours; ``crash`` where the process died; ``skipped`` where eager refuses it;
+            ``fixed`` where sizes are to vary and the bundle takes no others than the example's.
         reason: what differs, or the error.
         program: what was run; of a failure the smallest that fails likewise.
     """
@@ -42,14 +44,14 @@ class Outcome:
         return self.status in ("wrong", "raises", "crash")
 
 
-def check(names: Sequence[str], lines: int, target: str, attempts: int) -> dict[str, Outcome]:
-    """Draw the programs of these names and check them, those that are called alike in one bundle.
+def check(names: Sequence[str], lines: int, target: str, attempts: int, *, dynamic: bool) -> dict[str, Outcome]:
+    """Draw the programs of these names and check them, those that are called alike in one bundle; with ``dynamic`` sizes vary.
 
     In ``attempts`` further builds one that fails is made smaller.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    programs = {name: drawn(name, lines) for name in names}
+    programs = {name: replace(drawn(name, lines), dynamic=dynamic) for name in names}
     found: dict[str, Outcome] = {}
     for _, alike in groupby(sorted(names, key=lambda name: _called(programs[name])), lambda name: _called(programs[name])):
         found |= _check({name: programs[name] for name in alike}, target, attempts)
@@ -111,6 +113,8 @@ def _compared(program: Program, target: str) -> Outcome:
             run(case, Path(folder) / "program.aotpack")
         except MismatchError as error:
             lines = str(error).splitlines()[1:]
+            if all(_FIXED.match(line) for line in lines if not line.startswith(" ")):
+                return Outcome("fixed", "\n".join(lines))
             return Outcome("strides" if all(map(_STRIDES.search, lines)) else "wrong", "\n".join(lines))
         except AotpackError as error:
             return Outcome("refused", str(error))

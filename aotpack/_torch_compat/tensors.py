@@ -16,6 +16,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
@@ -23,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SubclassSymbolicContext,
+    statically_known_true,
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._sympy.numbers import int_oo
@@ -85,6 +87,18 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
         for (tensor, _), attributes in zip(dims, before, strict=True):
             for name in set(tensor.__dict__) - set(attributes):
                 delattr(tensor, name)
+
+
+def stored_elements(tensor: torch.Tensor) -> int | torch.SymInt:
+    """How many elements its storage holds.
+
+    In the sizes of the tensor if it is the last of the storage: torch 2.13 traces no other product of three sizes.
+    """
+    end = tensor.storage_offset() + extent(tensor.shape, tensor.stride())
+    with disable_proxy_modes_tracing():
+        if statically_known_true(end * tensor.element_size() == tensor.untyped_storage().nbytes()):
+            return end
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
 def fake_mode_with_shapes() -> FakeTensorMode:

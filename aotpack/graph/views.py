@@ -51,8 +51,8 @@ def root(node: Node) -> Node:
 
 def common_root(nodes: Sequence[Node]) -> Node | None:
     """The value that all these are views of, in the end; None where there is no such."""
-    roots = {root(node) for node in nodes}
-    return roots.pop() if len(roots) == 1 else None
+    first, *others = [root(node) for node in nodes]
+    return first if all(_is_same(first, other) for other in others) else None
 
 
 def chain(node: Node) -> list[Node]:
@@ -127,11 +127,15 @@ def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[s
 
 
 def _is_same(one: Node, other: Node) -> bool:
-    """Whether these are one view of one value: after ``y.t_()`` each use of ``y`` is traced as a view of its own."""
+    """Whether these are one view of one value: after ``y.t_()`` each use of ``y`` is traced as a view of its own.
+
+    So is what ``reshape`` copied, once it has been written to.
+    """
     if one is other:
         return True
-    above, over = parent(one), parent(other)
-    if above is None or over is None or _operation(one) != _operation(other):
+    reshaped = one.target is other.target is torch.ops.aten._unsafe_view.default
+    above, over = (one.args[0], other.args[0]) if reshaped else (parent(one), parent(other))
+    if not isinstance(above, Node) or not isinstance(over, Node) or _operation(one) != _operation(other):
         return False
     return _is_same(above, over)
 

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import INFER, TRAIN, Call, Case, case, g, ints, module_case, n, t
+from .harness import INFER, TRAIN, Call, Case, case, g, ints, laid_out, module_case, n, t
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -107,6 +107,14 @@ def written_transposed(x: Tensor) -> Tensor:
     y = x * 2
     y.t().mul_(3)
     return y
+
+
+def views_of_a_copy(x: Tensor) -> Any:
+    """Every reader of the copy, once it is written to, is traced as one that reshapes."""
+    diagonal = x.flatten()[:9].reshape(3, 3).diagonal()
+    every = diagonal[::2]
+    every.mul_(2)
+    return every, diagonal
 
 
 def written_transposed_with_views(x: Tensor) -> Any:
@@ -491,6 +499,7 @@ CASES: list[Case] = [
         )
         for target in ("portable", "cpu")
     ),
+    case("outputs: views of a copy by reshape, written to, without gradients", views_of_a_copy, laid_out(t(4, 3), (6, 2))),
     case("outputs: views without gradients", views_without_gradient, g(2, 3)),
     case("outputs: views without gradients, in place afterwards", views_without_gradient, g(2, 3), calls=MUTATED),
     case("outputs: views without gradients, cpu", views_without_gradient, g(2, 3), targets=("cpu",)),

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import harness
-from .harness import INFER, TRAIN, Case
+from .harness import INFER, TRAIN, Case, works_in_eager
 from .program_operators import DRAWS, KINDS, PARTS
 
 SHAPES = [(6, 36), (5, 7), (1, 33), (17, 3), (16, 32), (3, 8, 5), (2, 4, 6), (2, 2, 4, 8), (4, 1, 9), (33, 2, 2), (40,), (1,)]
@@ -52,6 +52,7 @@ class Program:
         results: names of what is returned.
         training: whether it is called to be trained, or without gradients.
         exact_random: draws eager's random numbers.
+        dynamic: its sizes vary; it is called with larger ones, too, where eager takes those.
     """
 
     arguments: tuple[str, ...]
@@ -59,29 +60,38 @@ class Program:
     results: tuple[str, ...]
     training: bool = True
     exact_random: bool = False
+    dynamic: bool = False
 
     @property
     def source(self) -> str:
         """The function, and its inputs."""
         names = ", ".join(f"x{number}" for number in range(len(self.arguments)))
         body = [*self.lines, f"return {', '.join(self.results)}"]
-        return "\n".join(
-            [f"def program({names}):", *(f"    {line}" for line in body), "", f"given = inputs({', '.join(self.arguments)})\n"]
-        )
+        given = [f"given = inputs({', '.join(self.arguments)})"]
+        if self.dynamic:
+            given.append(f"larger = inputs({', '.join(map(_larger, self.arguments))})")
+        return "\n".join([f"def program({names}):", *(f"    {line}" for line in body), "", *given, ""])
 
     def case(self, name: str, target: str, folder: Path) -> Case:
         """As a row of a table; ``folder`` keeps the source, for messages that name lines."""
         file = folder / "program.py"
         file.write_text(f"{_HEADER}\n\n{self.source}")
         made = _imported(file)
-        return Case(
+        call = TRAIN if self.training else INFER
+        case = Case(
             name,
             lambda: (made.program, made.given),
-            calls=(TRAIN if self.training else INFER,),
+            calls=(call,),
             targets=(target,),
             methods=("train" if self.training else "infer",),
             rng="eager" if self.exact_random else "default",
         )
+        if not self.dynamic:
+            return case
+        case = replace(case, dynamic_shapes=tuple(map(_varying, made.given(harness.EXAMPLE_SEED)[0])))
+        if not works_in_eager(replace(case, make=lambda: (made.program, made.larger))):
+            return case
+        return replace(case, calls=(call, replace(call, seed=2, inputs=made.larger)))
 
     def in_double(self) -> Program:
         """The same in float64, where rounding is no matter; so is what it computes in half precision."""
@@ -139,6 +149,35 @@ class Program:
     def _values(self) -> dict[str, Tensor]:
         """What every line makes in eager of the example inputs."""
         return _Eager(self.arguments, self.lines).values
+
+
+def _larger(argument: str) -> str:
+    """An argument of larger sizes, equal ones still equal, in the words of the harness; one of an element stays so."""
+    spec, laid_out, strides = argument.removeprefix("laid_out(").partition("), (")
+    word, _, rest = spec.rstrip(")").partition("(")
+    given = rest.split(", ")
+    sizes = [int(text) for text in given if text.isdigit()]
+    larger = [size + 2 if size > 1 else size for size in sizes]
+    spec = f"{word}({', '.join([*map(str, larger), *given[len(sizes) :]])})"
+    if not laid_out:
+        return spec
+    stride = _transposed(larger) if f"({strides}" == f"{_transposed(sizes)})" else _spaced(larger)
+    return f"laid_out({spec}, {stride})"
+
+
+def _transposed(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor whose dimensions lie in the other order."""
+    return torch.empty(*reversed(shape)).permute(*reversed(range(len(shape)))).stride()
+
+
+def _spaced(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of every second element."""
+    return torch.empty([2 * size for size in shape])[(slice(None, None, 2),) * len(shape)].stride()
+
+
+def _varying(value: Tensor) -> dict[int, Any]:
+    """Every size of an argument that may vary."""
+    return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
 
 
 def _argument_like(value: Tensor) -> str:
@@ -216,9 +255,7 @@ class _Drawing:
             word = self.draw.choice("ttgggn" if self.training else "t")
             spec = f"{word}({', '.join(map(str, shape))}, dtype={self.dtype})"
             if len(shape) > 1 and self.draw.random() < 0.3:
-                transposed = torch.empty(shape[::-1]).permute(*reversed(range(len(shape))))
-                spaced = torch.empty([2 * size for size in shape])[(slice(None, None, 2),) * len(shape)]
-                spec = f"laid_out({spec}, {self.draw.choice([transposed, spaced]).stride()})"
+                spec = f"laid_out({spec}, {self.draw.choice([_transposed, _spaced])(shape)})"
             yield spec
         size = self.draw.choice([4, 7, 11])
         yield f"ints({size}, high={min(size for shape in shapes for size in shape)})"

@@ -88,6 +88,21 @@ def test_programs_are_joined_side_by_side(tmp_path: Path) -> None:
     assert works_in_eager(whole.case("joined", "portable", tmp_path))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_programs_of_sizes_that_vary_are_called_with_larger_ones(tmp_path: Path) -> None:
+    arguments = ("laid_out(t(3, 4), (1, 3))", "laid_out(g(3, 4, dtype=torch.float64), (16, 2))", "ints(1, high=3)")
+    program = Program(arguments, ("v0 = x1[x2] * x0",), ("v0",), dynamic=True)
+    assert (
+        "larger = inputs(laid_out(t(5, 6), (1, 5)), laid_out(g(5, 6, dtype=torch.float64), (24, 2)), ints(1, high=3))"
+        in program.source
+    )
+    case = program.case("dynamic", "portable", tmp_path)
+    assert len(case.calls) == 2
+    run(case, tmp_path / "program.aotpack")
+    fixed = replace(program, lines=("v0 = x1 * torch.ones(3, 4)",))
+    assert len(fixed.case("fixed", "portable", tmp_path).calls) == 1
+
+
 def test_a_number_that_becomes_an_argument_is_one_of_no_dimensions() -> None:
     program = Program(("t(3, dtype=torch.float32)",), ("v0 = x0.sum()", "v1 = v0 * 2"), ("v1",))
     smaller = [less.source for less in program.smaller()]
