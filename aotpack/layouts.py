@@ -2,7 +2,8 @@
 
 That is right as long as the model does the same. But where it meets other strides, eager copies what it would take a view of
 (``contiguous``, ``reshape``, ``ravel``): what is written to that copy does not reach the argument, and a result that is that copy
-is no view of it. So a model that writes to its arguments, or returns views of them, runs on fake tensors of both layouts.
+is no view of it. And ``as_strided`` counts places in memory, which are others. So a model that writes to its arguments, returns
+views of them, or counts places runs on fake tensors of both layouts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from . import signature
 from .capture import rehearsals
 from .capture.returned import result_leaves
 from .capture.sharing import dense_stride, like, replaced
+from .graph import views
 
 Strides = Mapping[int, Sequence[int]]
 """Strides of arguments, by leaf number."""
@@ -33,7 +35,7 @@ class Sensitive:
     """What depends on layouts, by number.
 
     Args:
-        leaves: arguments that the model writes to otherwise.
+        leaves: arguments that the model writes to otherwise, or by whose layouts it counts places.
         copied: results that are copies wherever the layout is another (``contiguous``).
         reshaped: results that are copies where no view can be taken (``reshape``).
     """
@@ -64,19 +66,22 @@ def sensitive(
     plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method["leaves"][i], x)}
     traced = {i: dense_stride(tensor) if i in gaps else tensor.stride() for i, tensor in plain.items()}
     # What is copied in this layout may be a view in another, and written to.
-    tensors = {i: x for i, x in plain.items() if i in written | returned or traced[i] != _contiguous(x.shape)}
+    counts = _counts_places(convention)
+    tensors = {i: x for i, x in plain.items() if counts or i in written | returned or traced[i] != _contiguous(x.shape)}
     if not tensors:
         return Sensitive()
     first: _Seen | None = None
     leaves: set[int] = set()
     copied: dict[str, frozenset[int]] = {}
-    for kind, other in _others(tensors, traced):
+    for kind, other in _others(tensors, traced, turned=counts):
         first = first or _run(model, args, kwargs, traced)
         second = _run(model, args, kwargs, {**traced, **other})
         if first is None or second is None:
             continue  # the model takes no such layout, or nobody can tell on fake tensors
         if first.operators != second.operators:
             leaves |= written & other.keys()
+        if counts and first.places != second.places:
+            leaves |= other.keys()
         leaves |= (first.touched ^ second.touched) & other.keys()
         owners = zip(first.results, second.results, strict=True)
         copied[kind] = frozenset(i for i, (one, two) in enumerate(owners) if one in other and one not in written and one != two)
@@ -93,8 +98,8 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
     method = convention.method
     if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
         raise UnsupportedError(
-            "The model writes to arguments that lie in memory with gaps, and whose sizes vary: with gaps it writes to a copy "
-            "(contiguous, reshape), without to the argument.",
+            "Arguments lie in memory with gaps, and their sizes vary, so that a call copies them first. The model writes to a "
+            "copy of what has gaps, and to what has none (contiguous, reshape), or it counts places in memory (as_strided).",
             [Problem(path, "is a slice of a larger tensor") for path in refused],
             hint="Build with a contiguous example, or with sizes that do not vary.",
         )
@@ -110,6 +115,11 @@ def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Re
         return result
     other = results[result.shared.result]
     return result if getattr(other, "laid_out", False) == result.laid_out else structs.replace(result, shared=None)
+
+
+def _counts_places(convention: signature.Convention) -> bool:
+    graphs = [graph for graph in (convention.forward, convention.backward) if graph is not None]
+    return any(node.target in views.AS_STRIDED for graph in graphs for node in graph.graph.nodes)
 
 
 def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
@@ -128,13 +138,14 @@ def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
     return isinstance(leaf, schema.TensorLeaf) and leaf.subclass is None and leaf.stride is not None and value.numel() > 1
 
 
-def _others(tensors: Mapping[int, torch.Tensor], traced: Strides) -> Iterator[tuple[str, Strides]]:
-    """Layouts to try: the example's own; gaps that leave all views possible; gaps between all rows, too; rows."""
+def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, *, turned: bool) -> Iterator[tuple[str, Strides]]:
+    """Layouts to try: the example's own; gaps that leave all views possible; gaps between all rows, too; rows; columns."""
     kinds: dict[str, Strides] = {
         "own": {i: tensor.stride() for i, tensor in tensors.items()},
         "doubled": {i: tuple(2 * step for step in traced[i]) for i in tensors},
         "apart": {i: _spread(tensor.shape, traced[i]) for i, tensor in tensors.items()},
         "rows": {i: _contiguous(tensor.shape) for i, tensor in tensors.items()},
+        "columns": {i: _contiguous(tensor.shape[::-1])[::-1] for i, tensor in tensors.items() if turned},
     }
     for kind, strides in kinds.items():
         if other := {i: stride for i, stride in strides.items() if tuple(stride) != tuple(traced[i])}:
@@ -156,14 +167,19 @@ def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 class _Seen(NamedTuple):
     """A run: operators in order, arguments whose version counter moved, and which argument's memory each result lies in."""
 
-    operators: list[torch._ops.OpOverload]
+    operators: list[compat.Called]
     touched: frozenset[int]
     results: list[int | None]
+
+    @property
+    def places(self) -> list[compat.Called]:
+        """The operators that count places in memory."""
+        return [called for called in self.operators if called.strides is not None]
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
     """Run the model on fake tensors, some with other strides; null where it cannot be run so."""
-    mode, operators = compat.fake_mode_with_shapes(), list[torch._ops.OpOverload]()
+    mode, operators = compat.fake_mode_with_shapes(), list[compat.Called]()
     flat = pytree.tree_leaves((args, kwargs))
     with mode:
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}

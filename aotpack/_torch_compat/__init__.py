@@ -50,6 +50,7 @@ from .messages import own_warnings, quiet_fake_tensors
 from .overlaps import OverlapError
 from .rehearsal import (
     ASSIGNS_STATE,
+    Called,
     Rehearsed,
     SideEffectError,
     Touched,
@@ -97,6 +98,7 @@ __all__ = [
     "TRIED_ON",
     "AliasedOutputsError",
     "Bounds",
+    "Called",
     "Decompositions",
     "DynamicDims",
     "FakeTensorMode",

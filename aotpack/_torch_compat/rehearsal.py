@@ -82,6 +82,19 @@ def kept_state_changes() -> Iterator[None]:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
+class Called(NamedTuple):
+    """An operator that a model calls; with the strides of what it is called on, if it counts places in memory."""
+
+    operator: torch._ops.OpOverload
+    strides: tuple[int, ...] | None = None
+
+
+_COUNTING = {
+    getattr(torch.ops.aten, name)
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "resize", "resize_", "resize_as_")
+}
+
+
 def is_compiling() -> bool:
     """Whether Dynamo is at work: it traces what calls this, or what runs is its own Python (``CompileContext``, torch 2.9)."""
     return torch.compiler.is_compiling() or CompileContext.try_get() is not None
@@ -112,7 +125,7 @@ def rehearse(
     kwargs: dict[str, Any],
     *,
     strict: bool = True,
-    operators: list[torch._ops.OpOverload] | None = None,
+    operators: list[Called] | None = None,
     watch: TorchFunctionMode | None = None,
 ) -> Rehearsed:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
@@ -144,7 +157,7 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     strict: bool,
-    operators: list[torch._ops.OpOverload] | None,
+    operators: list[Called] | None,
     watch: TorchFunctionMode | None,
 ) -> Rehearsed:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,20 +197,23 @@ def _run(
 
 
 @contextlib.contextmanager
-def _noted(mode: FakeTensorMode, operators: list[torch._ops.OpOverload]) -> Iterator[None]:
-    """Note the operators that the model calls and that are no views: one view is as good as another.
+def _noted(mode: FakeTensorMode, operators: list[Called]) -> Iterator[None]:
+    """Note the operators that the model calls and that are no views: one view is as good as another, but for ``as_strided``.
 
     A mode of our own would do so too, but Dynamo, which eager runs for control flow, does not bear another.
     """
     dispatch, depth = mode.dispatch, 0
 
-    def noting(func: Any, *args: Any, **kwargs: Any) -> Any:
+    def noting(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         nonlocal depth
-        if not depth and isinstance(func, torch._ops.OpOverload) and not func.is_view and func.namespace != "prim":
-            operators.append(func)
+        if not depth and isinstance(func, torch._ops.OpOverload):
+            if func.overloadpacket in _COUNTING:
+                operators.append(Called(func, tuple(args[0].stride())))
+            elif not func.is_view and func.namespace != "prim":
+                operators.append(Called(func))
         depth += 1  # what an operator is made of differs with what torch has in its caches
         try:
-            return dispatch(func, *args, **kwargs)
+            return dispatch(func, types, args, kwargs)
         finally:
             depth -= 1
 

@@ -20,7 +20,7 @@ from .._torch_compat import ShapeEnv, hint_of
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, literal_argument
 
-AS_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+AS_STRIDED = tuple([getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_copy", "as_strided_scatter")])
 
 
 def is_view(node: Node) -> bool:

@@ -20,8 +20,9 @@ LAYOUTS: dict[str, Made] = {
     "every other column": lambda gen: torch.randn(4, 6, generator=gen)[:, ::2],
     "contiguous": t(4, 3),
 }
+TRANSPOSED = inputs(LAYOUTS["transposed"])
 ANY_SIZE = {"x": {0: Dim.AUTO, 1: Dim.AUTO}}
-OTHER_STRIDES = r"args\[0\]: has the strides \[1, 4\], at build \[3, 1\]: with others the model does not write to it"  # A15
+OTHER_STRIDES = r"args\[0\]: has the strides \[1, 4\], at build \[3, 1\]: with others the model does not do to it"  # A15
 
 
 def calls(**options: Any) -> tuple[Call, ...]:
@@ -84,7 +85,39 @@ def _refused(name: str, function: Callable[[Tensor], Any], **options: Any) -> Ca
     return case(name, function, t(4, 3), calls=(TRAIN, INFER, wrong, Call(4)), **options)
 
 
+COUNTING: dict[str, Callable[[Tensor], Any]] = {
+    "as_strided": lambda x: x.as_strided((2, 3), (2, 3)) * 2,
+    "as_strided of a view": lambda x: x.t().as_strided((2, 3), (2, 3)) * 2,
+    "as_strided_copy": lambda x: torch.as_strided_copy(x, (2, 3), (2, 3)),
+    "as_strided_scatter": lambda x: x.as_strided_scatter(x.sum().expand(2), (2,), (2,), 4),
+    "as_strided of what is computed": lambda x: (x * 2).as_strided((2, 3), (2, 3)),
+    "resize_ of a copy": lambda x: x.clone().resize_(2, 3),
+}
+"""What counts places in memory, of which a call with other strides has others."""
+
+
 CASES: list[Case] = [
+    *(
+        case(
+            f"layouts: places counted, {name}",
+            function,
+            t(4, 3),
+            calls=(INFER, Call(2, inputs=TRANSPOSED, refused=OTHER_STRIDES)),
+        )
+        for name, function in COUNTING.items()
+    ),
+    case(
+        "layouts: places counted, of a view that is returned",
+        lambda x: x.as_strided((2, 3), (2, 3)),
+        t(4, 3),
+        calls=(INFER, Call(2, inputs=TRANSPOSED)),
+    ),
+    case(
+        "layouts: places counted, of a slice of any size",
+        COUNTING["as_strided"],
+        LAYOUTS["every other row"],
+        dynamic_shapes=ANY_SIZE,
+    ),
     case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
     case(
         "layouts: ravel, returned, graded",

@@ -44,6 +44,7 @@ _PYTHON_STATE = {
 _SPARSE = r'makes sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
 REFUSED: dict[str, str] = {
+    "layouts: places counted, of a slice of any size": r"counts places in memory.*args\[0\]: is a slice of a larger tensor",
     "layouts: a slice as the example, written where contiguous": r"writes to a copy.*args\[0\]: is a slice of a larger tensor",
     "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,

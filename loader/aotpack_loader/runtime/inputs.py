@@ -290,9 +290,7 @@ class TensorCheck:
         if fits or len(known) < len(wanted) or not value.numel():
             return value
         if self.leaf.fixed_stride:
-            place = (
-                f"has the strides {list(strides)}, at build {known}: with others the model does not write to it as it was traced"
-            )
+            place = f"has the strides {list(strides)}, at build {known}: with others the model does not do to it what was traced"
             problems.append(Problem(self.leaf.path, f"{place}; pass a tensor with these strides"))
             return value
         if not self.warned:
@@ -311,7 +309,7 @@ def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
     return (
         f"{path} has the strides {strides}; the bundle was built for {wanted}. It is copied at every such call, and results "
         "have the strides that follow from the build's: the same values, perhaps in another order in memory than eager's, or in "
-        "memory of their own where eager gives a view."
+        "memory of their own where eager gives a view. A model that asks for strides was told the build's."
     )
 
 
