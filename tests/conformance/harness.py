@@ -315,11 +315,13 @@ def n(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
 
 
 def laid_out(spec: Spec, stride: Sequence[int]) -> Spec:
-    """The same tensor, with other strides."""
+    """The same tensor, with other strides; there are zeros in its gaps."""
 
     def make(generator: torch.Generator) -> torch.Tensor:
         x = spec(generator)
-        made = torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
+        made = torch.empty_strided(x.shape, stride, dtype=x.dtype)
+        made.untyped_storage().fill_(0)  # type: ignore[no-untyped-call]
+        made = made.copy_(x)
         if x.is_leaf:
             return made.detach().requires_grad_(x.requires_grad)
         made.source = x.source
