@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import _prims_common
 from torch._functorch._aot_autograd import graph_capture_wrappers
 from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -193,8 +194,50 @@ def strides_of_kernels() -> Iterator[None]:
         with mode:
             return _laid_out(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
 
-    with mock.patch.object(FakeTensorMode, "dispatch", told):
+    with mock.patch.object(FakeTensorMode, "dispatch", told), _layouts_by_hints():
         yield
+
+
+@contextlib.contextmanager
+def _layouts_by_hints() -> Iterator[None]:
+    """Tell how tensors of sizes that vary lie in memory by those of the example.
+
+    A size may be 0 or 1, so that torch (2.13) knows of none whether it is more than another, and takes channels-last images for
+    rows. Another call's sizes may make another layout where not all elements are apart, or by the strides of sizes of 1.
+    """
+    like_channels_last = _prims_common.are_strides_like_channels_last_or_false
+    order = _prims_common.compute_elementwise_output_logical_to_physical_perm
+
+    def told_like_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+        return like_channels_last(_example(shape), _example(strides))
+
+    def told_order(*tensors: Any, **options: Any) -> Any:
+        sized = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.dim()]
+        if any(map(_varies, sized)) and not any(_varies(tensor, _example) for tensor in sized):
+            tensors = tuple([_of_the_example(tensor) for tensor in sized])
+        return order(*tensors, **options)
+
+    with (
+        mock.patch.object(_prims_common, "are_strides_like_channels_last_or_false", told_like_channels_last),
+        mock.patch.object(_prims_common, "compute_elementwise_output_logical_to_physical_perm", told_order),
+    ):
+        yield
+
+
+def _example(sizes: Sequence[Any]) -> list[Any]:
+    """The example's sizes; one that depends on data stays what it is."""
+    return [hint_of(size) if isinstance(size, torch.SymInt) and size.node.has_hint() else size for size in sizes]
+
+
+def _varies(tensor: torch.Tensor, sizes: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> bool:
+    """Whether some of a tensor's ``sizes`` or strides are no numbers."""
+    return any(isinstance(size, torch.SymInt) for size in (*sizes(tensor.shape), *sizes(tensor.stride())))
+
+
+def _of_the_example(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the example's sizes that lies as this one."""
+    with _disable_current_modes():
+        return torch.empty_strided(_example(tensor.shape), _example(tensor.stride()), dtype=tensor.dtype, device="meta")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
@@ -85,6 +86,19 @@ def _refused(name: str, function: Callable[[Tensor], Any], **options: Any) -> Ca
     return case(name, function, t(4, 3), calls=(TRAIN, INFER, wrong, Call(4)), **options)
 
 
+def pooled(x: Tensor) -> Any:
+    """Channels last, whatever the sizes are; ``reshape`` takes a view of that in another order."""
+    images = x.reshape(1, 2, -1, 36).to(memory_format=torch.channels_last)
+    found = F.max_pool2d(images, 3, 2, 1)
+    return found, F.group_norm(found.reshape(2, 2, -1), 2), F.avg_pool2d(images, 3, 2, 1), F.interpolate(images, scale_factor=2.0)
+
+
+def windows_cast(x: Tensor) -> Any:
+    """Elements that are in two windows, copied: the smaller dimension comes last."""
+    windows = x.half().unfold(1, 2, 1).to(x.dtype)
+    return windows, windows.reshape(-1, 2)
+
+
 COUNTING: dict[str, Callable[[Tensor], Any]] = {
     "as_strided": lambda x: x.as_strided((2, 3), (2, 3)) * 2,
     "as_strided of a view": lambda x: x.t().as_strided((2, 3), (2, 3)) * 2,
@@ -117,6 +131,18 @@ CASES: list[Case] = [
         COUNTING["as_strided"],
         LAYOUTS["every other row"],
         dynamic_shapes=ANY_SIZE,
+    ),
+    *(
+        case(
+            f"layouts: {function.__name__}, dynamic, {target}",
+            function,
+            t(6, 36),
+            dynamic_shapes=ANY_SIZE,
+            calls=(INFER, Call(2, training=False, grad=False, inputs=inputs(t(8, 36)))),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+        for function in (pooled, windows_cast)
     ),
     case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
     case(
