@@ -17,7 +17,7 @@ import sympy
 import sympy.core.cache
 import torch
 from torch._inductor import ir, lowering, virtualized
-from torch._inductor.codegen import cpp
+from torch._inductor.codegen import common, cpp
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.sizevars import SizeVarAllocator
@@ -43,6 +43,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _indices_not_negative(),
         _bytes_stay_bytes(),
         _casts_round(),
+        _numbers_in_double(),
         _quotients_rounded_rightly(),
         _powers_of_their_type(),
         _places_in_order(),
@@ -146,6 +147,20 @@ def _casts_round() -> Iterator[None]:
         mock.patch.dict(lowering.lowerings, {operator: rounded}),
         mock.patch.object(cpp.CppKernel, "cache_dtype_convert", return_value=None),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _numbers_in_double() -> Iterator[None]:
+    """Pass real numbers that are read off tensors (``x.sum().item()``) in ``double``: Inductor (torch 2.13) passes ``float``."""
+    defined: Callable[..., Any] = common.KernelArgs.cpp_argdefs
+
+    def in_double(arguments: common.KernelArgs, *given: Any) -> Any:
+        names, calls, types = defined(arguments, *given)
+        names = [name.replace("const float ", "const double ") for name in names]
+        return names, calls, ["const double" if kind == "const float" else kind for kind in types]
+
+    with mock.patch.object(common.KernelArgs, "cpp_argdefs", in_double):
         yield
 
 

@@ -149,6 +149,12 @@ def scattered_by_places(x: Tensor, y: Tensor) -> Any:
     )
 
 
+def numbers_read(x: Tensor) -> Any:
+    """They are ``double``, as Python's are."""
+    total = x.amax().item()
+    return total, x * (total * 0.3 + 1e-9), torch.full((2,), total, dtype=torch.float64)
+
+
 def nothing_changed(x: Tensor) -> Any:
     """Results with the numbers of the argument, or of one another, in memory of their own; the argument is written to later."""
     ones, zeros, y = torch.ones(6, 8), torch.zeros(6, 8), x * 2
@@ -210,6 +216,7 @@ CASES: list[Case] = [
         ("read and written", read_and_written, t(6, 8)),
         ("concatenated and written", concatenated_and_written, t(6, 8)),
         ("scattered by places", scattered_by_places, t(6, 8), t(2)),
+        ("numbers read", numbers_read, t(6, dtype=torch.float64)),
         ("taken", taken, t(6, 8), positive(torch.int64)),
         ("numbers for each", numbers_for_each, positive(torch.float32), positive(torch.float64)),
     )
