@@ -61,8 +61,8 @@ def check(names: Sequence[str], lines: int, target: str, attempts: int, *, dynam
     return {name: found[name] for name in names}
 
 
-def _called(program: Program) -> tuple[bool, bool]:
-    return program.training, program.exact_random
+def _called(program: Program) -> tuple[bool, bool, bool]:
+    return program.training, program.exact_random, program.grows()
 
 
 def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[str, Outcome]:

@@ -93,6 +93,13 @@ class Program:
             return case
         return replace(case, calls=(call, replace(call, seed=2, inputs=made.larger)))
 
+    def grows(self) -> bool:
+        """Whether sizes vary, and eager takes larger ones, too."""
+        try:
+            return self.dynamic and bool(_Eager(tuple(map(_larger, self.arguments)), self.lines))
+        except Exception:  # whatever an operator says to sizes that it does not take
+            return False
+
     def in_double(self) -> Program:
         """The same in float64, where rounding is no matter; so is what it computes in half precision."""
         arguments = tuple(argument.replace("float32", "float64") for argument in self.arguments)

@@ -100,6 +100,8 @@ def test_programs_of_sizes_that_vary_are_called_with_larger_ones(tmp_path: Path)
     assert len(case.calls) == 2
     run(case, tmp_path / "program.aotpack")
     fixed = replace(program, lines=("v0 = x1 * torch.ones(3, 4)",))
+    assert program.grows()
+    assert not fixed.grows()
     assert len(fixed.case("fixed", "portable", tmp_path).calls) == 1
 
 
