@@ -4,7 +4,7 @@
 kernels return for some layouts of their arguments, among them padding of channels-last images and gradients of losses; so do
 some of Inductor's decompositions. ``scripts/fake-kernels`` compares them all.
 
-Tried on: torch 2.13.0.
+Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations
@@ -198,6 +198,11 @@ def strides_of_kernels() -> Iterator[None]:
         yield
 
 
+_LIKE_CHANNELS_LAST = next(  # torch 2.9 has it by the shorter name
+    name for name in ("are_strides_like_channels_last_or_false", "are_strides_like_channels_last") if hasattr(_prims_common, name)
+)
+
+
 @contextlib.contextmanager
 def _layouts_by_hints() -> Iterator[None]:
     """Tell how tensors of sizes that vary lie in memory by those of the example.
@@ -205,7 +210,7 @@ def _layouts_by_hints() -> Iterator[None]:
     A size may be 0 or 1, so that torch (2.13) knows of none whether it is more than another, and takes channels-last images for
     rows. Another call's sizes may make another layout where not all elements are apart, or by the strides of sizes of 1.
     """
-    like_channels_last = _prims_common.are_strides_like_channels_last_or_false
+    like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm
 
     def told_like_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
@@ -218,7 +223,7 @@ def _layouts_by_hints() -> Iterator[None]:
         return order(*tensors, **options)
 
     with (
-        mock.patch.object(_prims_common, "are_strides_like_channels_last_or_false", told_like_channels_last),
+        mock.patch.object(_prims_common, _LIKE_CHANNELS_LAST, told_like_channels_last),
         mock.patch.object(_prims_common, "compute_elementwise_output_logical_to_physical_perm", told_order),
     ):
         yield
