@@ -93,6 +93,12 @@ def pooled(x: Tensor) -> Any:
     return found, F.group_norm(found.reshape(2, 2, -1), 2), F.avg_pool2d(images, 3, 2, 1), F.interpolate(images, scale_factor=2.0)
 
 
+def convolved(x: Tensor) -> Any:
+    """What is compiled for any size, with gradients, where Inductor would compile it for the example's."""
+    y = F.glu(F.conv2d(x, torch.ones(4, 3, 3, 3, dtype=x.dtype), stride=2), 1)
+    return F.adaptive_avg_pool2d(y, (2, 2)), F.adaptive_avg_pool1d(y.flatten(2), 3), F.glu(x, -1), y
+
+
 def windows_cast(x: Tensor) -> Any:
     """Elements that are in two windows, copied: the smaller dimension comes last."""
     windows = x.half().unfold(1, 2, 1).to(x.dtype)
@@ -143,6 +149,17 @@ CASES: list[Case] = [
         )
         for target in ("portable", "cpu")
         for function in (pooled, windows_cast)
+    ),
+    *(
+        case(
+            f"layouts: images of any size, {target}",
+            convolved,
+            g(2, 3, 16, 16, dtype=torch.float64),
+            dynamic_shapes={"x": {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}},
+            calls=(TRAIN, Call(2, inputs=inputs(g(3, 3, 20, 24, dtype=torch.float64)))),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
     ),
     case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
     case(
