@@ -25,6 +25,8 @@ from .. import origin
 from . import places
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
+KEPT = "a tensor of an earlier call"
+"""What a step calls a tensor that an earlier run made."""
 _IDENTITY = (id, operator.is_, operator.is_not)
 _HASH = torch.Tensor.__hash__.__code__
 
@@ -142,7 +144,7 @@ class Steps(TorchFunctionMode):
     def _word(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             if id(value) in self._earlier:
-                return "a tensor of an earlier call"
+                return KEPT
             return f"tensor {self._numbers.setdefault(id(value), (len(self._numbers), value))[0]}"
         if isinstance(value, (*_PLAIN, torch.dtype, torch.device, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return repr(value)

@@ -5,6 +5,7 @@ Also functions of torch that look at values.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,8 +194,25 @@ def counts(x: Tensor) -> Any:
     return torch.histogram(x, 4), torch.histogram(x, edges), torch.histogramdd(x[:, :2], [3, 4]), torch.geqrf(x)
 
 
+class Cached(nn.Module):
+    """The first call fills a cache that is not the module's own, as transformers' position embeddings do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (arange(3) if torch.compiler.is_compiling() else scales(self, 3))
+
+
+def arange(count: int) -> Tensor:
+    return torch.arange(1.0, count + 1)
+
+
+@functools.lru_cache(maxsize=1)
+def scales(module: nn.Module, count: int) -> Tensor:
+    return arange(count)
+
+
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
+    module_case("values: a tensor from a cache that the first call fills", Cached, g(2, 3), front_ends=("export",)),
     *(
         case(f"values: gaussian_nll_loss, {end}", gaussian, g(3, 5), g(3, 5), g(3, 5), front_ends=(end,))
         for end in ("export", "trace")
