@@ -32,7 +32,7 @@ from .inductor_results import buffer_of, results_in_own_memory
 from .inductor_tool_chain import Library, tool_chain
 from .kernel_layouts import results_laid_out
 from .randomness import RANDOM, compiled_random
-from .tensors import fake_mode_of
+from .tensors import fake_mode_of, unguarded_convolutions
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -191,6 +191,7 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         faults_mended(saved),
+        unguarded_convolutions(),
         results_laid_out(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),

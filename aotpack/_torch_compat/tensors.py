@@ -169,9 +169,9 @@ def _constraint(bounds: Bounds) -> Any:
 
 @contextlib.contextmanager
 def unguarded_convolutions() -> Iterator[None]:
-    """Trace convolutions without fixing the batch size.
+    """Trace and compile convolutions without fixing the batch size.
 
-    Choosing a convolution backend while tracing asks whether the batch is large; the answer only picks a kernel, but
+    Choosing a convolution backend asks whether the batch is large; the answer only picks a kernel, but
     torch would record it as a condition on the size. The choice is made again at run time, so the condition is dropped.
     """
     names = ("_select_conv_backend", "_conv_determine_backend_memory_format")

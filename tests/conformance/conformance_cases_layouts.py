@@ -156,7 +156,7 @@ CASES: list[Case] = [
             convolved,
             g(2, 3, 16, 16, dtype=torch.float64),
             dynamic_shapes={"x": {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}},
-            calls=(TRAIN, Call(2, inputs=inputs(g(3, 3, 20, 24, dtype=torch.float64)))),
+            calls=(TRAIN, *(Call(2, inputs=inputs(g(batch, 3, 20, 24, dtype=torch.float64))) for batch in (1, 3, 17))),
             targets=(target,),
         )
         for target in ("portable", "cpu")
