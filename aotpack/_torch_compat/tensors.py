@@ -53,9 +53,9 @@ DynamicDims = Mapping[int, Bounds]
 def free_sizes() -> Iterator[None]:
     """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
 
-    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then. And
-    ``masked_select`` of a tensor that is expanded to its mask may find more elements than the tensor has: torch 2.13 asserts at
-    the call that it does not.
+    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then. The strides
+    of a view, of which it first asks whether sizes are 1, are the same if that is left open. And ``masked_select`` of a tensor
+    that is expanded to its mask may find more elements than the tensor has: torch 2.13 asserts at the call that it does not.
     """
     sizes = shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined]
     masked_select = torch.ops.aten.masked_select.default
@@ -64,7 +64,13 @@ def free_sizes() -> Iterator[None]:
     def expanded(mode: FakeTensorMode, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return select(mode, func, *torch.broadcast_tensors(tensor, mask))  # type: ignore[no-any-return]
 
-    with sizes, mock.patch.dict(fake_impls.op_implementations_dict, {masked_select: expanded}):
+    strides_of_view: Callable[..., Any] = fake_impls._compute_stride
+
+    def strides(shape: Any, stride: Any, viewed: Any, size_oblivious: bool = False) -> Any:
+        return strides_of_view(shape, stride, viewed, True) or strides_of_view(shape, stride, viewed, size_oblivious)
+
+    selected = mock.patch.dict(fake_impls.op_implementations_dict, {masked_select: expanded})
+    with sizes, selected, mock.patch.object(fake_impls, "_compute_stride", strides):
         yield
 
 

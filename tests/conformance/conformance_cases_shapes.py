@@ -330,7 +330,31 @@ class OffsetBuffer(nn.Module):
         return x * self.part.as_strided((3,), (1,), 1)
 
 
+class Views(nn.Module):
+    """Views of a batch of sequences, as transformers take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.project, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.project(self.norm(x)).view(x.shape[0], x.shape[1], 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return x + self.out(attended.transpose(1, 2).reshape(x.shape))
+
+
 CASES: list[Case] = [
+    *(
+        module_case(
+            f"shapes: a batch of one, {target}",
+            Views,
+            t(2, 6, 16),
+            dynamic_shapes={"x": {0: Dim("batch"), 1: Dim("length")}},
+            calls=(TRAIN, at(t(5, 9, 16)), at(t(1, 7, 16)), at(t(1, 5, 16), grad=False)),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
     case(
         "shapes: dynamic batch",
         lambda x: x.sin() * 2,
