@@ -175,12 +175,14 @@ def _sizes_left_open() -> Iterator[None]:
     gradients = torch.ops.aten.convolution_backward.default
     known_sizes, known_strides = lowering.lowerings[pool], lowering.lowerings[gradients]
 
+    def fixed(sizes: Sequence[Any]) -> bool:
+        return all(isinstance(size, (int, sympy.Integer)) for size in sizes)
+
     def pooled(x: Any, size: Any) -> Any:
-        fixed = all(isinstance(n, (int, sympy.Integer)) for n in x.get_size()[-2:])
-        return (known_sizes if fixed else lowering.fallback_adaptive_avg_pool2d)(x, size)
+        return (known_sizes if fixed(x.get_size()[-2:]) else lowering.fallback_adaptive_avg_pool2d)(x, size)
 
     def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
-        if not all(isinstance(n, (int, sympy.Integer)) for n in weight.get_size()):
+        if not fixed(weight.get_size()):
             return known_strides(gradient, x, weight, *rest)
         with mock.patch.object(SizeVarAllocator, "guard_int_seq", hints):
             return known_strides(gradient, x, weight, *rest)
