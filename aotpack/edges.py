@@ -2,13 +2,15 @@
 
 So a size may vary down to 0. But where the model, or an operator in torch's own C++, goes another way for such a size, the graphs
 do not. What was traced is therefore run at these sizes on fake tensors, beside the model itself.
+
+Comparisons in the model's own Python are seen while it is traced (``compat.questions_about_zero``).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 from . import _torch_compat as compat
 from . import signature
 from .capture import rehearsals
+from .capture.returned import result_leaves
 from .graph import source_line
 from .graph.expressions import size_expression
 
@@ -32,7 +35,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Edge:
-    """A size of 0 or 1 that the model takes and what was traced does not, first found at ``path``."""
+    """A size of 0 or 1 that the model takes and what was traced does not, first found at ``path`` (or several, at once)."""
 
     path: str
     size: int
@@ -43,7 +46,7 @@ class Edge:
 def refused(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convention: signature.Convention
 ) -> Iterator[Edge]:
-    """Try each size of a method at 0 and at 1, the others as in the example.
+    """Try each size of a method at 0 and at 1, the others as in the example, then all together.
 
     What the model itself refuses there is no matter; neither is what cannot be run on fake tensors.
     """
@@ -51,17 +54,68 @@ def refused(
     symbols: Sequence[schema.Symbol] = method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
 
-    @functools.cache
-    def differs_anyway() -> bool:
-        return bool(_Trial(convention, example).difference(model, args, kwargs))
-
-    for symbol, size in itertools.product(symbols, (0, 1)):
-        sizes = example | {symbol.name: size}
-        if size < symbol.minimum or sizes == example or not all(_holds(text, sizes) for text in method["constraints"]):
-            continue
+    def tried(sizes: Sizes) -> _Trial:
         trial = _Trial(convention, sizes)
-        if (reason := trial.difference(model, args, kwargs)) and not differs_anyway():
-            yield Edge(_place(symbol.name, method["leaves"]), size, f"({symbol.name} != {size})", reason)
+        trial.run(model, args, kwargs)
+        return trial
+
+    @functools.cache
+    def at_the_example() -> _Trial:
+        return tried(example)
+
+    def differs(names: Collection[str], size: int) -> str:
+        """How the graphs fail the model where these sizes are ``size``, or nothing."""
+        if (sizes := example | dict.fromkeys(names, size)) == example:
+            return ""
+        trial = tried(sizes)
+        reason = trial.differs or trial.another_way(at_the_example())
+        return "" if reason and at_the_example().differs else reason or trial.simplified
+
+    def edge(names: Collection[str], size: int, reason: str) -> Edge:
+        paths = ", ".join(_place(name, method["leaves"]) for name in names)
+        return Edge(paths, size, "(" + " or ".join(f"{name} != {size}" for name in names) + ")", reason)
+
+    constraints: list[str] = [*method["constraints"]]
+    for symbol, size in itertools.product(symbols, (0, 1)):
+        allowed = symbol.minimum <= size and _take(constraints, example | {symbol.name: size})
+        if allowed and (reason := differs([symbol.name], size)):
+            yield (found := edge([symbol.name], size, reason))
+            constraints.append(found.constraint)
+    for size in (0, 1):
+        names = [symbol.name for symbol in symbols if symbol.minimum <= size]
+        while len(several := _together(names, size, example, constraints)) > 1 and (reason := differs(several, size)):
+            for name in several:
+                fewer = [other for other in several if other != name]
+                if len(fewer) > 1 and _take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
+                    several = fewer
+            yield (found := edge(several, size, reason))
+            constraints.append(found.constraint)
+
+
+def _take(constraints: Sequence[str], sizes: Sizes) -> bool:
+    return all(_holds(text, sizes) for text in constraints)
+
+
+def _together(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
+    """Those that may be ``size`` at once, as far as the constraints let them."""
+    found = list[str]()
+    for name in names:
+        if _take(constraints, example | dict.fromkeys([*found, name], size)):
+            found.append(name)
+    return found
+
+
+_COPIES = {torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default}
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether it is a tensor, in memory of one piece."""
+    return isinstance(value, torch.Tensor) and compat.is_plain_tensor(value) and value.layout == torch.strided
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """Strides that mean something."""
+    return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1] if tensor.numel() else []
 
 
 def _holds(constraint: str, sizes: Sizes) -> bool:
@@ -81,33 +135,96 @@ def _place(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
     return symbol
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Trial:
-    """The model and its graphs at chosen sizes, on fake tensors."""
+    """The model and its graphs at chosen sizes, on fake tensors.
+
+    Attributes:
+        ran: whether the model takes the sizes, and can be run on fake tensors.
+        operators: what the model calls, but for views and copies, which contiguous tensors or ones of few elements need not.
+        empty: whether no result has elements, so that it is no matter how the model finds them.
+        marks: which arguments' version counters the model moves, and which results require a gradient.
+        differs: what the graphs do otherwise than the model, or nothing.
+        simplified: what compiled code computes otherwise than the graphs, or nothing.
+    """
 
     convention: signature.Convention
     sizes: Sizes
     mode: compat.FakeTensorMode = field(default_factory=compat.fake_mode_with_shapes)
+    ran: bool = False
+    operators: list[torch._ops.OpOverload] = field(default_factory=list)
+    empty: bool = False
+    marks: tuple[frozenset[int], list[bool]] = (frozenset(), [])
+    differs: str = ""
+    simplified: str = ""
 
-    def difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """What the graphs do otherwise than the model, or nothing."""
+    def run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run both."""
         with compat.quiet_fake_tensors():
-            return self._difference(model, args, kwargs)
+            self.differs = self._difference(model, args, kwargs)
+
+    def another_way(self, other: _Trial) -> str:
+        """How the model itself goes another way than at the sizes of the ``other`` trial, or nothing."""
+        if not (self.ran and other.ran):
+            return ""
+        if self.marks != other.marks:
+            return "the model writes to other arguments, or other results require gradients, than at the example's sizes"
+        if self.empty or 0 not in self.sizes.values():  # of 1 torch leaves guards
+            return ""
+        for own, others in itertools.zip_longest(self.operators, other.operators):
+            if own != others:
+                return f"the model calls {own or 'nothing'} where it calls {others or 'nothing'} at the example's sizes"
+        return ""
 
     def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        backward = self.convention.backward
+        run = self._rehearsed(model, args, kwargs)
+        graphs = [half for half in (self.convention.forward, self.convention.backward) if half is not None]
+        problem, outputs = "", list[Sequence[Any]]()
+        try:
+            for half, inputs in [(half, self._inputs(half)) for half in graphs]:
+                found, problem = self._run(half, inputs)
+                outputs.append(found)
+                if problem:
+                    break
+        except CorruptBundleError:  # sizes that depend on data
+            self.ran = False
+            return ""
+        except RuntimeError as error:
+            problem = f"what is saved for the backward has no such size: {error}"
+        if run is None or problem:
+            return problem if run is not None else ""
+        return self._other_shapes(outputs[0], run.result) or self._other_gradients(*outputs[1:]) or self._other_memory(run)
+
+    def _rehearsed(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed | None:
+        called = list[compat.Called]()
         try:
             with rehearsals.unchanged(model), compat.kept_state_changes():
-                result = compat.rehearse(self.mode, model, *self._arguments(args, kwargs)).result
-            if backward is not None:
-                self._send_back(result)
-            inputs = [self._inputs(half) for half in (self.convention.forward, backward) if half is not None]
+                run = compat.rehearse(self.mode, model, *self._arguments(args, kwargs), operators=called)
+            if self.convention.backward is not None:
+                self._send_back(run.result)
         except Exception:  # the model takes no such size, or nobody can tell on fake tensors
-            return ""
-        outputs, problem = self._run(self.convention.forward, inputs[0])
-        if backward is not None and not problem:
-            problem = self._run(backward, inputs[1])[1]
-        return problem or self._other_shapes(outputs, result)
+            return None
+        self.ran = True
+        results = [x for x in pytree.tree_leaves(run.result) if isinstance(x, torch.Tensor)]
+        self.empty = all(compat.statically_known_true(result.numel() == 0) for result in results)
+        self.marks = (run.touched.leaves, [result.requires_grad for result in results])
+        self.operators = [one.operator for one in called if one.operator not in _COPIES]
+        return run
+
+    def _other_memory(self, run: compat.Rehearsed) -> str:
+        """What the model returns in an argument's memory, and the graphs in memory of its own."""
+        method = self.convention.method
+        owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
+        for i, (result, described) in enumerate(zip(result_leaves(run.result), method["results"], strict=False)):
+            owner = owners.get(compat.StorageWeakRef(result.untyped_storage())) if _has_memory(result) else None
+            if owner is None or isinstance(described, schema.InputResult):
+                continue
+            path = method["leaves"][owner].path
+            if isinstance(described, schema.FreshResult):
+                return f"result {i} is in the memory of {path}, and in its own at the example's sizes"
+            if result is run.leaves[owner]:
+                return f"result {i} is {path} itself, and a view of it at the example's sizes"
+        return ""
 
     def _other_shapes(self, outputs: Sequence[Any], result: Any) -> str:
         method = self.convention.method
@@ -120,6 +237,16 @@ class _Trial:
             depends_on_data = any(isinstance(size, torch.SymInt) for size in (*found, *expected))
             if not depends_on_data and found != expected:
                 return f"result {i} has the sizes {found}, and should have {expected}"
+            if not depends_on_data and _steps(outputs[described.output]) != _steps(leaf):
+                return f"result {i} lies in memory by {_steps(outputs[described.output])}, and should by {_steps(leaf)}"
+        return ""
+
+    def _other_gradients(self, outputs: Sequence[Any] = ()) -> str:
+        if not outputs or self.convention.method["subclasses"] or self.convention.subclasses:
+            return ""
+        for primal, gradient in zip(self._inputs(self.convention.forward), self.convention.gradients, strict=False):
+            if gradient is not None and outputs[gradient].shape != primal.shape:
+                return f"the gradient of a tensor of the sizes {[*primal.shape]} has the sizes {[*outputs[gradient].shape]}"
         return ""
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -167,9 +294,20 @@ class _Trial:
             with self.mode:
                 torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
 
+    def _look(self, node: Node, value: Any) -> None:
+        """Note a number that a graph computes of sizes otherwise than torch has simplified it, for positive sizes."""
+        described = node.meta.get("val")
+        if self.simplified or not isinstance(described, torch.SymInt) or not isinstance(value, int):
+            return
+        size = size_expression(described, self.convention.shape_env)
+        if isinstance(size, str) and not expressions.symbols(size) <= self.sizes.keys():
+            return  # it depends on data
+        if (simplified := expressions.evaluate(size, self.sizes)) != value:
+            self.simplified = f"{node.target} of sizes is {value}, and {simplified} where torch has simplified it"
+
     def _run(self, half: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """What a graph gives, and why it cannot."""
-        runner = _Runner(half)
+        runner = _Runner(half, self._look)
         try:
             with self.mode, torch.no_grad():
                 return runner.run(*inputs), ""
@@ -180,10 +318,15 @@ class _Trial:
 
 
 class _Runner(Interpreter):
-    """Runs a graph, and knows where it is."""
+    """Runs a graph, knows where it is, and shows what it finds."""
 
-    node: Node | None = None
+    def __init__(self, graph: GraphModule, look: Callable[[Node, Any], None]) -> None:
+        super().__init__(graph)
+        self.node: Node | None = None
+        self._look = look
 
     def run_node(self, node: Node) -> Any:
         self.node = node
-        return super().run_node(node)
+        value = super().run_node(node)
+        self._look(node, value)
+        return value

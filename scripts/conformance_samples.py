@@ -21,6 +21,18 @@ DTYPES = ("float32", "float64", "complex64", "bfloat16", "int64", "bool")
 TARGETS = ("portable", "cpu")
 UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose results are whatever the memory held."""
+UNCHECKED = frozenset(
+    {
+        "_native_batch_norm_legit",
+        "_segment_reduce",
+        "lu_unpack",
+        "native_batch_norm",
+        "nn.functional.embedding_bag",
+        "nn.functional.max_pool3d",
+        "nn.functional.pdist",
+    }
+)
+"""Operators whose own kernels end the process, in eager, at sizes that they do not look at."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Sample:
         differentiated: what of a result is sent a gradient (the database knows which parts of a decomposition are unique).
         written: places of the tensors that are written to, and given as results of earlier computation.
         undefined: values of the results mean nothing.
+        fixed: it is not to be called with other sizes.
         signature: equal for samples that differ in the values of their tensors, and in sizes, only.
     """
 
@@ -58,6 +71,7 @@ class Sample:
     differentiated: Callable[[Any], Any]
     written: frozenset[int]
     undefined: bool
+    fixed: bool
     signature: str
 
     @property
@@ -153,6 +167,7 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
         sample.output_process_fn_grad,
         frozenset({0}) if in_place else frozenset(),
         entry.name in UNDEFINED,
+        entry.name in UNCHECKED,
         f"{in_place} {spec} {others} {kinds}",
     )
 
@@ -178,6 +193,7 @@ def together(samples: Sequence[Sample]) -> Sample:
         samples[0].differentiated if all(map(is_whole, samples)) else differentiated,
         frozenset(i + place for i, sample in zip(first, samples, strict=True) for place in sample.written),
         any(sample.undefined for sample in samples),
+        any(sample.fixed for sample in samples),
         f"{[sample.signature for sample in samples]}",
     )
 

@@ -96,7 +96,10 @@ class Work:
             if self.late:
                 break
             self.begin(sample)
-            self.became(sample.name, self.check(sample, self.keep_as(sample)))
+            outcome = self.check(sample, self.keep_as(sample))
+            if outcome.status == "pass" and self.unit.dynamic and self.check.loaded is not None:
+                outcome = self.check.resized([sample]) or outcome
+            self.became(sample.name, outcome)
             if self.check.loaded is None:
                 continue
             for other in alike(sample, self.every, self.done, dynamic=self.unit.dynamic):
@@ -153,7 +156,8 @@ def several(group: Sequence[Place]) -> None:
         return
     first.tell(begin=[(str(work.unit), sample.name) for work, sample in group])
     keep_as = next((name for work, sample in group if (name := work.keep_as(sample))), "")
-    if not first.check.passes(together([sample for _, sample in group]), keep_as):
+    built = [sample for _, sample in group]
+    if not (first.check.passes(together(built), keep_as) and first.check.resized(built) is None):
         half = len(group) // 2
         several(group[:half])
         several(group[half:])

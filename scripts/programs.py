@@ -157,7 +157,7 @@ def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str,
         },
         **{
             kind: {name: one.reason[:300] for name, one in found.items() if one.status == kind}
-            for kind in ("refused", "strides", "rounding")
+            for kind in ("refused", "fixed", "strides", "rounding")
         },
     }
 

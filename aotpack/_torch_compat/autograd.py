@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -43,6 +44,7 @@ from .memory_budget import within_budget
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
+from .reshapes import CopiesByChance
 from .strides import strides_kept_in_place
 from .tensors import fake_mode_of, is_wrapper_subclass
 from .windows import WindowsWithGaps
@@ -188,6 +190,12 @@ def _export_joint(
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside``: the context that the module runs in while it is traced."""
+    copies = CopiesByChance()
+
+    def noted(result: Any, leaves: list[Any]) -> list[Any]:
+        copies.returned(result, leaves)
+        return note(result, leaves)
+
     with (
         contextlib.ExitStack() as stack,
         functorch_config.patch(_SUBCLASS_TANGENTS),
@@ -195,7 +203,7 @@ def _export_joint(
         _plain_writes_of_export(),
         _wrappers_with_room((args, kwargs)),
         _aliases_named(),
-        _faithful_results(note, inside),
+        _faithful_results(noted, inside),
         traceable_scans(),
         _trained_lstms(),
         gradients_apart(),
@@ -206,6 +214,7 @@ def _export_joint(
         RefusedOverlaps(),
         RefusedPlaces(),
         WindowsWithGaps(),
+        copies,
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
@@ -215,6 +224,7 @@ def _export_joint(
         if state.needs_autograd:
             descriptors = descriptors[0]
         name_backward(joint.graph_module.graph)
+        _sum_by_twos(joint.graph_module)
         tokens = len(state.fw_metadata.tokens)
         return Joint(
             graph_module=joint.graph_module,
@@ -231,6 +241,21 @@ def _export_joint(
             tokens=tokens,
             backward_tokens=state.fw_metadata.num_backward_tokens,
         )
+
+
+def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
+    """Replace sums of several sizes, which torch traces some sums of two as, by sums of two."""
+    graphs = [module.graph for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for graph in graphs:
+        for node in graph.find_nodes(op="call_function", target=torch.sym_sum):
+            total, *terms = node.args[0]
+            for term in terms:
+                values = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in (total, term)]
+                with graph.inserting_before(node):
+                    total = graph.call_function(operator.add, (total, term))
+                total.meta = {**node.meta, "val": values[0] + values[1]}
+            node.replace_all_uses_with(total)
+            graph.erase_node(node)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
 from .strides import strides_of_kernels
+from .zero_sizes import exclude_zero
 
 _aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -84,7 +85,20 @@ def _counts(mode: FakeTensorMode, func: Any, x: torch.Tensor, bins: Sequence[int
     return x.new_empty([one.shape[0] - 1 if isinstance(one, torch.Tensor) else one for one in bins])
 
 
+def _attention(
+    mode: FakeTensorMode, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
+) -> Any:
+    """A kernel that torch chooses for sizes that are not 0, by which it divides, and that reads as many values as keys."""
+    bool(key.shape[2] == value.shape[2])  # where they vary, a guard
+    for size in (*query.shape[1:3], key.shape[2]):
+        if isinstance(size, torch.SymInt):
+            for symbol in size.node.expr.free_symbols:
+                exclude_zero(size.node.shape_env, symbol)
+    return NotImplemented  # what it returns is known
+
+
 _FAKES: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,

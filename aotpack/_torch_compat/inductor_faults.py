@@ -21,7 +21,7 @@ from torch._inductor.codegen import common, cpp
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.sizevars import SizeVarAllocator
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import ModularIndexing
 
@@ -169,8 +169,14 @@ def _numbers_in_double() -> Iterator[None]:
 def _sizes_left_open() -> Iterator[None]:
     """Compile for sizes that vary what Inductor (torch 2.13) compiles for the example's.
 
-    Adaptive averages, ``glu``, and gradients of convolutions, of which it asks for no more than the order of their strides.
+    Adaptive averages, ``glu``, and gradients of convolutions, of which it asks for no more than the order of their strides. The
+    order itself it compiles for, where a size of 1 makes two strides equal (``48`` and ``48 * s``), and any order is the same.
     """
+    in_order: Callable[..., list[int]] = ir.argsort_sym  # type: ignore[attr-defined]
+
+    def by_strides(env: ShapeEnv, strides: Sequence[Any], *, reverse: bool = False) -> list[int]:
+        return in_order(_SizesOfAtLeastOne(env), strides, reverse=reverse)
+
     pool = torch.ops.aten._adaptive_avg_pool2d.default
     gradients = torch.ops.aten.convolution_backward.default
     known_sizes, known_strides = lowering.lowerings[pool], lowering.lowerings[gradients]
@@ -196,8 +202,32 @@ def _sizes_left_open() -> Iterator[None]:
         return lowering.mul(one, lowering.sigmoid(other))
 
     mended = {pool: pooled, gradients: differentiated, torch.ops.aten.glu.default: gated}
-    with mock.patch.dict(lowering.lowerings, mended):
+    with mock.patch.dict(lowering.lowerings, mended), mock.patch.object(ir, "argsort_sym", by_strides):
         yield
+
+
+class _SizesOfAtLeastOne:
+    """What Inductor asks a ``ShapeEnv`` of strides, answered without guards where sizes of at least 1 decide it but for ties."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.optimization_hint = env.optimization_hint
+        self._env = env
+
+    def evaluate_expr(self, question: Any) -> Any:
+        """Whether one stride is less, or more, than another."""
+        if isinstance(question, (sympy.StrictLessThan, sympy.StrictGreaterThan)):
+            less, more = question.lts, question.gts
+            if _never_less(more, less):
+                return True
+            if _never_less(less, more):
+                return False
+        return self._env.evaluate_expr(question)
+
+
+def _never_less(one: Any, other: Any) -> bool:
+    difference = one - other
+    beyond = {symbol: sympy.Dummy(integer=True, nonnegative=True) + 1 for symbol in difference.free_symbols}
+    return bool(sympy.expand(difference.subs(beyond)).is_nonnegative)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ Tried on: torch 2.13.0, 2.9.0.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cmp_to_key
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,8 +23,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from aotpack_loader.runtime.memory import extent
+from aotpack_loader.runtime.memory import Places, extent
 
 from .tensors import hint_of, is_wrapper_subclass
 from .writes import written
@@ -75,6 +76,10 @@ class RefusedOverlaps(TorchFunctionMode):
         for tensor in written(function, args, kwargs):
             if meets_itself(tensor) and not _is_of_a_part(function, args):
                 raise OverlapError("writes to a tensor whose elements share memory with each other")
+            if _reads_what_it_writes(tensor, function, args, kwargs):
+                raise OverlapError("writes to a tensor, and reads by another view what it writes")
+        if _writes_one_after_another(function, args):
+            raise OverlapError("writes to tensors one after another, of which some share memory with others that it is given")
         return function(*args, **kwargs)
 
 
@@ -114,9 +119,9 @@ class RefusedPlaces(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def memory_of(tensor: FunctionalTensor) -> StorageWeakRef:
-    """The memory that a tensor and its views share while they are traced."""
-    return StorageWeakRef(tensor.elem.untyped_storage())
+def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """The memory that a tensor and its views share, while they are traced too."""
+    return StorageWeakRef((tensor.elem if isinstance(tensor, FunctionalTensor) else tensor).untyped_storage())
 
 
 def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -154,9 +159,84 @@ def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
     return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
 
 
+def _reads_what_it_writes(
+    tensor: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call that writes to ``tensor`` reads elements of it after it has written them, or in an order that is not known.
+
+    Eager raises where tensors have no gaps, and else reads what its loops have written, or not yet.
+    """
+    name = getattr(function, "__name__", "").partition(".")[0].strip("_")
+    anywhere = name in _ANYWHERE
+    others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf is not tensor]
+    others = [other for other in others if is_plain(other) and is_plain(tensor) and memory_of(other) == memory_of(tensor)]
+    if not others:
+        return False
+    if function is torch.Tensor.__setitem__:
+        part = args[0][args[1]]
+        anywhere = memory_of(part) != memory_of(tensor)  # by a tensor of indices
+        tensor = tensor if anywhere else part
+    places = _places(tensor)
+    reads = [read for read in map(_places, others) if places.meet(read)]
+    return any(anywhere or not _read_in_time(places, read) for read in reads)
+
+
+def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether an operator on lists of tensors meets again what it has written for another place in the lists."""
+    name = getattr(function, "__name__", "").partition(".")[0]
+    if not (name.startswith("_foreach_") and name.endswith("_") and args):
+        return False
+    at = [(i, tensor) for given in args if isinstance(given, Sequence) for i, tensor in enumerate(given)]
+    at = [(i, tensor) for i, tensor in at if isinstance(tensor, torch.Tensor) and is_plain(tensor)]
+    written = [tensor for tensor in args[0] if is_plain(tensor)]
+    return any(
+        i != j and memory_of(tensor) == memory_of(other) and _places(tensor).meet(_places(other))
+        for i, tensor in enumerate(written)
+        for j, other in at
+    )
+
+
+_ANYWHERE = {
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_reduce",
+    "masked_scatter",
+    "put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+}
+"""Operators that read an element, and write to another place."""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory by strides, and it is no tensor of ``vmap`` or ``grad``, of which nobody knows where."""
+    known = not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return known and tensor.layout == torch.strided and not is_wrapper_subclass(tensor)
+
+
+def _places(tensor: torch.Tensor) -> Places:
+    """Those of the example's sizes; while it is traced, what was written to lies otherwise than eager's, and so do its views."""
+    if isinstance(tensor, FunctionalTensor):
+        torch._sync(tensor.elem)  # type: ignore[attr-defined,no-untyped-call]
+        tensor = torch._from_functional_tensor(tensor.elem)
+    shape, stride = (tuple(map(hint_of, numbers)) for numbers in (tensor.shape, tensor.stride()))
+    width = tensor.element_size()
+    return Places(hint_of(tensor.storage_offset()) * width, shape, stride, width)
+
+
+def _read_in_time(written: Places, read: Places) -> bool:
+    """Whether each element is read before it is written: at the same place, or further on (``x[:, :-1] = x[:, 1:]``)."""
+    dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
+    return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
+
+
 def meets_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor are known to be one in memory."""
     if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
+        return False
+    if any(statically_known_true(n == 0) for n in tensor.shape):
         return False
     dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
     if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):

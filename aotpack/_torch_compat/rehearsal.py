@@ -258,15 +258,18 @@ class _RefusedFunctions(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
         result = func(*args, **(kwargs or {}))
-        for tensor in written(func, args, kwargs or {}) if _is_custom(func) else []:
+        for tensor in written(func, args, kwargs or {}) if _writes_unseen(func) else []:
             torch.autograd.graph.increment_version(tensor)
         return result
 
 
-def _is_custom(func: Any) -> bool:
-    """Whether an operator is not torch's own: its code for fake tensors need not write to what it writes to."""
+def _writes_unseen(func: Any) -> bool:
+    """Whether an operator is not torch's own, whose code for fake tensors need not write to what it writes to, or is one on
+    lists, which moves no version counters of fake tensors (torch 2.13).
+    """
     operator = operator_of(func)
-    return operator is not None and operator.namespace not in ("aten", "prims")
+    custom = operator is not None and operator.namespace not in ("aten", "prims")
+    return custom or getattr(func, "__name__", "").startswith(("_foreach_", "_fused_"))
 
 
 def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:

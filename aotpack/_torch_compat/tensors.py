@@ -32,6 +32,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotpack_loader.runtime.memory import extent
 
+from .zero_sizes import questions_about_zero
+
 
 class Bounds(NamedTuple):
     """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``).
@@ -70,7 +72,7 @@ def free_sizes() -> Iterator[None]:
         return strides_of_view(shape, stride, viewed, True) or strides_of_view(shape, stride, viewed, size_oblivious)
 
     selected = mock.patch.dict(fake_impls.op_implementations_dict, {masked_select: expanded})
-    with sizes, selected, mock.patch.object(fake_impls, "_compute_stride", strides):
+    with sizes, selected, questions_about_zero(), mock.patch.object(fake_impls, "_compute_stride", strides):
         yield
 
 

@@ -46,7 +46,7 @@ def _in_place() -> frozenset[str]:
     """Names of ATen's operators that write to their first argument, and do not only change its sizes or strides."""
     listed = torch._C._dispatch_get_all_op_names()
     names = {name.removeprefix("aten::").partition(".")[0] for name in listed if name.startswith("aten::")}
-    packets = [getattr(torch.ops.aten, name) for name in names if name.endswith("_") and not name.startswith("_")]
+    packets = [getattr(torch.ops.aten, name) for name in names if name.endswith("_") and not name.startswith("__")]
     return frozenset(
         packet.__name__
         for packet in packets

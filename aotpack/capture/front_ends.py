@@ -174,7 +174,7 @@ def _refused_overlap(
             except compat.OverlapError as found:
                 where = _place(found)
     return UnsupportedError(
-        "The model writes to a tensor whose elements share memory: eager raises, or goes by the order of its loops.",
+        "The model writes to memory that the same call meets again: eager raises, or goes by the order of its loops.",
         [Problem(where or "the model", str(error))],
         hint="Write to a copy (clone()), or to the tensor it is a view of.",
     )

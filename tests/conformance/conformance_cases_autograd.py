@@ -748,13 +748,13 @@ CASES: list[Case] = [
     module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
     module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
     module_case(
-        "autograd: enable_grad inside the model, gradients taken of it without",
+        "autograd: enable_grad inside the model, gradients taken of it without (eager raises)",
         EnableGrad,
         g(2, 3),
         calls=(TRAIN, Call(2, training=False, grad=False, act=backward_of), Call(3, grad=False, refused=REFUSED_MODE)),
     ),
     module_case(
-        "autograd: enable_grad inside the model, around a part of it",
+        "autograd: enable_grad inside the model, around a part of it (eager raises)",
         EnableGradPartly,
         g(2, 3),
         calls=(TRAIN, Call(2, training=False, grad=False, act=backward_of)),
@@ -781,7 +781,12 @@ CASES: list[Case] = [
         methods=("train",),
         calls=(TRAIN, Call(2, grad=False, refused=REFUSED_MODE), Call(3, training=False)),
     ),
-    case("autograd: enable_grad inside a function", enabled, g(2, 3), calls=(TRAIN, Call(2, grad=False, act=backward_of))),
+    case(
+        "autograd: enable_grad inside a function (eager raises)",
+        enabled,
+        g(2, 3),
+        calls=(TRAIN, Call(2, grad=False, act=backward_of)),
+    ),
     module_case("autograd: enable_grad inside the model, views of an intermediate", EnableGradViews, g(2, 3)),
     module_case("autograd: autocast bf16 inside the model", Autocast, g(2, 3)),
     module_case("autograd: autocast bf16 inside the model, bf16 result", AutocastOutput, g(2, 3)),
@@ -825,7 +830,12 @@ CASES: list[Case] = [
                 dynamic_shapes=({0: AUTO}, {0: AUTO}),
             ),
             case(f"autograd: complex svd, {target}", of_full_rank, g(4, 3, dtype=torch.complex64), targets=(target,)),
-            case(f"autograd: phases of a complex svd, {target}", phases, g(4, 3, dtype=torch.complex64), targets=(target,)),
+            case(
+                f"autograd: phases of a complex svd (eager raises), {target}",
+                phases,
+                g(4, 3, dtype=torch.complex64),
+                targets=(target,),
+            ),
         )
     ),
     *(

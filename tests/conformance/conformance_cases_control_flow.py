@@ -12,7 +12,7 @@ from torch._higher_order_ops.map import map as map_rows
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from .harness import Call, Case, Given, Model, case, const, g, module_case, t
+from .harness import Call, Case, Given, Model, case, const, g, inputs, module_case, t
 
 BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 TURNS = (*(Call(seed) for seed in range(1, 7)), *(Call(seed, training=False, grad=False) for seed in (7, 8)))
@@ -398,6 +398,9 @@ def _rows(*sizes: int) -> tuple[Call, ...]:
     return tuple(Call(i, inputs=Given(_leaf(size))) for i, size in enumerate(sizes))
 
 
+PLAIN_ROWS = tuple(Call(size, inputs=inputs(t(size, 3))) for size in (2, 6))
+
+
 def _leaf(size: int) -> Callable[[torch.Generator], Any]:
     return lambda generator: ((torch.randn((size, 3), generator=generator).requires_grad_(),), {})
 
@@ -450,7 +453,7 @@ CASES: list[Case] = [
     case("control flow: while_loop, as long as the data says", loop, t(4, 3), calls=TURNS),
     case("control flow: while_loop, gradients", loop, g(4, 3), calls=TURNS),
     case("control flow: while_loop, Python integers", counted, t(4, 3)),
-    case("control flow: while_loop, Python integers, dynamic", counted, t(4, 3), calls=_rows(2, 6), dynamic_shapes=BATCH),
+    case("control flow: while_loop, Python integers, dynamic", counted, t(4, 3), calls=PLAIN_ROWS, dynamic_shapes=BATCH),
     case("control flow: while_loop, the count returned", counted_result, t(4, 3)),
     case("control flow: while_loop, cond in each turn", loop_with_branch, t(4, 3), calls=TURNS),
     case("control flow: while_loop, cond in each turn, gradients", loop_with_branch, g(4, 3), calls=TURNS),

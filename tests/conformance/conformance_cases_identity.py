@@ -200,7 +200,7 @@ def mutate_matrix(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mutate_of_five(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Any:
-    b.add_(a)
+    b.add_(a * 2)
     d.mul_(2)
     return {"sum": a + b + c + d + e, "same": (a, d), "part": c[1:]}
 

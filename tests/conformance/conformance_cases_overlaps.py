@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .conformance_cases_random import filled
 from .conformance_cases_shapes import BATCH, at
-from .harness import TRAIN, Case, case, g, laid_out, t
+from .harness import TRAIN, Case, case, g, ints, laid_out, t
 
 LENGTH = Dim("length", min=6, max=64)
 
@@ -158,6 +158,69 @@ def places_before_write(x: Tensor) -> Tensor:
     return view * 2
 
 
+def last_column_added(x: Tensor) -> Tensor:
+    x[:, 1:3].add_(x[:, :2])
+    return x * 1
+
+
+def last_column_assigned(x: Tensor) -> Tensor:
+    x[:, 1:] = x[:, :-1]
+    return x * 1
+
+
+def transpose_added(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.add_(x.t()) * 1
+
+
+def first_row_added(x: Tensor) -> Tensor:
+    return x.index_put_((torch.tensor([0, 0]),), x[0], accumulate=True) * 1
+
+
+def rows_assigned(x: Tensor) -> Tensor:
+    x[torch.tensor([2, 0])] = x[:2]
+    return x * 1
+
+
+def result_over_operand(x: Tensor) -> Tensor:
+    torch.mul(x[:2], x[1:3], out=x[1:3])
+    return x * 1
+
+
+def lists_crossed(x: Tensor) -> Tensor:
+    torch._foreach_add_([x[0], x[1]], [x[1], x[0]])
+    return x * 1
+
+
+def one_listed_twice(x: Tensor) -> Tensor:
+    y = x.clone()
+    torch._foreach_mul_([y, y], 2.0)
+    return y
+
+
+MET_AGAIN = (last_column_added, last_column_assigned, transpose_added, first_row_added, rows_assigned)
+MET_AGAIN += (result_over_operand, lists_crossed, one_listed_twice)
+
+
+def read_elsewhere(x: Tensor, index: Tensor) -> Any:
+    """Each write reads the same tensor: at other places, at the same place, further on, or by a copy."""
+    x[:, :-1] = x[:, 1:]
+    x[:, :2].add_(x[:, 1:3])
+    x[:2] = x[2:]
+    x[:, ::2].add_(x[:, 1::2])
+    x[0].copy_(x[1])
+    x.diagonal().add_(x.diagonal())
+    x.mul_(x.view(4, 4))
+    x[1:] = x[1:].view(3, 4)
+    x[index] = x[index] + 1
+    x.index_add_(0, index, x[index])
+    x[x > 0] = x[x > 0] * 2
+    torch._foreach_add_([x[0], x[1]], [x[2], x[3]])
+    torch._foreach_mul_([x[0], x[1]], [x[0], x[1]])
+    y = x.clone()
+    return y.copy_(x.t()), x * 1
+
+
 ROWS = {"x": {0: BATCH}}
 CALLS = (TRAIN, at(g(7, 8)), at(g(2, 8)), at(g(64, 8)), at(g(5, 8), grad=False))
 
@@ -223,4 +286,10 @@ CASES: list[Case] = [
     case("overlaps: an expanded argument is written to (eager raises)", expanded_argument_written, t(4)),
     case("overlaps: an overlapping as_strided is written to", strided_written, t(4)),
     case("overlaps: sizes of an expanded tensor change in place", expanded_turned, t(4)),
+    # Eager raises where there are no gaps, and does not look where there are.
+    *[case(f"overlaps: {one.__name__.replace('_', ' ')}", one, laid_out(t(4, 4), (16, 2))) for one in MET_AGAIN],
+    *[
+        case(f"overlaps: read elsewhere than written, {name}", read_elsewhere, x, ints(2, high=4), targets=("portable", "cpu"))
+        for name, x in {"with gaps": laid_out(t(4, 4), (16, 2)), "without": t(4, 4)}.items()
+    ],
 ]

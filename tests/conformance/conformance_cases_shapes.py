@@ -35,6 +35,21 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
+class Block(nn.Module):
+    """Heads are the second dimension to the attention, and the third in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.qkv, self.out, self.norm = nn.Embedding(9, 4), nn.Linear(4, 12), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        batch, length, width = x.shape
+        q, k, v = (part.view(batch, length, 2, 2).transpose(1, 2) for part in self.qkv(self.norm(x)).split(width, 2))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(found.transpose(1, 2).contiguous().view(batch, length, width))
+
+
 class Positional(nn.Module):
     """A table cut to the sequence's length."""
 
@@ -266,6 +281,26 @@ SLICES: dict[str, Any] = {
     "every other row": lambda gen: torch.randn(8, 6, generator=gen)[::2].requires_grad_(),
     "every other column, transposed": lambda gen: torch.randn(8, 6, generator=gen)[:, ::2].t().requires_grad_(),
 }
+
+
+def _reshaped_part(x: Tensor) -> Tensor:
+    """A view of every second column if there is an even number of columns."""
+    return x[:, ::2].reshape(-1, 2)
+
+
+def _written_part(x: Tensor) -> Tensor:
+    _reshaped_part(x).add_(1)
+    return x * 1
+
+
+ASKS_FOR_ELEMENTS = {
+    "numel()": lambda x: (x * 2).sum() if x.numel() else x.sum() + 5,
+    "== 0": lambda x: x.sum() + 1 if x.shape[0] == 0 else x.sum() * 1,
+    "max()": lambda x: (x.sum() + 3) / max(x.shape[0], 1),
+    "sym_max()": lambda x: (x.sum() + 3) * torch.sym_max(x.shape[0], 1),
+    "a product": lambda x: x.sum() + (5 if x.shape[0] * 3 > 0 else 7),
+}
+
 ANY_SIZE = {
     "reshape": lambda x: x.reshape(-1, 3).flatten() * 2,
     "unsqueeze and expand": lambda x: x.unsqueeze(0).expand(5, -1, -1) * 2,
@@ -393,6 +428,73 @@ CASES: list[Case] = [
     ],
     *[
         case(
+            f"shapes: a model asks whether there are elements, {name}, {front_end}",
+            function,
+            t(4),
+            dynamic_shapes=({0: Dim.AUTO},),
+            front_ends=(front_end,),
+            calls=(TRAIN, at(t(7)), at(t(1)), at(t(0), refused=r"s\d+=1\.\.|must satisfy \(s\d+ != 0\)")),
+        )
+        for name, function in ASKS_FOR_ELEMENTS.items()
+        for front_end in ("dynamo", "export", "trace")
+    ],
+    case(
+        "shapes: a sum of several sizes",
+        lambda x: x.unsqueeze(1).unfold(2, 2, 1).reshape(-1, 2).sum(1) * torch.arange(x.shape[0] * (x.shape[1] - 1)),
+        g(4, 6),
+        dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},),
+        calls=(TRAIN, at(g(7, 5))),
+    ),
+    case(
+        "shapes: attention over no elements, of which torch's kernel makes a crash",
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
+        g(2, 2, 4, 8),
+        dynamic_shapes=({0: Dim.AUTO, 2: Dim.AUTO},),
+        calls=(TRAIN, at(g(3, 2, 5, 8)), at(g(0, 2, 4, 8)), at(g(2, 2, 1, 8)), at(g(2, 2, 0, 8), refused=r"s\d+=1\.\.")),
+    ),
+    *[
+        case(
+            f"shapes: what reshape copies at some sizes, {name}",
+            function,
+            t(*sizes),
+            dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},),
+            calls=calls,
+        )
+        for name, function, sizes, calls in (
+            (
+                "written to, at a size where it copies",
+                _written_part,
+                (6, 35),
+                (TRAIN, at(t(8, 33)), at(t(6, 36), refused="must satisfy")),
+            ),
+            (
+                "returned, at a size where it copies",
+                _reshaped_part,
+                (6, 35),
+                (TRAIN, at(t(8, 33)), at(t(6, 36), refused="must satisfy")),
+            ),
+            ("written to, at a size where it does not", _written_part, (6, 36), (TRAIN,)),
+            ("returned, at a size where it does not", _reshaped_part, (6, 36), (TRAIN,)),
+            ("computed with", lambda x: _reshaped_part(x) * 2, (6, 36), (TRAIN, at(t(8, 48)), at(t(8, 35)))),
+        )
+    ],
+    *[
+        case(
+            f"shapes: an argument is returned where a size is {n}, {name}",
+            function,
+            g(4, 3),
+            g(1, 3),
+            dynamic_shapes=({0: Dim.AUTO}, None),
+            calls=(TRAIN, at(g(7, 3), g(1, 3)), at(g(n, 3), g(1, 3), refused=rf"must satisfy \(s\d+ != {n}\)")),
+        )
+        for name, function, n in (
+            ("broadcast_tensors", lambda x, y: torch.broadcast_tensors(x, y), 1),
+            ("contiguous", lambda x, y: (x.t().contiguous(), y * 2), 1),
+            ("diff", lambda x, y: (x.diff(dim=0), y * 2), 0),
+        )
+    ],
+    *[
+        case(
             f"shapes: an operator of torch that goes another way for no elements, {front_end}",
             lambda x: torch.linalg.matrix_rank(x, hermitian=True),
             t(4, 4),
@@ -423,6 +525,17 @@ CASES: list[Case] = [
         dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
         calls=(at(g(1, 5, 4)), at(g(0, 5, 4)), at(g(4, 2, 4))),
     ),
+    *[
+        module_case(
+            f"shapes: sizes 0 and 1, a transformer's block, {target}",
+            Block,
+            ints(3, 7, high=9),
+            dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},),
+            calls=tuple(at(ints(*sizes, high=9)) for sizes in ((2, 9), (1, 7), (3, 1), (1, 1), (0, 7))),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ],
     module_case(
         "shapes: size 1, BatchNorm and convolution",
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)),
@@ -699,7 +812,7 @@ CASES: list[Case] = [
         calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t())),),
     ),
     case(
-        "shapes: other strides at call, alias that view() cannot take",
+        "shapes: other strides at call, alias that view() cannot take (eager raises)",
         lambda x: x.view(-1),
         t(4, 3),
         calls=(Call(1, inputs=inputs(lambda gen: torch.randn(3, 4, generator=gen).t())),),
@@ -800,7 +913,7 @@ CASES: list[Case] = [
         calls=(TRAIN, at(g(9, 4), lambda gen: torch.randn(9, generator=gen) > 0, g(4, 3))),
     ),
     case(
-        "shapes: unbacked, a check that fails",
+        "shapes: unbacked, a check that fails (eager raises)",
         checked,
         g(2),
         const(torch.tensor(2)),

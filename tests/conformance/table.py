@@ -27,6 +27,7 @@ CASES += [*layouts.CASES, *compiled.CASES, *places.CASES]
 _NO_FRONT_END = "No front end could trace"
 
 _OVERLAP = r"conformance_cases_overlaps.py.*writes to a tensor whose elements share memory"
+_MET_AGAIN = r"conformance_cases_overlaps.py:\d+.*(reads by another view what it writes|one after another)"
 _CALLED_AGAIN = r"called again.*conformance_cases_python.py:\d+.*at the first call.*at the second"
 _PYTHON_STATE = {
     "a number in a dictionary": r"self.*\.seen.*: read, and changed|called again",
@@ -63,6 +64,7 @@ REFUSED: dict[str, str] = {
     "overlaps: as_strided of a slice that is written to later": "as_strided counts places",
     "overlaps: as_strided_copy of a slice that was written to": "as_strided_copy counts places",
     "overlaps: windows are copied with their strides, and written to": _OVERLAP.replace("to a tensor", "to a copy of a tensor"),
+    **{f"overlaps: {one.__name__.replace('_', ' ')}": _MET_AGAIN for one in overlaps.MET_AGAIN},
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     **autograd.LOST,
     "identity: a model that asks where its argument begins": r"begins in its storage.*conformance_cases_identity.py:\d+",
@@ -120,6 +122,13 @@ REFUSED: dict[str, str] = {
     **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
     "shapes: a float argument that varies": r"args\[1\]: this float is fixed",
     "shapes: an integer argument that varies, and is fixed by the model": r"args\[1\]: asked to vary, but the model fixes it",
+    **{
+        f"shapes: what reshape copies at some sizes, {name}, at a size where it does not": text
+        for name, text in (
+            ("written to", r"reshape takes a view.*written to.*shapes.py:\d+"),
+            ("returned", "reshape takes a view.*both are seen outside"),
+        )
+    },
     "shapes: a branch on data": "Data-dependent branching",
     # Control flow that eager refuses as well, in its forward or its backward.
     "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",

@@ -115,7 +115,7 @@ KNOWN = {
         "torch.manual_seed does not seed XLA devices; xm.set_rng_state does",
         r"out\[0\]: eager \('bool', True\), bundle \('bool', False\)",
     ),
-    "shapes: other strides at call, alias that view() cannot take": Known(
+    "shapes: other strides at call, alias that view() cannot take (eager raises)": Known(
         "without strides any view() can be taken; eager raises",
         "eager's forward raises RuntimeError: view size .*; the bundle works",
     ),

@@ -66,7 +66,9 @@ class Memory:
             if isinstance(primal, schema.InputPrimal) and i in kinds:
                 (written if writes else reshaped).add(primal.leaf)
             elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-                expected.add(tuple(member.leaf for member in primal.members))
+                members = {member.leaf for member in primal.members}
+                repeated = {leaf for group in method.identical if members & {*group} for leaf in group}
+                expected.add((*members, *repeated))
                 written |= {member.leaf for member in primal.members if member.written}
             elif isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
                 state.append((primal.name, _reach(entries[primal.name]), writes))

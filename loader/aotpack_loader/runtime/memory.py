@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from .._torch_compat import is_one_storage
 
 _PATIENCE = 4096
 """Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
+
+
+class Places(NamedTuple):
+    """Where the elements of a tensor lie: bytes from the start of its memory, sizes, strides in elements, bytes of an element."""
+
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    width: int
+
+    def meet(self, other: Places) -> bool:
+        """Whether a byte of one of these elements is one of the other's; columns of one matrix have none in common."""
+        if 0 in self.shape or 0 in other.shape:
+            return False
+        ranges: dict[int, tuple[int, int]] = {}
+        for places, sign in ((self, 1), (other, -1)):
+            for size, step in zip(places.shape, places.stride, strict=True):
+                if size > 1 and step:
+                    first, last = ranges.get(step * places.width, (0, 0))
+                    reach = sign * (size - 1)
+                    ranges[step * places.width] = (first + min(reach, 0), last + max(reach, 0))
+        # Is there an element of each whose addresses differ by less than an element?
+        apart = other.start - self.start
+        steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]
+        return _reaches(steps, apart - self.width + 1, apart + other.width - 1)
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -44,17 +71,11 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.is_contiguous() and b.is_contiguous():
         return True
-    # Is there an element of a and one of b whose addresses differ by less than an element?
-    ranges: dict[int, tuple[int, int]] = {}
-    for tensor, sign in ((a, 1), (b, -1)):
-        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-            if size > 1 and step:
-                first, last = ranges.get(step * tensor.element_size(), (0, 0))
-                reach = sign * (size - 1)
-                ranges[step * tensor.element_size()] = (first + min(reach, 0), last + max(reach, 0))
-    steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]
-    apart = low - start
-    return _reaches(steps, apart - a.element_size() + 1, apart + b.element_size() - 1)
+    return _places(a).meet(_places(b))
+
+
+def _places(tensor: torch.Tensor) -> Places:
+    return Places(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size())
 
 
 def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:

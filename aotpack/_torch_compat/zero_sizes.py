@@ -1,0 +1,105 @@
+"""Whether a size is 0, where a model asks: torch takes symbols of sizes for positive, and answers no without leaving a guard.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from .. import origin
+
+_QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "__eq__": operator.eq,
+    "__ne__": operator.ne,
+    "__lt__": operator.lt,
+    "__le__": operator.le,
+    "__gt__": operator.gt,
+    "__ge__": operator.ge,
+    "__sym_max__": max,
+    "__sym_min__": min,
+}
+_TORCH = f"{Path(torch.__file__).parent}/"
+_PASSING_ON = tuple(
+    _TORCH + name for name in ("__init__.py", "overrides.py", "_export/non_strict_utils.py", "fx/experimental/sym_node.py")
+)
+_RUNNING_MODELS = tuple(_TORCH + name for name in ("_dynamo/utils.py", "fx/interpreter.py"))
+
+
+@contextlib.contextmanager
+def questions_about_zero() -> Iterator[None]:
+    """Where a model compares a size that varies, and 0 would make a difference, the size is at least 1 from there on.
+
+    What torch's own code asks (of most operators whether there is anything to do) is left open: kernels know sizes of 0.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, compare in _QUESTIONS.items():
+            stack.enter_context(mock.patch.object(torch.SymInt, name, _asking(getattr(torch.SymInt, name), compare)))
+        yield
+
+
+def _asking(ask: Callable[[Any, Any], Any], compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def asked(size: torch.SymInt, other: Any) -> Any:
+        answer = ask(size, other)
+        if answer is not NotImplemented and _is_of_a_model(sys._getframe(1)):
+            for one in (size, other):
+                for symbol in _may_be_zero(one):
+                    if _differs_at_zero(symbol, _expression(size), _expression(other), _expression(answer), compare):
+                        exclude_zero(one.node.shape_env, symbol)
+        return answer
+
+    return asked
+
+
+def _is_of_a_model(frame: FrameType | None) -> bool:
+    while frame is not None and (frame.f_code.co_filename in _PASSING_ON or frame.f_code.co_name == "__torch_function__"):
+        frame = frame.f_back
+    path = frame.f_code.co_filename if frame is not None else ""
+    inside = path.removeprefix(_TORCH)
+    if inside == path:
+        return not origin.is_ours(path)
+    return path in _RUNNING_MODELS or not inside.startswith(("_", "fx/"))
+
+
+def _expression(size: Any) -> Any:
+    node = getattr(size, "node", None)
+    return node.expr if isinstance(node, SymNode) else size
+
+
+def _may_be_zero(size: Any) -> list[sympy.Symbol]:
+    node = getattr(size, "node", None)
+    if not isinstance(node, SymNode) or node.shape_env is None:  # a plain number, or the ragged size of a nested tensor
+        return []
+    lowest = {symbol: found.lower for symbol, found in node.shape_env.var_to_range.items()}
+    return [symbol for symbol in node.expr.free_symbols if symbol.is_positive and lowest.get(symbol) == 0]
+
+
+def _differs_at_zero(symbol: sympy.Symbol, a: Any, b: Any, answer: Any, compare: Callable[[Any, Any], Any]) -> bool:
+    """Whether ``answer``, which was found for positive sizes, is another where ``symbol`` is 0."""
+    if compare in (max, min):
+        compare = {max: sympy.Max, min: sympy.Min}[compare]
+    compare = {operator.eq: sympy.Eq, operator.ne: sympy.Ne}.get(compare, compare)
+    try:
+        there = compare(*(sympy.sympify(value).subs(symbol, 0) for value in (a, b)))
+        return bool(there != sympy.sympify(answer).subs(symbol, 0))
+    except ZeroDivisionError:
+        return True
+
+
+def exclude_zero(env: ShapeEnv, symbol: sympy.Symbol) -> None:
+    """Let a size be at least 1."""
+    env.var_to_range[symbol] &= ValueRanges(1, int_oo)
