@@ -61,11 +61,12 @@ def _backward(roots: Tensors) -> None:
         torch.autograd.backward(list(distinct.values()), gradients)
 
 
-def compare(sample: Sample, eager: Observation, other: Observation, *, compiled: bool = False) -> list[str]:
+def compare(sample: Sample, eager: Observation, other: Observation, *, compiled: bool = False, made: bool = False) -> list[str]:
     """What differs. Where results are undefined, their values do not count; where an argument is a lazy conjugate, which is
     resolved before a graph runs (spec, A4), results need not inherit that. Values of a half type that differ do not count where
     the other's are nearer to the function in float64: some of eager's kernels round more often than torch's decompositions. Nor
-    do those of ``compiled`` code that are no further than twice as far: it adds and rounds in another order.
+    do those of ``compiled`` code that are no further than twice as far: it adds and rounds in another order. Samples that are
+    ``made`` of others may be ill-conditioned: theirs may be eight times as far.
     """
     found = differences(eager, other)
     found = [
@@ -75,9 +76,9 @@ def compare(sample: Sample, eager: Observation, other: Observation, *, compiled:
         found = [line for line in found if not line.startswith("out") or ".conj: " not in line]
     values = {path for line in found for path, differ, _ in [line.partition(": values differ")] if differ}
     if values and not sample.undefined:
-        values = {path for path in values if compiled or _is_half(eager, path)}
+        values = {path for path in values if compiled or made or _is_half(eager, path)}
         exact = observe(sample.function, sample.in_double()) if values else eager
-        further = 2 if compiled else 1
+        further = 8 if made else 2 if compiled else 1
         values = {
             path for path in values if _distance(other, exact, path) <= further * _distance(eager, exact, path) < float("inf")
         }

@@ -25,6 +25,8 @@ UNCHECKED = frozenset(
     {
         "_native_batch_norm_legit",
         "_segment_reduce",
+        "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate",
         "lu_unpack",
         "native_batch_norm",
         "nn.functional.embedding_bag",

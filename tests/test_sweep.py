@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from conformance_observe import observe  # noqa: E402
 from conformance_report import markdown  # noqa: E402
 from conformance_results import COUNTS, Results  # noqa: E402
 from conformance_samples import Sample, Unit, samples, together  # noqa: E402
+from conformance_sizes import at_other_sizes  # noqa: E402
 from conformance_worker import Work, next_group, several  # noqa: E402
 
 
@@ -176,3 +178,25 @@ def _outcomes(partial: Path) -> list[tuple[str, str, str]]:
     """Unit, sample and status, in the order in which they were found."""
     lines = [json.loads(line) for line in partial.read_text().splitlines()]
     return [(line["unit"], one["sample"], one["status"]) for line in lines if "unit" in line for one in line["outcomes"]]
+
+
+def test_bundles_are_called_with_other_sizes(tmp_path: Path) -> None:
+    checker = Checker(tmp_path, dynamic=True, front_ends=("trace",), target="portable", fresh=tmp_path)
+    unit = Unit("op_db", "addmm", "float32", True, "portable")
+    sample = next(one for one in samples(unit) if not one.in_place and len({*one.sizes[0], *one.sizes[1]}) > 1)
+    assert checker(sample).status == "pass"
+    tried = [[tensor.shape for tensor in others[0].tensors] for _, others in at_other_sizes([sample], checker.path, "portable")]
+    assert sample.sizes not in tried
+    assert any(
+        size > max(max(shape, default=0) for shape in sample.sizes) for shapes in tried for shape in shapes for size in shape
+    )
+    assert {0, 1} <= {size for shapes in tried for shape in shapes for size in shape}
+    assert checker.resized([sample]) is None
+
+    bundle = checker.loaded
+    checker.loaded = lambda *tensors: bundle(*tensors) + (tensors[0].shape != sample.sizes[0])  # type: ignore[assignment,misc]
+    assert checker.again(sample) == Outcome(sample.name, "pass")
+    found = checker.resized([sample])
+    assert found is not None
+    assert found.status == "wrong"
+    assert re.match(r"with s\d+=.*: out: values differ", found.reason)
