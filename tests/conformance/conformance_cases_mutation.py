@@ -351,6 +351,13 @@ def fused(x: Tensor) -> Tensor:
 
 TWO = (Call(1), Call(2), Call(3, training=False, grad=False))
 
+
+def factors_changed(x: Tensor) -> Tensor:
+    y = x.prod(0)
+    x.data.add_(0.5)
+    return y
+
+
 CASES: list[Case] = [
     case("input mutation: data", data, t(3, 4), calls=TWO),
     case("input mutation: data, next to a leaf that requires grad", data_of_one, t(3, 4), g(4)),
@@ -450,6 +457,7 @@ CASES: list[Case] = [
     case("input mutation: set_ to a new tensor", set_new, t(2, 2)),
     case("input mutation: set_ to another input", set_other, t(2, 2), t(2, 2)),
     case("input mutation: .data assigned", set_data, t(3, 4)),
+    case("input mutation: factors of a product, by .data", factors_changed, g(3, 4)),
     case("input mutation: resize_ smaller", resize, t(3, 4)),
     case("input mutation: resize_ larger", resize_larger, t(4)),
     case("input mutation: resize_ larger and then written in part", resize_and_part, t(4)),
