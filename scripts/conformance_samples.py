@@ -32,6 +32,7 @@ UNCHECKED = frozenset(
         "nn.functional.embedding_bag",
         "nn.functional.max_pool3d",
         "nn.functional.pdist",
+        "repeat_interleave",
     }
 )
 """Operators whose own kernels end the process, in eager, at sizes that they do not look at."""

@@ -331,6 +331,10 @@ def _has_derived_sizes(tensor: torch.Tensor) -> bool:
 def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
     """Turn an integer input into an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
     size = node.meta["val"]
+    if compat.hint_of(size) < 0:
+        raise BuildError(
+            f"The backward needs {node.name}, an integer below 0, which no size of a tensor can carry; the cpu target cannot."
+        )
     mode = compat.fake_mode_of(graph)
     with mode:
         carrier = torch.empty((size, 0), dtype=torch.float32, device="cpu")
