@@ -6,7 +6,6 @@ Tried on: torch 2.13.0, 2.9.0.
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,14 +23,14 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from .. import origin
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "__eq__": operator.eq,
-    "__ne__": operator.ne,
-    "__lt__": operator.lt,
-    "__le__": operator.le,
-    "__gt__": operator.gt,
-    "__ge__": operator.ge,
-    "__sym_max__": max,
-    "__sym_min__": min,
+    "__eq__": sympy.Eq,
+    "__ne__": sympy.Ne,
+    "__lt__": sympy.Lt,
+    "__le__": sympy.Le,
+    "__gt__": sympy.Gt,
+    "__ge__": sympy.Ge,
+    "__sym_max__": sympy.Max,
+    "__sym_min__": sympy.Min,
 }
 _TORCH = f"{Path(torch.__file__).parent}/"
 _PASSING_ON = tuple(
@@ -44,7 +43,8 @@ _RUNNING_MODELS = tuple(_TORCH + name for name in ("_dynamo/utils.py", "fx/inter
 def questions_about_zero() -> Iterator[None]:
     """Where a model compares a size that varies, and 0 would make a difference, the size is at least 1 from there on.
 
-    What torch's own code asks (of most operators whether there is anything to do) is left open: kernels know sizes of 0.
+    Of real numbers computed of sizes (``n / 2 > 0``) torch leaves a guard. What its own code asks (of most operators whether
+    there is anything to do) is left open: kernels know sizes of 0.
     """
     with contextlib.ExitStack() as stack:
         for name, compare in _QUESTIONS.items():
@@ -90,9 +90,6 @@ def _may_be_zero(size: Any) -> list[sympy.Symbol]:
 
 def _differs_at_zero(symbol: sympy.Symbol, a: Any, b: Any, answer: Any, compare: Callable[[Any, Any], Any]) -> bool:
     """Whether ``answer``, which was found for positive sizes, is another where ``symbol`` is 0."""
-    if compare in (max, min):
-        compare = {max: sympy.Max, min: sympy.Min}[compare]
-    compare = {operator.eq: sympy.Eq, operator.ne: sympy.Ne}.get(compare, compare)
     try:
         there = compare(*(sympy.sympify(value).subs(symbol, 0) for value in (a, b)))
         return bool(there != sympy.sympify(answer).subs(symbol, 0))
