@@ -67,9 +67,9 @@ def refused(
         """How the graphs fail the model where these sizes are ``size``, or nothing."""
         if (sizes := example | dict.fromkeys(names, size)) == example:
             return ""
-        trial = tried(sizes)
-        reason = trial.differs or trial.another_way(at_the_example())
-        return "" if reason and at_the_example().differs else reason or trial.simplified
+        trial, usual = tried(sizes), at_the_example()
+        new = [reason for kind, reason in trial.differs.items() if kind not in usual.differs]
+        return next(iter(new), "") or trial.another_way(usual) or trial.simplified
 
     def edge(names: Collection[str], size: int, reason: str) -> Edge:
         paths = ", ".join(_place(name, method["leaves"]) for name in names)
@@ -144,7 +144,7 @@ class _Trial:
         operators: what the model calls, but for views and copies, which contiguous tensors or ones of few elements need not.
         empty: whether no result has elements, so that it is no matter how the model finds them.
         marks: which arguments' version counters the model moves, and which results require a gradient.
-        differs: what the graphs do otherwise than the model, or nothing.
+        differs: what the graphs do otherwise than the model, by kind: fails, sizes, layout, gradients, memory.
         simplified: what compiled code computes otherwise than the graphs, or nothing.
     """
 
@@ -155,7 +155,7 @@ class _Trial:
     operators: list[torch._ops.OpOverload] = field(default_factory=list)
     empty: bool = False
     marks: tuple[frozenset[int], list[bool]] = (frozenset(), [])
-    differs: str = ""
+    differs: dict[str, str] = field(default_factory=dict)
     simplified: str = ""
 
     def run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class _Trial:
                 return f"the model calls {own or 'nothing'} where it calls {others or 'nothing'} at the example's sizes"
         return ""
 
-    def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         run = self._rehearsed(model, args, kwargs)
         graphs = [half for half in (self.convention.forward, self.convention.backward) if half is not None]
         problem, outputs = "", list[Sequence[Any]]()
@@ -188,12 +188,18 @@ class _Trial:
                     break
         except CorruptBundleError:  # sizes that depend on data
             self.ran = False
-            return ""
+            return {}
         except RuntimeError as error:
             problem = f"what is saved for the backward has no such size: {error}"
         if run is None or problem:
-            return problem if run is not None else ""
-        return self._other_shapes(outputs[0], run.result) or self._other_gradients(*outputs[1:]) or self._other_memory(run)
+            return {"fails": problem} if run is not None else {}
+        kinds = {
+            "sizes": self._other_sizes(outputs[0], run.result),
+            "layout": self._other_layout(outputs[0], run.result),
+            "gradients": self._other_gradients(*outputs[1:]),
+            "memory": self._other_memory(run),
+        }
+        return {kind: reason for kind, reason in kinds.items() if reason}
 
     def _rehearsed(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed | None:
         called = list[compat.Called]()
@@ -226,20 +232,27 @@ class _Trial:
                 return f"result {i} is {path} itself, and a view of it at the example's sizes"
         return ""
 
-    def _other_shapes(self, outputs: Sequence[Any], result: Any) -> str:
+    def _other_sizes(self, outputs: Sequence[Any], result: Any) -> str:
+        for i, found, expected in self._fresh(outputs, result):
+            if found.shape != expected.shape:
+                return f"result {i} has the sizes {[*found.shape]}, and should have {[*expected.shape]}"
+        return ""
+
+    def _other_layout(self, outputs: Sequence[Any], result: Any) -> str:
+        for i, found, expected in self._fresh(outputs, result):
+            if found.shape == expected.shape and _steps(found) != _steps(expected):
+                return f"result {i} lies in memory by {_steps(found)}, and should by {_steps(expected)}"
+        return ""
+
+    def _fresh(self, outputs: Sequence[Any], result: Any) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Results that are computed, of the graph and of the model, whose sizes do not depend on data."""
         method = self.convention.method
         if method["subclasses"]:
-            return ""
-        for i, (leaf, described) in enumerate(zip(pytree.tree_leaves(result), method["results"], strict=False)):
-            if not isinstance(described, schema.FreshResult):
-                continue
-            found, expected = [*outputs[described.output].shape], [*leaf.shape]
-            depends_on_data = any(isinstance(size, torch.SymInt) for size in (*found, *expected))
-            if not depends_on_data and found != expected:
-                return f"result {i} has the sizes {found}, and should have {expected}"
-            if not depends_on_data and _steps(outputs[described.output]) != _steps(leaf):
-                return f"result {i} lies in memory by {_steps(outputs[described.output])}, and should by {_steps(leaf)}"
-        return ""
+            return
+        for i, (expected, described) in enumerate(zip(pytree.tree_leaves(result), method["results"], strict=False)):
+            found = outputs[described.output] if isinstance(described, schema.FreshResult) else None
+            if found is not None and not any(isinstance(size, torch.SymInt) for size in (*found.shape, *expected.shape)):
+                yield i, found, expected
 
     def _other_gradients(self, outputs: Sequence[Any] = ()) -> str:
         if not outputs or self.convention.method["subclasses"] or self.convention.subclasses:
