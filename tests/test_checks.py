@@ -237,6 +237,23 @@ def test_violation_is_named(bundle: Path, name: str) -> None:
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
+def test_view_that_lost_its_gradient(tmp_path: Path) -> None:
+    def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.t_()
+        return x[0], x * 2
+
+    out = tmp_path / "turned.aotpack"
+    leaf = torch.randn(3, 4, requires_grad=True)
+    aotpack.build(turned, (leaf + 0,), out=out, targets=("portable",), methods=("train",), cache=False)
+    model = aotpack.load(out, check="full")
+    call: Any = model._aotpack_calls[True, True]
+    assert model(leaf + 0)[0].requires_grad
+    build = call._epilogue._results[0]
+    call._epilogue._results[0] = lambda *args: build(*args).detach()
+    with pytest.raises(CheckError, match=r"train, result\[0\]: should carry a gradient, as its base does, and carries none"):
+        model(leaf + 0)
+
+
 @pytest.fixture(scope="module")
 def selecting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def positive(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,10 +69,16 @@ class Returned:
                 "dataclasses of them.",
             )
         self.families = _families(leaves, first)
-        given = {id(argument) for argument in arguments}
+        given = _with_bases(arguments)
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         self.apart = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
         return leaves
+
+
+def _with_bases(arguments: list[Any]) -> set[int]:
+    """Ids of the arguments and of their bases: where sizes change in place, AOTAutograd gives the model a view of an argument."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    return {id(tensor) for tensor in tensors} | {id(tensor._base) for tensor in tensors if tensor._base is not None}
 
 
 def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:

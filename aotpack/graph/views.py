@@ -7,7 +7,7 @@ The loader rebuilds aliased outputs by replaying these on the real base, which k
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -178,10 +178,15 @@ def sizes_in(steps: list[schema.ViewStep]) -> list[str]:
 
 def as_strided_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> list[schema.ViewStep]:
     """The last resort: sizes, strides and offset in the base's storage."""
-
-    def dims(sizes: Any) -> list[Any]:
-        found = [size_expression(size, shape_env) for size in sizes]
-        return [size if isinstance(size, int) else schema.ExprArg(size) for size in found]
-
-    args = [dims(value.shape), dims(value.stride()), dims([value.storage_offset()])[0]]
+    args = [_dims(value.shape, shape_env), _dims(value.stride(), shape_env), _dims([value.storage_offset()], shape_env)[0]]
     return [schema.ViewStep("aten.as_strided.default", args)]
+
+
+def same_start_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.ViewStep:
+    """Sizes and strides of ``value``, from wherever the base begins."""
+    return schema.ViewStep("aten.as_strided.default", [_dims(value.shape, shape_env), _dims(value.stride(), shape_env)])
+
+
+def _dims(sizes: Iterable[Any], shape_env: ShapeEnv | None) -> list[Any]:
+    found = [size_expression(size, shape_env) for size in sizes]
+    return [size if isinstance(size, int) else schema.ExprArg(size) for size in found]

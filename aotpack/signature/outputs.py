@@ -153,8 +153,27 @@ class Outputs(Mutations):
         if taken is not None:
             index, updated = member, taken
         steps = self._view([updated, source] if updated is not None else [source], node)
+        if taken is None and updated is not None and self._changes_sizes(info.base_idx):
+            steps = self._from_before(info.base_idx, updated, node, steps)
         self._check_steps(steps, node)
         return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
+
+    def _changes_sizes(self, index: int) -> bool:
+        found = self.metadata.input_info[index]
+        return bool(found.mutates_metadata and not found.mutates_storage_metadata)
+
+    def _from_before(self, index: int, updated: Node, node: Node, steps: list[schema.ViewStep]) -> list[schema.ViewStep]:
+        """Steps of a view that was taken before its argument's sizes changed in place: results are rebuilt after that."""
+        source = self._raw_primal_nodes[index]
+        above = views.chain(node)
+        if source not in above or views.steps_between(updated, node, self.shape_env) is not None:
+            return steps
+        geometry = self._geometry(index, updated)
+        if geometry.absolute or geometry.offset != 0:
+            where = source_line(node) or self._primal_path(index)
+            message = "returns a view of an argument taken before as_strided_ moved where the argument begins: clone the view"
+            self.problems.append(Problem(where, message))
+        return [views.same_start_step(source.meta["val"], self.shape_env), *steps]
 
     def _member_of_base(self, index: int, node: Node, bases: list[Node]) -> tuple[int, Node | None]:
         """The argument inside base ``index`` that ``node`` is a view of, and the value in the graph that stands for it."""

@@ -85,6 +85,45 @@ def squeezed_slice_and_data(x: Tensor) -> Tensor:
     return x * 2
 
 
+def viewed_after(x: Tensor) -> tuple[Tensor, ...]:
+    x.t_()
+    return x[0], x * 2
+
+
+def viewed_after_unsqueeze(x: Tensor) -> tuple[Tensor, ...]:
+    x.unsqueeze_(0)
+    return x.unsqueeze(0), x * 2, x.transpose(1, 2)
+
+
+def viewed_after_transpose(x: Tensor) -> tuple[Tensor, ...]:
+    x.transpose_(0, 1)
+    row = x.unbind(0)[1]
+    return row * 3, row, x.sum(), x.detach()[0]
+
+
+def viewed_after_squeeze(x: Tensor) -> tuple[Tensor, ...]:
+    x.squeeze_(0)
+    return x.view(2, 2), x * 2
+
+
+def viewed_before(x: Tensor) -> tuple[Tensor, ...]:
+    row = x[0]
+    x.t_()
+    return row, x[0], x * 2
+
+
+def detached_before(x: Tensor) -> tuple[Tensor, ...]:
+    apart = x.detach()
+    x.t_()
+    return apart.view(-1), apart, x.t().view(-1), x * 2
+
+
+def viewed_before_strided(x: Tensor) -> tuple[Tensor, ...]:
+    row = x[1]
+    x.as_strided_((2, 2), (1, 2), 1)
+    return row, x.sum()
+
+
 def at_an_offset(*shape: int) -> Any:
     """A tensor that begins inside its storage."""
     return lambda gen: torch.randn(5 + math.prod(shape), generator=gen)[5:].view(shape)
@@ -390,6 +429,21 @@ CASES: list[Case] = [
     case("input mutation: metadata only, transpose_, non-leaf", metadata_transpose, n(3, 4)),
     case("input mutation: metadata only, as_strided_", metadata_as_strided, t(8)),
     case("input mutation: metadata only, returned", returns_metadata, t(3, 4)),
+    case("input mutation: metadata only, viewed afterwards", viewed_after, n(3, 4)),
+    case("input mutation: metadata only, unsqueeze_, viewed afterwards", viewed_after_unsqueeze, n(3, 4)),
+    case("input mutation: metadata only, transpose_, viewed afterwards", viewed_after_transpose, n(3, 4)),
+    case("input mutation: metadata only, squeeze_, viewed afterwards", viewed_after_squeeze, n(1, 4)),
+    case("input mutation: metadata only, viewed before", viewed_before, n(3, 4), methods=("train",), calls=(TRAIN,)),
+    case("input mutation: metadata only, viewed before, no gradient", viewed_before, t(3, 4)),
+    case("input mutation: metadata only, detached before", detached_before, n(3, 4)),
+    case(
+        "input mutation: metadata only, viewed before, of any size",
+        viewed_before,
+        t(3, 4),
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+        calls=tuple(Call(seed, inputs=inputs(t(size, 4))) for seed, size in enumerate((3, 6, 2))),
+    ),
+    case("input mutation: metadata only, as_strided_, viewed before", viewed_before_strided, t(3, 4)),
     case("input mutation: metadata and data", both, t(3, 4)),
     case("input mutation: metadata and data, as_strided_ with an offset", strided_and_data, t(8)),
     case("input mutation: metadata and data, through a view between", squeezed_slice_and_data, t(8)),

@@ -263,6 +263,8 @@ class Checks:
             graded = getattr(description, "requires_grad", True)
             if isinstance(result, torch.Tensor) and result.requires_grad and not graded:
                 problems.append(Problem(where, "requires a gradient, and should carry none"))
+            if isinstance(description, schema.AliasResult) and not was_copied and _lost(description, base, result):
+                problems.append(Problem(where, "should carry a gradient, as its base does, and carries none"))
         self._raise(problems)
 
     # ------------------------------------------------------------ common
@@ -346,6 +348,12 @@ class SubclassChecks(Checks):
         results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
         self._raise([*_made_otherwise(self._made_gradients, results, environment)])
         return results
+
+
+def _lost(description: schema.AliasResult, base: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether a view that autograd should follow to its base is detached from it."""
+    followed = description.requires_grad and description.history and torch.is_grad_enabled()
+    return bool(followed and base.requires_grad and not result.requires_grad)
 
 
 def _made_otherwise(
