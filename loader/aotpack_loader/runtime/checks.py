@@ -260,11 +260,11 @@ class Checks:
                 base = outputs[description.output or 0] if primal is None else primals[primal]
                 if storages_of(result) != storages_of(base):
                     problems.append(Problem(where, "should be a view of its base, and is in other memory"))
+                if _lost(description, base, result):
+                    problems.append(Problem(where, "should carry a gradient, as its base does, and carries none"))
             graded = getattr(description, "requires_grad", True)
             if isinstance(result, torch.Tensor) and result.requires_grad and not graded:
                 problems.append(Problem(where, "requires a gradient, and should carry none"))
-            if isinstance(description, schema.AliasResult) and not was_copied and _lost(description, base, result):
-                problems.append(Problem(where, "should carry a gradient, as its base does, and carries none"))
         self._raise(problems)
 
     # ------------------------------------------------------------ common
