@@ -85,6 +85,17 @@ def device() -> torch.device:
     return torch.device(_DEVICE)
 
 
+def make_device() -> None:
+    """Make torch_xla's devices, before the first backward of the process, which makes a queue for each device there is.
+
+    A trace runs a backward: no bundle could be loaded afterwards.
+
+    Raises:
+        RuntimeError: there is no device of the kind that ``PJRT_DEVICE`` names.
+    """
+    torch_xla.device()
+
+
 @contextlib.contextmanager
 def staging() -> Iterator[None]:
     """Record operators on placeholders: numbers become constants, and whatever would read data is refused.
@@ -92,7 +103,7 @@ def staging() -> Iterator[None]:
     Raises:
         FallbackError: an operator would have read data.
     """
-    torch_xla.device()
+    make_device()
     before = _xla._get_xla_all_numbers_special_scalars()
     _xla._set_xla_all_numbers_special_scalars(True)
     library = torch.library.Library("aten", "IMPL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import FreshProcess
 from msgspec import structs
 
 import aotpack
@@ -99,7 +101,7 @@ def test_results_of_other_types_are_refused(bundle: Path, device: torch.device) 
         (
             {},
             "x = torch.ones(1, requires_grad=True); (x * 2).sum().backward()",
-            "a backward pass ran before torch_xla made its device",
+            "a backward pass ran before torch_xla made its device.\nLoad the bundle in a fresh process; or call",
         ),
         ({"PJRT_DEVICE": "TPU"}, "", "torch_xla has no device here"),
     ],
@@ -120,3 +122,37 @@ except TargetError as error:
         [sys.executable, "-c", code, bundle], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert message in done.stdout, done.stderr[-3000:]
+
+
+def test_a_process_builds_loads_and_builds_again(tmp_path: Path, fresh_process: FreshProcess) -> None:
+    """A build takes gradients while it traces: torch_xla makes its device first."""
+    told = fresh_process(
+        """
+        import json, sys
+        import torch
+        import aotpack
+        from aotpack_loader import load
+
+        linear, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+        found = []
+        for path in sys.argv[1:]:
+            aotpack.build(linear, (x,), out=path, targets=("xla",))
+            model = load(path, device="xla")
+            model(x.to("xla")).sum().backward()
+            found.append(model.weight.grad.cpu().tolist())
+        print(json.dumps(found))
+        """,
+        tmp_path / "one",
+        tmp_path / "two",
+    )
+    assert told == [[[4.0] * 3] * 2] * 2
+
+
+def test_devices_that_a_build_chose(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It chooses the CPU where nothing says which: where there may be a TPU, that is not what was asked for."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found("torch" if name == "libtpu" else name))
+    load(bundle, device="xla")
+    monkeypatch.setattr(xla, "chosen_by_build", True)
+    with pytest.raises(TargetError, match=r"no TPU can be used any more\.\nLoad the bundle in a fresh process"):
+        load(bundle, device="xla")

@@ -6,12 +6,14 @@ refused with the user's line (:mod:`.check`, :mod:`.lower`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
 
+from aotpack_loader import devices
 from aotpack_loader.devices.xla import has_subclasses, unsupported, unsupported_state
 from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
@@ -35,7 +37,8 @@ class XlaTarget:
         variant: ``cpu``, or a TPU's topology (``tpu-v5e-2x2``): what to compile for here, through jaxlib; empty: nothing.
 
     Raises:
-        BuildError: this process cannot import torch_xla, or jaxlib where a variant needs it; or there is no such variant.
+        BuildError: this process cannot import torch_xla, or jaxlib where a variant needs it; or there is no such variant, or no
+            device.
     """
 
     specializes = True
@@ -43,6 +46,7 @@ class XlaTarget:
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
         self._platform = aot.Platform(variant) if variant else None
+        is_chosen_here = "PJRT_DEVICE" not in os.environ  # the CPU then: lowering runs nothing
         try:
             from ..._torch_compat import xla
         except ImportError as error:
@@ -50,6 +54,14 @@ class XlaTarget:
                 f"The xla target needs torch_xla 2.9 with torch 2.9; this is torch {torch.__version__}: {error}",
                 hint="scripts/setup-xla makes such an environment; pip install 'aotpack[xla]' into a fresh one does too.",
             ) from error
+        try:
+            xla.make_device()
+        except (OSError, RuntimeError) as error:
+            raise BuildError(
+                f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
+                hint="A build runs nothing on the device: set PJRT_DEVICE=CPU.",
+            ) from error
+        devices.xla.chosen_by_build |= is_chosen_here
         self._toolchain = xla.fingerprint()
 
     @property

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     Runs = compat.Computation | compat.PartitionedComputation
 
+chosen_by_build = False
+"""Whether a build in this process has made torch_xla's devices, those of the CPU, for want of a ``PJRT_DEVICE``."""
+
 _EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
 """Which extra of the loader brings a package."""
 
@@ -157,6 +160,11 @@ class XlaDevice:
         wanted = [item for item in found if device.index in (None, item.index)]
         if not wanted:
             raise TargetError(f"There is no {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
+        if chosen_by_build and compat.is_cpu() and importlib.util.find_spec("libtpu") is not None:
+            raise TargetError(
+                "A build in this process has made XLA's CPU device, and there is libtpu here: no TPU can be used any more.",
+                hint="Load the bundle in a fresh process, or set PJRT_DEVICE to TPU, or to CPU, before the build.",
+            )
         self.device = wanted[0]
         if compat.is_cpu():  # all that a computation needs and returns is allocated at its call, by a thread of torch_xla's
             _heap.keep_of_threads()
@@ -236,7 +244,8 @@ def _check_backward(device: torch.device) -> None:
         except RuntimeError as error:
             raise TargetError(
                 "Gradients cannot be taken on XLA devices in this process: a backward pass ran before torch_xla made its device.",
-                hint="Call torch_xla.device(), or load the bundle, before the first backward().",
+                hint="Load the bundle in a fresh process; or call torch_xla.device() in this one before the first backward(), "
+                "and before a build for other targets than xla, which takes gradients too.",
             ) from error
 
 
