@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,17 +34,23 @@ METHODS = {plan.name: plan for plan in (
 """Methods a build knows. ``eval`` is optional: gradients through the eval-mode graph (frozen BatchNorm, no dropout)."""
 
 
+DEFAULT_METHODS = ("train", "infer")
+OPTIONAL_METHODS = frozenset({"infer"})
+"""Default methods that a build leaves out, with a warning, where they cannot be built: training does not need them."""
+
+
 @dataclass(frozen=True)
 class Options:
-    """How the methods are traced and split; each as :func:`aotpack.build` takes it."""
+    """How the methods are traced and split; each as :func:`aotpack.build` takes it. ``optional``: methods that may fail."""
 
-    methods: Sequence[str] = ("train", "infer")
+    methods: Sequence[str] = DEFAULT_METHODS
     partitioner: str = "min-cut"
     memory_budget: float | None = None
     front_ends: Sequence[str] = capture.FRONT_ENDS
     rng: RandomMode = "default"
     branches: str = "refuse"
     second_derivatives: bool = False
+    optional: Collection[str] = ()
 
     @property
     def exact_random(self) -> bool:

@@ -23,7 +23,7 @@ from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_ker
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
-from .options import Options, RandomMode, check_options, layout_problems
+from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
 from .selftest import record
 from .specializations import refuse_unused, specialize
@@ -43,7 +43,7 @@ def build(
     dynamic_shapes: Any = None,
     partitioner: str = "min-cut",
     memory_budget: float | None = None,
-    methods: Sequence[str] = ("train", "infer"),
+    methods: Sequence[str] | None = None,
     front_ends: Sequence[str] = FRONT_ENDS,
     rng: RandomMode = "default",
     branches: str = "refuse",
@@ -65,7 +65,8 @@ def build(
         dynamic_shapes: sizes that vary, in ``torch.export``'s form.
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: share of activation memory that may be saved for the backward, 0..1.
-        methods: any of ``train``, ``infer``, ``eval``.
+        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``; an ``infer`` that was not
+            asked for and cannot be built is left out, with a warning.
         front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws eager's random numbers under the same seed, on every target, and leaves the generator as
             eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
@@ -85,7 +86,9 @@ def build(
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
-    options = Options(methods, partitioner, memory_budget, front_ends, rng, branches, second_derivatives)
+    asked = DEFAULT_METHODS if methods is None else methods
+    optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
+    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional)
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
@@ -115,7 +118,8 @@ def build(
         report = finish.write(making, made, entries)
     record_built(report.digest)
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
-    return replace(report, methods=tuple(methods), saved_bytes=saved)
+    built = [m.plan.name for m in traced]
+    return replace(report, methods=tuple(method for method in asked if method in built), saved_bytes=saved)
 
 
 def compile_bundle(

@@ -16,7 +16,7 @@ from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.format.versions import FORMAT_VERSION
 
-from . import graph
+from . import capture, graph
 from .bundle import BlobStore
 from .capture.examples import parameters
 from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
@@ -34,7 +34,7 @@ def describe(
         UnsupportedError: a graph holds what the format has no words for; lists all, with the user's lines.
     """
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
-    served = _served(traced, has_modes=work.model is work.module)
+    served = _served(traced, has_modes=work.model is work.module and capture.has_modes(work.module))
     positional, defaults = _positional_parameters(work.model), _defaults(work)
     autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
     methods: dict[str, schema.Method] = {}
@@ -134,8 +134,8 @@ def as_a_loader() -> Iterator[None]:
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
     """The caller's modes each method is right for; no mode is served twice.
 
-    A graph with gradients also serves its mode without them, unless the model does something else there. A plain function has no
-    train and eval mode, so one graph serves both.
+    A graph with gradients also serves its mode without them, unless the model does something else there. A plain function, or
+    what ``torch.export`` has made, has no train and eval mode, so one graph serves both.
     """
     plans = [item.plan for item in traced if item.plan.name in METHODS]
     served = {plan.name: [(plan.training, plan.grad)] for plan in plans}

@@ -102,10 +102,29 @@ def _gaps(run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Dynam
 
 def trace(work: Work) -> list[TracedMethod]:
     """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
-    traced = [_trace_method(work, plan) for plan in work.options.plans]
+    traced = [method for plan in work.options.plans for method in _if_possible(work, plan)]
     if work.options.second_derivatives:
         traced = [method for first in traced for method in _with_second(work, first)]
     return traced
+
+
+def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
+    """The method; none where it cannot be built and need not be.
+
+    Raises:
+        BuildError: the method was asked for.
+    """
+    stored = dict(work.stored.tensors)
+    try:
+        return [_trace_method(work, plan)]
+    except BuildError as error:
+        if plan.name not in work.options.optional:
+            raise
+        work.stored.tensors.clear()
+        work.stored.tensors.update(stored)
+        mode = f"{'train()' if plan.training else 'eval()'} with gradients {'on' if plan.grad else 'off'}"
+        work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.name}): {error}")
+        return []
 
 
 def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import aotpack
 from aotpack_loader import load
-from aotpack_loader.errors import BuildError, CaptureError
+from aotpack_loader.errors import BranchError, BuildError, CaptureError
 
 
 class Checked(nn.Module):
@@ -80,9 +80,9 @@ def test_a_call_that_goes_another_way_fails_and_writes_nothing(model: Checked, t
     out = tmp_path / "m.aotpack"
     aotpack.build(model, (X, LABELS), out=out, targets=("portable",), methods=("train",), branches="example")
     bundle = load(out)
-    with pytest.raises(RuntimeError, match=r"if labels.max\(\) >= 4:: the branch goes another way than on the inputs"):
+    with pytest.raises(BranchError, match=r"if labels.max\(\) >= 4: is True, was False on the example inputs"):
         bundle(X, LABELS + 1)
-    with pytest.raises(RuntimeError, match=r"isfinite"):
+    with pytest.raises(BranchError, match=r"isfinite"):
         bundle(X * torch.inf, LABELS)
     assert torch.equal(bundle.get_buffer("norm.running_mean"), torch.zeros(4))
 
@@ -106,7 +106,7 @@ def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> N
     assert not any("mask.all()" in warning for warning in report.warnings)
     bundle, mask = load(out), torch.tensor([1.0, 0.0, 1.0])
     torch.testing.assert_close(bundle(x, mask), Aware()(x, mask), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match=r"if not torch.isfinite\(x\).all\(\):: the branch goes another way"):
+    with pytest.raises(BranchError, match=r"if not torch.isfinite\(x\).all\(\): is False, was True"):
         bundle(x * torch.nan, mask)
 
 

@@ -582,6 +582,43 @@ def test_only_the_methods_asked_for(network: Network, tmp_path: Path) -> None:
             loaded(*EXAMPLE)
 
 
+class TrainsOnly(nn.Module):
+    """Its way in eval mode depends on data, and closes over a tensor of its own."""
+
+    def __init__(self, *, in_training: bool = False) -> None:
+        super().__init__()
+        self.layer, self.fails_in = nn.Linear(4, 4), in_training
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training == self.fails_in:
+            x = x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+            return x if x.sum() > 0 else -x
+        return self.layer(x)
+
+
+def test_a_default_method_that_training_does_not_need_may_fail(tmp_path: Path) -> None:
+    report = portable(TrainsOnly(), (torch.zeros(3, 4),), tmp_path / "m")
+    assert report.methods == ("train",)
+    assert any("no method 'infer' was built" in line and "x.sum() > 0" in line for line in report.warnings)
+    loaded = load(tmp_path / "m")
+    assert set(loaded.aotpack.program.methods) == {"train"}
+    loaded(torch.ones(3, 4)).sum().backward()
+    with torch.no_grad(), pytest.raises(ModeError, match="no method for eval"):
+        loaded.eval()(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(("in_training", "methods"), [(False, ("train", "infer")), (True, None)])
+def test_a_method_that_was_asked_for_or_trains_may_not_fail(tmp_path: Path, in_training: bool, methods: Any) -> None:
+    with pytest.raises(CaptureError, match=f"in {'train' if in_training else 'eval'} mode"):
+        aotpack.build(
+            TrainsOnly(in_training=in_training),
+            (torch.zeros(3, 4),),
+            out=tmp_path / "m",
+            targets=("portable",),
+            methods=methods,
+        )
+
+
 def test_a_function_has_no_modes(tmp_path: Path) -> None:
     portable(lambda x: x.sin(), (torch.zeros(3, requires_grad=True),), tmp_path / "m")
     loaded = aotpack.load(tmp_path / "m")

@@ -82,12 +82,40 @@ def _capture(
         warnings.catch_warnings(record=True) as caught,
         _watched_identity() as compared,
         watched_changes() as changes,
+        _unmixed_attributes(),
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
     return captured, changes
+
+
+@contextlib.contextmanager
+def _unmixed_attributes() -> Iterator[None]:
+    """Keep what Dynamo captures apart from the model's attributes of the same names, ``_graph`` and ``meta`` among them.
+
+    Its export front end copies all attributes of the model over those of the captured module, and then writes to them. A
+    ``torch.fx.GraphModule`` would get Dynamo's code in its own graph.
+    """
+    name = "create_fx_graph_from_captured_output"
+    original = getattr(functional_export, name, None)  # not in every release
+
+    def unmixed(out: Any, model: Any, *rest: Any) -> Any:
+        owner = getattr(model, "__self__", model)
+        attributes = vars(owner) if isinstance(owner, torch.nn.Module) else {}
+        own = vars(out.backend_input.graph_module).keys() - torch.nn.Module.__annotations__.keys()
+        kept = dict(attributes)
+        for attribute in own & attributes.keys():
+            del attributes[attribute]
+        try:
+            return original(out, model, *rest)  # type: ignore[misc]
+        finally:
+            attributes.clear()
+            attributes.update(kept)  # in the order in which they were
+
+    with mock.patch.object(functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
+        yield
 
 
 COMPARES = "aotpack_compares"

@@ -17,6 +17,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from aotpack_loader.runtime.branches import ANOTHER_WAY
+
 from .._torch_compat import SideEffectError
 from . import places
 
@@ -68,7 +70,7 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch]) -> list[Branch]:
             if not left[where]:
                 raise SideEffectError(f"{where}: reads a truth value that it did not read when it ran on the example inputs")
             branch = left[where].popleft()
-            message = f"{where}: the branch goes another way than on the inputs that the bundle was built with"
+            message = f"{where} [{branch.value}]: {ANOTHER_WAY}"
             torch.ops.aten._assert_async.msg((tensor.bool() == branch.value).reshape(()), message)
             taken.append(branch)
             return branch.value

@@ -44,6 +44,16 @@ class FunctionModule(torch.nn.Module):
         return self._function(*args, **kwargs)
 
 
+def has_modes(model: torch.nn.Module) -> bool:
+    """Whether the model can be put in train and eval mode: what ``torch.export`` has made is in one mode for ever."""
+    with rehearsals.unchanged(model):
+        try:
+            model.train(model.training)
+        except NotImplementedError:
+            return False
+    return True
+
+
 _STORAGE_CHANGES = {
     "_lower_version_count_by_1": "assigns to .data of a tensor; use copy_() under no_grad",
     "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",

@@ -27,7 +27,7 @@ from ..graph import source_line
 from . import dynamo, export, places, rehearsals, trace
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
-from .front_end import Given
+from .front_end import Given, has_modes
 from .returned import Returned
 from .sparse import with_dense_results
 
@@ -235,7 +235,7 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     # A trace must not leave its fake tensors in the user's model (torch's own reparametrization does, where one submodule has two
     # names), nor what a first call sets up.
     with rehearsals.unchanged(model):
-        if model.training != training:
+        if model.training != training and has_modes(model):
             model.train(training)
         yield
 

@@ -33,10 +33,10 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
     "--method",
     "methods",
     multiple=True,
-    default=("train", "infer"),
-    show_default=True,
+    default=None,
+    callback=lambda context, option, given: given or None,
     metavar="NAME",
-    help="train, infer, eval (gradients in eval mode). May be repeated.",
+    help="train, infer, eval (gradients in eval mode). May be repeated. Default: train, and infer where it can be built.",
 )
 @click.option(
     "--rng",

@@ -230,10 +230,13 @@ class Outputs(Mutations):
         base_positions: list[int],
         placed: dict[int, int],
     ) -> schema.Result:
-        if info.output_type == _OUT.alias_of_intermediate_base_is_user_output:
-            base, position = nodes[info.base_idx], placed[info.base_idx]
+        whole = info
+        if info.output_type == _OUT.alias_of_intermediate_base_is_user_output and info.base_idx not in placed:
+            whole = self.metadata.output_info[info.base_idx]  # a detached view: the result that it is of is a view itself
+        if whole.output_type == _OUT.alias_of_intermediate_base_is_user_output:
+            base, position = nodes[whole.base_idx], placed[whole.base_idx]
         else:
-            base, position = bases[info.base_idx], base_positions[info.base_idx]
+            base, position = bases[whole.base_idx], base_positions[whole.base_idx]
         steps = self._view([base], node)
         self._check_steps(steps, node)
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))

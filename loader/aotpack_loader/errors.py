@@ -83,6 +83,10 @@ class StateError(AotpackError, RuntimeError):
     """A state dict does not fit the program: missing, unexpected or misshaped entries. Nothing was changed."""
 
 
+class BranchError(AotpackError, RuntimeError):
+    """A Python branch of the model goes another way than the bundle was built for. No argument or buffer was written to."""
+
+
 class AutogradError(AotpackError, RuntimeError):
     """A backward pass that the compiled program cannot do."""
 

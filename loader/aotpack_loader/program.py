@@ -12,6 +12,7 @@ from torch import nn
 
 from .errors import AotpackError, ModeError, Problem, StateError
 from .format import schema
+from .runtime.branches import ANOTHER_WAY, branch_error
 from .runtime.call import MethodCall
 
 Mode = tuple[bool, bool]
@@ -74,10 +75,15 @@ class LoadedProgram(nn.Module):
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
-        results = call.natively(args, kwargs, self._aotpack_slots)
-        if results is not None:
-            return call.unflatten(iter(results))
-        return call(args, kwargs, {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()})
+        try:
+            results = call.natively(args, kwargs, self._aotpack_slots)
+            if results is not None:
+                return call.unflatten(iter(results))
+            return call(args, kwargs, {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()})
+        except RuntimeError as error:
+            if ANOTHER_WAY not in str(error):
+                raise
+            raise branch_error(error) from error
 
     def _aotpack_call_without_gradients(self) -> MethodCall:
         """Where gradients are on but nothing could get one, the method without gradients is the same thing."""

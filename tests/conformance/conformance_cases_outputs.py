@@ -155,6 +155,16 @@ def detached_view(x: Tensor) -> tuple[Tensor, Tensor]:
     return y.detach(), y
 
 
+def view_and_detached(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x * 2).view(-1)
+    return y, y.detach()
+
+
+def detached_and_its_view(x: Tensor) -> Any:
+    y = (x * 2).view(3, 2)
+    return y.detach(), y.t(), y, y.detach()[0], y.detach()
+
+
 def no_grad_view(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     with torch.no_grad():
@@ -543,6 +553,8 @@ CASES: list[Case] = [
     case("outputs: views that change requires_grad, view under no_grad", no_grad_view, g(2, 3)),
     case("outputs: views that change requires_grad, view of the input under no_grad", no_grad_view_of_input, g(2, 3)),
     case("outputs: views that change requires_grad, mixed", view_under_grad_of_detached, g(2, 3)),
+    case("outputs: views that change requires_grad, a view and it detached", view_and_detached, g(2, 3)),
+    case("outputs: views that change requires_grad, views and several detached", detached_and_its_view, g(2, 3)),
     case("outputs: views of a detached intermediate", detached_intermediate_views, g(2, 3)),
     case("outputs: a detached input and a view of it", detached_and_view, t(2, 3)),
     case("outputs: requires_grad_() of a detached input", requires_grad_changed, g(3)),
