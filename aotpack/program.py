@@ -20,6 +20,7 @@ from . import capture, graph
 from .bundle import BlobStore
 from .capture.examples import parameters
 from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .modules import describe_modules
 from .options import METHODS
 from .targets import GraphToCompile, graphs_to_compile
 from .tracing import TracedMethod, Work
@@ -53,6 +54,7 @@ def describe(
             autocast=autocast,
             deterministic=torch.are_deterministic_algorithms_enabled(),
             rng=item.rng,
+            flags=dict(item.flags),
             **item.convention.method,
         )
     return methods, graphs_to_compile(methods, graphs)
@@ -98,6 +100,7 @@ class Contents:
 def assemble(name: str, producer: schema.Producer, work: Work, contents: Contents) -> schema.Program:
     """The program, checked as a loader checks it."""
     state, methods = list(work.state), dict(contents.methods)
+    modules, classes = describe_modules(work.module) if work.model is work.module else ([], [])
     program = schema.Program(
         format=FORMAT_VERSION,
         name=name,
@@ -112,6 +115,8 @@ def assemble(name: str, producer: schema.Producer, work: Work, contents: Content
         weights=list(contents.weights),
         self_test=contents.self_test,
         training=work.module.training,
+        modules=modules,
+        module_classes=classes,
     )
     with as_a_loader():
         validate_program(program, "program")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from .subclasses import check_apart
 
 @dataclass(frozen=True)
 class TracedMethod:
-    """A method as it was traced. ``identical``, ``distinct`` and ``second`` as in its document.
+    """A method as it was traced. ``identical``, ``distinct``, ``second`` and ``flags`` as in its document.
 
     ``gradients_only``: without gradients the model does something else.
     """
@@ -43,6 +43,7 @@ class TracedMethod:
     rng: RandomMode
     gradients_only: bool = False
     second: schema.Second | None = None
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
     """
     stored = dict(work.stored.tensors)
     try:
-        return [_trace_method(work, plan)]
+        return [_with_flags(work, _trace_method(work, plan))]
     except BuildError as error:
         if plan.name not in work.options.optional:
             raise
@@ -125,6 +126,14 @@ def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
         mode = f"{'train()' if plan.training else 'eval()'} with gradients {'on' if plan.grad else 'off'}"
         work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.name}): {error}")
         return []
+
+
+def _with_flags(work: Work, method: TracedMethod) -> TracedMethod:
+    """The method with the modes of the submodules that it depends on. A plain function has none."""
+    if work.model is not work.module:
+        return method
+    with capture.as_traced(work.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
+        return replace(method, flags=capture.flags_read(work.module, work.args, work.kwargs))
 
 
 def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:

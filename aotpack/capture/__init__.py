@@ -1,5 +1,6 @@
 """Model to joint graph: front ends trace the model's Python; beside them, what is to be known of a run and of its example."""
 
+from .flags import flags_read as flags_read
 from .front_end import FunctionModule as FunctionModule
 from .front_end import has_modes as has_modes
 from .front_ends import FRONT_ENDS as FRONT_ENDS

@@ -665,6 +665,7 @@ class Method(Document, frozen=True):
     ``subclasses[i]`` is what forward output i is put together to; empty: none is a subclass. A graph itself takes and returns
     plain tensors only: a subclass stands there as its parts, and its own sizes as ``sizes``, integers that the forward graph
     takes after the primals.
+    ``flags`` holds the modes (``training``) of the submodules that must be in these, by path; those of others do not matter.
     """
 
     serves: list[Mode]
@@ -693,6 +694,39 @@ class Method(Document, frozen=True):
     touched: list[Index] = []
     subclasses: list[Subclass | None] = []
     sizes: list[Dim] = []
+    flags: dict[str, bool] = {}
+
+
+class ModuleClass(Document, frozen=True):
+    """A class of modules of the original. A reader never imports it.
+
+    ``base`` is the class of ``torch.nn`` that it is, or the nearest one that it derives from, by its
+    name there (``Conv2d``); empty: ``Module``. ``names`` are its attributes beyond those of ``base``:
+    what compiled code does not look at, so that an edit of them does nothing.
+    """
+
+    name: Name
+    base: str = ""
+    names: list[Name] = []
+
+
+class Module(Document, frozen=True):
+    """A module of the original, by its path there; that of the root is empty.
+
+    ``kind`` is the number of its class in ``module_classes``. ``training`` is its mode at build,
+    ``trains`` that after ``train()`` of the root, ``evaluates`` whether it is in eval mode after ``eval()`` of
+    the root. ``text`` is what ``repr`` shows of it; ``attributes`` holds those whose values are plain data.
+    ``same_as``: the module at that earlier path is this very module.
+    """
+
+    name: str
+    kind: Index
+    training: bool = True
+    trains: bool = True
+    evaluates: bool = True
+    text: str = ""
+    attributes: dict[Name, Data] = {}
+    same_as: str | None = None
 
 
 class Program(Document, frozen=True):
@@ -708,6 +742,8 @@ class Program(Document, frozen=True):
     features: list[str] = []
     self_test: Descriptor | None = None
     training: bool = True
+    modules: list[Module] = []
+    module_classes: list[ModuleClass] = []
 
 
 # ---------------------------------------------------------------- targets

@@ -131,7 +131,7 @@ def depth_problems(program: schema.Program) -> Iterator[Problem]:
             for found in level:
                 if len(found.attributes) != len(found.parts) or len(set(found.attributes)) != len(found.attributes):
                     yield Problem(at, "K1: there is one part for each attribute, and no attribute twice")
-                if message := _data_problem(found.metadata, MAX_DEPTH):
+                if message := data_problem(found.metadata):
                     yield Problem(at, f"K1: its metadata {message}")
             level = [part for found in level for part in found.parts if isinstance(part, schema.Subclass)]
         if level:
@@ -211,7 +211,7 @@ def _names(subclass: schema.Subclass) -> set[str]:
     return {part.name for part in [subclass, *_below(subclass)] if isinstance(part, schema.Subclass)}
 
 
-def _data_problem(data: schema.Data, depth: int) -> str:
+def data_problem(data: schema.Data, depth: int = MAX_DEPTH) -> str:
     """What is wrong with plain data, or nothing."""
     if not isinstance(data, (schema.DataSequence, schema.DataMapping)):
         return ""
@@ -221,4 +221,4 @@ def _data_problem(data: schema.Data, depth: int) -> str:
         return "has a mapping without one item for each key"
     if isinstance(data, schema.DataSequence) and data.kind == "size" and not all(type(item) is int for item in data.items):
         return "has a size that is no number"
-    return next(filter(None, (_data_problem(item, depth - 1) for item in data.items)), "")
+    return next(filter(None, (data_problem(item, depth - 1) for item in data.items)), "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import donations, expressions, schema, subclasses
+from . import donations, expressions, modules, schema, subclasses
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -19,14 +19,15 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, and K1 to K5.
+    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
     """
     # What walks a tree or a subclass below may rely on its depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
-    refuse(where, [*_state_problems(program), *_method_problems(program), *subclasses.problems(program)])
+    problems = [*_state_problems(program), *_method_problems(program)]
+    refuse(where, [*problems, *subclasses.problems(program), *modules.problems(program)])
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:

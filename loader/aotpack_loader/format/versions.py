@@ -7,6 +7,7 @@ number only. A reader refuses another major version and ignores optional fields 
 Log, one line a version:
 
 * 1.0 (2026-11-21): first release.
+* 1.1 (2026-11-23): ``modules`` and ``module_classes`` of the program, ``flags`` of methods.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from ..errors import UnsupportedVersionError
 from .schema import Program, Version
 
-FORMAT_VERSION: Final = Version(major=1, minor=0)
+FORMAT_VERSION: Final = Version(major=1, minor=1)
 
 KNOWN_FEATURES: Final = frozenset[str]()
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
