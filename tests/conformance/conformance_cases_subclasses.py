@@ -79,6 +79,18 @@ class Linear(nn.Module):
         return (x @ self.weight + self.shift) * self.bias
 
 
+class TwoShifts(nn.Module):
+    """Two parameters with equal gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)))
+        self.second = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first + self.second
+
+
 class Graded(Linear):
     """Turns gradients on inside."""
 
@@ -186,6 +198,14 @@ def turned_in_place(x: Tensor, y: Tensor) -> Tensor:
     return x.sin() + y
 
 
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def cloned(x: Tensor) -> Tensor:
+    return x.clone()
+
+
 def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x * y, y.cos(), x.sin()
 
@@ -241,6 +261,20 @@ def twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     total = result.sum()
     first = torch.autograd.grad(total, args, retain_graph=True)
     return first, torch.autograd.grad(total, args)
+
+
+def accumulated(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Two steps without ``zero_grad``, from one tangent, which stays what it was."""
+    out = model(*args, **kwargs)
+    tangent = torch.ones_like(out)
+    for _ in range(2):
+        out.backward(tangent, retain_graph=True)
+    return tangent, [parameter.grad for parameter in model.parameters()] if isinstance(model, nn.Module) else []
+
+
+def gradients_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = model(*args, **kwargs)
+    return torch.autograd.grad(out, args, torch.ones_like(out))
 
 
 def changed_before_backward(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -417,6 +451,15 @@ CASES: list[Case] = [
         TRAIN,
         Call(2, inputs=inputs(g(7, 4))),
     )),
+    *(
+        of(f"{name}, {words}", make, *given, calls=(Call(act=act), *([Call(2, act=act)] if act is accumulated else [])))
+        for words, act in (("accumulated", accumulated), ("asked for", gradients_of))
+        for name, make, *given in (
+            ("equal gradients", case, added, two(3, grad=True), two(3, grad=True)),
+            ("the tangent as the gradient", case, cloned, two(3, grad=True)),
+            ("equal gradients of parameters", module_case, TwoShifts, two(3, grad=True)),
+        )
+    ),
     of("retain_graph", case, product, two(3, grad=True), g(3), calls=(Call(act=twice),)),
     of(
         "saved value changed in place (eager raises)",

@@ -144,7 +144,7 @@ class _Differentiable(Differentiable):
         super().__init__(method, convention, boundary.forward, backward, checks, native=native)
         self._boundary, self._backward, self._items = boundary, backward, convention.saved
         self._tangents = _wrappers([tangent.subclass for tangent in convention.tangents], classes)
-        self._gradients = _wrappers(convention.subclasses, classes)
+        self._gradients = _Gradients(convention, classes)
         self.tangents = [
             _Tangent(plain.position, tangent, wrapper)
             for plain, tangent, wrapper in zip(self.tangents, convention.tangents, self._tangents, strict=True)
@@ -165,9 +165,16 @@ class _Differentiable(Differentiable):
             self._part(item, value, environment) if isinstance(item, schema.SavedPrimal) else value
             for item, value in zip(self._items, arguments[: len(self._items)], strict=True)
         ]
-        saved += _taken_apart(self._tangents, arguments[len(self._items) :], environment)
+        tangents = arguments[len(self._items) :]
+        apart = [
+            _taken_apart([wrapper], [tangent], environment) for wrapper, tangent in zip(self._tangents, tangents, strict=True)
+        ]
         arguments.clear()
-        return _put_together(self._gradients, run(backward, saved), environment)
+        # Primals and tangents live on, so no gradient can be made in their memory; activations are freed as they are used.
+        lent = [value for item, value in zip(self._items, saved, strict=True) if isinstance(item, schema.SavedPrimal)]
+        lent += itertools.chain(*apart)
+        saved += itertools.chain(*apart)
+        return self._gradients(run(backward, saved), list(zip(tangents, apart, strict=True)), lent, environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
         """A saved primal, or a part of it: a subclass is saved whole, so that a change of it is noticed as in eager."""
@@ -206,6 +213,62 @@ class _Tangent(Tangent):
         if problems:
             raise _wrong_gradient(problems)
         return gradient
+
+
+class _Gradients:
+    """Puts the gradients of a backward together.
+
+    Autograd adds to a gradient in place where nobody else has it. Eager hands one object to all
+    inputs that get the same gradient, or the tangent itself. Two wrappers of the same tensors
+    would look like two gradients, and be added to twice.
+    """
+
+    def __init__(self, convention: schema.Backward, classes: Classes) -> None:
+        wrappers = _wrappers(convention.subclasses, classes)
+        self._wrapped = any(wrappers)
+        described: list[schema.Subclass | None] = []
+        for subclass in [*convention.subclasses, *[tangent.subclass for tangent in convention.tangents]]:
+            if subclass not in described:
+                described.append(subclass)
+        self._items = [
+            (wrapper, described.index(subclass), 0 if wrapper is None else len([*wrapper.plain_parts()]))
+            for wrapper, subclass in zip(wrappers, convention.subclasses, strict=True)
+        ]
+        self._tangents = [described.index(tangent.subclass) for tangent in convention.tangents]
+
+    def __call__(
+        self,
+        values: list[Any],
+        tangents: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]],
+        lent: Sequence[Any],
+        environment: Environment,
+    ) -> list[Any]:
+        """The gradients; ``lent`` are the tensors that the backward was given, ``tangents`` come with the tensors of each."""
+        if not self._wrapped:
+            return values
+        made = {(kind, *map(id, parts)): whole for kind, (whole, parts) in zip(self._tangents, tangents, strict=True)}
+        taken = {*map(id, lent)}
+        rest = iter(values)
+        found = []
+        for wrapper, kind, count in self._items:
+            if wrapper is None:
+                found.append(next(rest))
+                continue
+            parts = [*itertools.islice(rest, count)]
+            key = (kind, *map(id, parts))
+            if key not in made:
+                made[key] = wrapper.put_together(iter(_own(parts, taken)), environment)
+            found.append(made[key])
+        return found
+
+
+def _own(parts: Sequence[torch.Tensor], taken: set[int]) -> list[torch.Tensor]:
+    """``parts``, copied where they are among those ``taken``, which they are added to."""
+    found = []
+    for part in parts:
+        found.append(part.clone() if id(part) in taken else part)
+        taken.add(id(part))
+    return found
 
 
 def _coerced(gradient: Any, kind: Any, metadata: Any) -> Any:
