@@ -42,7 +42,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     if kind is Opened:
         shown, names = spec.context
         items, paths = _describe_all(children, [f"{path}.{name}" for name in names])
-        return schema.RecordNode(f"{shown.__module__}.{shown.__qualname__}", list(names), items), paths
+        return schema.RecordNode(f"{shown.__module__}.{shown.__qualname__}", list(names), items, leaf=True), paths
     fields, nones = _field_names(spec, len(children))
     if fields is None:
         raise UnsupportedError(
@@ -70,8 +70,12 @@ def _field_names(spec: Any, count: int) -> tuple[list[str] | None, list[str]]:
     """Field names of a named tuple, dataclass or model output, and of its fields that are always None."""
     context = spec.context
     nones: list[str] = []
-    if dataclasses.is_dataclass(spec.type) and isinstance(context, (list, tuple)) and len(context) == 2:
-        nones = [str(name) for name in context[1]]  # torch's registration: fields with a value, fields that are None
+    if isinstance(spec.type, type) and dataclasses.is_dataclass(spec.type):
+        pair = isinstance(context, (list, tuple)) and len(context) == 2
+        if pair and all(isinstance(part, (list, tuple)) for part in context):
+            nones = [str(name) for name in context[1]]  # torch's registration: fields with a value, fields that are None
+        elif isinstance(context, (list, tuple)) and all(isinstance(name, str) for name in context):  # a model output's keys
+            nones = [field.name for field in dataclasses.fields(spec.type) if field.name not in context]
     candidates = [getattr(context, "_fields", None), getattr(context, "__match_args__", None)]
     candidates += [getattr(spec.type, "_fields", None), getattr(spec.type, "__match_args__", None), context]
     candidates += list(context) if isinstance(context, (list, tuple)) else []

@@ -144,6 +144,24 @@ class Recorded(nn.Module):
         return Report(Pair(logits.square().mean(), logits), logits.detach().norm())
 
 
+@dataclasses.dataclass
+class Unregistered:
+    """Torch's tree functions do not look inside."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class RecordedAsLeaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Unregistered:
+        logits = self.layer(x)
+        return Unregistered(logits.square().mean(), logits)
+
+
 class Attention(nn.Module):
     """One pre-norm block as in GPT-2, without dropout."""
 
@@ -227,6 +245,9 @@ VALID: dict[str, Case] = {
         lambda: ((torch.randn(3, 4, requires_grad=True),), {}),
     ),
     "record_output": Case("a dataclass that holds a named tuple", [], Recorded, lambda: ((torch.randn(4, 3),), {})),
+    "record_leaf": Case(
+        "a dataclass that is one leaf to torch's tree functions", [], RecordedAsLeaf, lambda: ((torch.randn(4, 3),), {})
+    ),
     "attention": Case("a block of GPT-2", [], Attention, lambda: ((torch.randn(2, 4, 8, requires_grad=True),), {})),
     "sizes": Case(
         "sizes in results, views and saved values; one tensor given twice; a constant tensor",

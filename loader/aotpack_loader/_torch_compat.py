@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.autograd import forward_ad
 
 TRIED_ON = ("2.13.0", "2.9.0")
@@ -83,6 +84,31 @@ def is_one_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 def is_dispatched(operator: torch._ops.OpOverload) -> bool:
     """Whether torch's dispatcher has the operator, rather than TorchScript's interpreter alone."""
     return torch._C._dispatch_has_kernel(operator.name())
+
+
+def register_tree(
+    kind: type,
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Any, Any], Any],
+    names: Callable[[Any], Sequence[str]],
+    *,
+    keyed: bool,
+) -> None:
+    """Have torch's tree functions look inside ``kind``; ``names`` of a context are keys, or else attributes, of the values."""
+    key = pytree.MappingKey if keyed else pytree.GetAttrKey
+
+    def with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        values, context = flatten(record)
+        return [(key(name), value) for name, value in zip(names(context), values, strict=True)], context
+
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=with_keys)
+
+
+def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
+    """The class of torch's own named results, such as that of ``torch.max``, by its qualified name; null: there is none."""
+    known: dict[str, Any] = {f"torch.return_types.{kind.__name__}": kind for kind in torch.return_types.all_return_types}
+    kind = known.get(name)
+    return None if kind is None or kind.n_fields != fields else kind
 
 
 def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:

@@ -9,39 +9,45 @@ from itertools import combinations
 from typing import Any
 
 import torch
-
-from aotpack_loader.runtime.records import MappingRecord, ObjectRecord, TupleRecord
+import torch.utils._pytree as pytree
 
 Tensors = dict[str, torch.Tensor]
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     """``(path, kind, leaf)`` of everything inside ``value``, containers first; stand-ins count as what they stand for."""
-    if isinstance(value, (Mapping, MappingRecord)):
-        kind = "mapping" if hasattr(value, "to_tuple") else "dict"
+    if isinstance(value, Mapping):
+        kind = f"mapping{_as_torch_sees(value)}" if hasattr(value, "to_tuple") else "dict"
         yield path, f"{kind}{list(value.keys())}", None
         for key in value.keys():  # noqa: SIM118 - a model output's iteration is over keys, but its items() is not needed
             yield from walk(value[key], f"{path}[{key!r}]")
     elif names := _tuple_fields(value):
-        yield path, f"named tuple{list(names)}", None
+        yield path, f"named tuple{_as_torch_sees(value)}{list(names)}", None
         for name in names:
             yield from walk(getattr(value, name), f"{path}.{name}")
     elif isinstance(value, (tuple, list)):
         yield path, f"{type(value).__name__}[{len(value)}]", None
         for i, item in enumerate(value):
             yield from walk(item, f"{path}[{i}]")
-    elif isinstance(value, ObjectRecord) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        names = value._fields if isinstance(value, ObjectRecord) else [f.name for f in dataclasses.fields(value)]
-        yield path, f"object{list(names)}", None
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value)]
+        yield path, f"object{_as_torch_sees(value)}{list(names)}", None
         for name in names:
             yield from walk(getattr(value, name), f"{path}.{name}")
     else:
         yield path, "leaf", value
 
 
+def _as_torch_sees(value: Any) -> str:
+    """What torch's tree functions, DDP and FSDP ask of a record."""
+    structure = pytree.tree_structure(value)
+    dataclass = "a dataclass" if dataclasses.is_dataclass(value) else "no dataclass"
+    return f" ({dataclass}, {'one leaf' if structure.is_leaf() else f'{structure.num_children} children'})"
+
+
 def _tuple_fields(value: Any) -> tuple[str, ...]:
     """Field names of a named tuple, its stand-in, or one of ``torch.return_types``."""
-    if not isinstance(value, (tuple, TupleRecord)):
+    if not isinstance(value, tuple):
         return ()
     is_return_type = type(value).__module__ == "torch.return_types"
     return tuple(type(value).__match_args__ if is_return_type else getattr(value, "_fields", ()))  # type: ignore[attr-defined]

@@ -235,6 +235,7 @@ class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
     """A named tuple (``kind`` tuple), a mapping with attributes (model output) or a dataclass (``object``).
 
     ``name`` is informative: a reader never imports it. ``none_fields`` are attributes that are always None.
+    ``leaf``: torch's tree functions take the original for one value and do not look inside.
     """
 
     name: str
@@ -242,6 +243,7 @@ class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
     items: list["Tree"]
     kind: Literal["tuple", "mapping", "object"] = "object"
     none_fields: list[str] = []
+    leaf: bool = False
 
 
 Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode

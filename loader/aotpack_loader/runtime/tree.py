@@ -128,12 +128,7 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
 
 
 def _record_unflattener(tree: schema.RecordNode, parts: list[Callable[[Iterator[Any]], Any]]) -> Callable[[Iterator[Any]], Any]:
-    from .records import MappingRecord, ObjectRecord, TupleRecord  # most programs have none
+    from .records import maker  # most programs have none
 
-    name, fields = tree.name, tree.fields
-    if tree.kind == "mapping":
-        return lambda leaves: MappingRecord(zip(fields, [part(leaves) for part in parts], strict=True))
-    if tree.kind == "tuple":
-        return lambda leaves: TupleRecord.make(name, fields, [part(leaves) for part in parts])
-    fields, nones = [*fields, *tree.none_fields], [None] * len(tree.none_fields)
-    return lambda leaves: ObjectRecord(name, fields, [*[part(leaves) for part in parts], *nones])
+    make = maker(tree)
+    return lambda leaves: make([part(leaves) for part in parts])
