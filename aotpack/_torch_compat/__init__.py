@@ -48,6 +48,7 @@ from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_fake_tensors
 from .overlaps import OverlapError
+from .own_gradients import OwnGradientError, retained_own_graphs
 from .rehearsal import (
     ASSIGNS_STATE,
     Called,
@@ -109,6 +110,7 @@ __all__ = [
     "MutationType",
     "OutputType",
     "OverlapError",
+    "OwnGradientError",
     "Rehearsed",
     "ShapeEnv",
     "SideEffectError",
@@ -162,6 +164,7 @@ __all__ = [
     "recorded_lines",
     "refuse_changes",
     "rehearse",
+    "retained_own_graphs",
     "split_regions",
     "statically_known_true",
     "stored_elements",

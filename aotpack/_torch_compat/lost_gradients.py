@@ -13,6 +13,8 @@ from torch._guards import CompileContext
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
+from .own_gradients import refused_own_gradients
+
 
 class LostGradientError(Exception):
     """A gradient of the model's own would be lost."""
@@ -20,15 +22,18 @@ class LostGradientError(Exception):
 
 @contextlib.contextmanager
 def kept_gradients() -> Iterator[None]:
-    """While torch.export traces: refuse functions with a backward of their own, hooks on gradients, control flow in ``no_grad``.
+    """While torch.export traces: refuse functions with a backward of their own, hooks on gradients, control flow in ``no_grad``,
+    and gradients that the model computes itself: whether these can be differentiated again (``create_graph``) would be forgotten.
 
     Raises:
         LostGradientError: names the construct.
+        OwnGradientError: the model computes gradients itself.
     """
-    if not torch.is_grad_enabled():
-        yield
-        return
     with contextlib.ExitStack() as stack:
+        stack.enter_context(refused_own_gradients())
+        if not torch.is_grad_enabled():
+            yield
+            return
         # ``apply`` may be known by another name (``swish = Swish.apply``): what it calls first is watched.
         defined = functions._is_setup_context_defined
         stack.enter_context(mock.patch.object(functions, "_is_setup_context_defined", _watched(defined)))

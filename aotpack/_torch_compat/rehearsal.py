@@ -17,11 +17,12 @@ import torch.utils.checkpoint
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.eval_frame import skip_code
 from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from .. import origin
 from .overlaps import RefusedOverlaps
+from .own_gradients import refused_accumulation
 from .tensors import blank_like
 from .writes import operator_of, written
 
@@ -175,7 +176,7 @@ def _run(
         given = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in given}
         known = [tensor.grad_fn for tensor in given]
-        watched = _RefusedFunctions()
+        watched = _RefusedFunctions(given)
         with contextlib.ExitStack() as stack:
             if operators is not None:
                 operators.clear()
@@ -185,8 +186,10 @@ def _run(
                 stack.enter_context(watch)
             if strict:
                 stack.enter_context(RefusedOverlaps())
+                stack.enter_context(refused_accumulation())
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
             result = torch.func.functional_call(model, state, args, kwargs)
+        watched.check_results(result)
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
@@ -238,13 +241,21 @@ _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 class _RefusedFunctions(TorchFunctionMode):
-    """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read."""
+    """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read.
+
+    ``given``: the arguments, parameters and buffers. The caller sees their ``requires_grad``, and that of a result. That of any
+    other tensor which the model makes ends with the call: tracing follows it.
+    """
 
     reads_nodes = False
 
-    _refused = frozenset(
-        {torch.Tensor.requires_grad_, torch.Tensor.data.__set__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-    )
+    _sets_requires_grad = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
+    _refused = _sets_requires_grad | {torch.Tensor.data.__set__}  # type: ignore[attr-defined]
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._given = {id(tensor) for tensor in given}
+        self._changed: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
@@ -256,11 +267,30 @@ class _RefusedFunctions(TorchFunctionMode):
             )
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             name = getattr(func, "__name__", str(func))
-            raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
+            if func not in self._sets_requires_grad:
+                raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
+            if not self._is_made_inside(args[0]):
+                raise SideEffectError(f"changes requires_grad of {_OUTSIDE}, which a bundle cannot repeat")
+            self._changed.append(args[0])
         result = func(*args, **(kwargs or {}))
         for tensor in written(func, args, kwargs or {}) if _writes_unseen(func) else []:
             torch.autograd.graph.increment_version(tensor)
         return result
+
+    def _is_made_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether the model made ``tensor`` in this call; ``torch.func`` makes wrappers of its own."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return True
+        return isinstance(tensor, FakeTensor) and id(tensor) not in self._given
+
+    def check_results(self, result: Any) -> None:
+        """Refuse a leaf as a result: its caller could ask for its gradient, and a graph's results are no leaves."""
+        returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
+        if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
+            raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
+
+
+_OUTSIDE = "a tensor that the call did not make"
 
 
 def _writes_unseen(func: Any) -> bool:

@@ -10,6 +10,7 @@ from . import conformance_cases_layouts as layouts
 from . import conformance_cases_mutation as mutation
 from . import conformance_cases_outputs as outputs
 from . import conformance_cases_overlaps as overlaps
+from . import conformance_cases_own_gradients as own_gradients
 from . import conformance_cases_places as places
 from . import conformance_cases_python as python
 from . import conformance_cases_random as random
@@ -22,7 +23,7 @@ from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES, *places.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -95,6 +96,7 @@ REFUSED: dict[str, str] = {
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
+    "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*conformance_cases_own_gradients.py:\d+",
     # What a graph cannot draw again, or not as eager does.
     "RNG: torch.manual_seed in the model": "random state itself.*seed before the call.*at .*random.py:\\d+",
     "RNG: torch.seed in the model": "random state itself.*at .*random.py:\\d+",
