@@ -234,10 +234,21 @@ def _first_paragraph(text: str) -> str:
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     # A trace must not leave its fake tensors in the user's model (torch's own reparametrization does, where one submodule has two
     # names), nor what a first call sets up.
-    with rehearsals.unchanged(model):
+    with rehearsals.unchanged(model), _unvalidated_distributions():
         if model.training != training and has_modes(model):
             model.train(training)
         yield
+
+
+@contextlib.contextmanager
+def _unvalidated_distributions() -> Iterator[None]:
+    """``torch.distributions`` checks its arguments by their values: like ``torch.compile``, a build leaves these checks out."""
+    before: bool = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 _FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": trace.traced}

@@ -321,7 +321,29 @@ def attention() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
 
 
+class Policy(nn.Module):
+    """An actor as PPO trains it; distributions check their arguments by default."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.mean, self.log_std, self.kind = nn.Linear(3, 4), nn.Parameter(torch.zeros(4)), kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = self.mean(x)
+        policy: torch.distributions.Distribution = {
+            "Normal": lambda: torch.distributions.Normal(logits, self.log_std.exp()),
+            "Categorical": lambda: torch.distributions.Categorical(logits=logits),
+            "MultivariateNormal": lambda: torch.distributions.MultivariateNormal(logits, torch.diag_embed(self.log_std.exp())),
+        }[self.kind]()
+        action = policy.sample()
+        return action, policy.log_prob(action), policy.entropy()
+
+
 CASES: list[Case] = [
+    *[
+        module_case(f"distributions: {kind}", lambda kind=kind: Policy(kind), t(5, 3), rng="eager")
+        for kind in ("Normal", "Categorical", "MultivariateNormal")
+    ],
     drawing("every operator that draws", many),
     drawing("equal calls are not merged", equal_calls),
     drawing("other strides", other_strides, g(4, 5)),
