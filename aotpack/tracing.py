@@ -12,6 +12,7 @@ from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
+from aotpack_loader.format.labels import Labels
 
 from . import capture, edges, layouts, partition, second, signature
 from ._torch_compat import Decompositions
@@ -80,22 +81,29 @@ class Example:
 def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> Work:
     """Look at the model and its example inputs, and refuse what could not be traced."""
     model, args, kwargs = example.model, example.args, example.kwargs
-    refuse_layouts(args, kwargs)
+    tensors = named_leaves(model, args, kwargs)
+    refuse_layouts(tensors)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     stored = StoredTensors()
     state = describe_state(module, stored)
-    check_apart([*named_leaves(args, kwargs), *((name, tensor) for name, _, tensor, _ in named_state(module))])
+    check_apart([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
-    gaps = _gaps(run, args, kwargs, shapes)
+    gaps = _gaps(run, tensors, args, kwargs, shapes)
     return Work(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
 
 
-def _gaps(run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: DynamicShapes) -> frozenset[int]:
+def _gaps(
+    run: Run,
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+) -> frozenset[int]:
     """Leaves with sizes that vary, but strides of which nobody knows how they vary with them: those of a slice."""
     leaves = pytree.tree_leaves((args, kwargs))
     found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
     slices = {id(leaves[i]) for i in found}
-    for path, leaf in named_leaves(args, kwargs):
+    for path, leaf in tensors:
         if id(leaf) in slices:
             run.warn(f"{path}: the example is a slice of a larger tensor, and its sizes vary: a call copies such a tensor first")
     return found
@@ -249,11 +257,12 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     constraints = convention.method["constraints"]
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
-    _check_dynamic(shapes, convention.method["leaves"], convention.method["symbols"], constraints)
     labelled = _labelled(convention.method["symbols"], shapes, convention.method["leaves"])
+    _check_dynamic(shapes, convention.method["leaves"], labelled, constraints)
     convention = replace(convention, method={**convention.method, "symbols": labelled})
     if constraints:
-        run.note(f"{plan.name!r} takes only sizes with {', '.join(constraints)}")
+        shown = ", ".join(map(Labels(labelled).text, constraints))
+        run.note(f"{plan.name!r} takes only sizes with {shown}")
     identical = [list(group) for group in arrangement.identical]
     alone = _is_for_gradients_only(work, plan, captured.branches)
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
@@ -299,7 +308,7 @@ def _check_dynamic(
     shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
 ) -> None:
     """A size asked to vary must vary, over all of the range that was asked for."""
-    ranges = {symbol.name: symbol for symbol in symbols}
+    ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
     problems: list[Problem] = []
     for number, dims in shapes.dims.items():
         leaf = leaves[number]
@@ -316,7 +325,8 @@ def _check_dynamic(
                 continue
             refused = [text for text in constraints for end in (low, high) if end is not None and not _allows(text, size, end)]
             if refused:
-                problems.append(Problem(where, f"asked to vary more than the model allows: {', '.join(refused)}"))
+                allowed = ", ".join(map(labels.text, refused))
+                problems.append(Problem(where, f"asked to vary more than the model allows: {allowed}"))
             narrower = low is not None and found.minimum > low
             if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum

@@ -16,6 +16,12 @@ from ._torch_compat import tree_children
 from .capture.returned import Opened
 
 
+def describe_arguments(spec: Any, names: list[str]) -> tuple[schema.Tree, list[str]]:
+    """The same for the arguments of a call, a tuple or a dictionary: each is called by its name."""
+    items, paths = _describe_all(tree_children(spec), names)
+    return (schema.DictNode(list(spec.context), items) if spec.type is dict else schema.TupleNode(items)), paths
+
+
 def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     """Turn a ``torch.utils._pytree.TreeSpec`` into a tree and the paths of its leaves, in order.
 

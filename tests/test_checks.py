@@ -130,11 +130,11 @@ def writes_to_weight(broken: Broken) -> None:
 VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
     "forward input, strides": (
         lambda b: b.inputs(lambda laid_out, env: put(laid_out, 0, laid_out[0].t().contiguous().t())),
-        r"train\.forward, args\[0\]: should have the strides \[3, 1\], has \[1, 5\]",
+        r"train\.forward, x: should have the strides \[3, 1\], has \[1, 5\]",
     ),
     "forward input, size": (
         lambda b: b.inputs(lambda laid_out, env: put(laid_out, 1, laid_out[1][:4])),
-        r"train\.forward, args\[1\]: should be float32\[5,3\] on cpu, is float32\[4,3\] on cpu",
+        r"train\.forward, y: should be float32\[5,3\] on cpu, is float32\[4,3\] on cpu",
     ),
     "symbol, range": (
         lambda b: b.inputs(lambda laid_out, env: env.update(dict.fromkeys(env, 99))),
@@ -172,7 +172,7 @@ VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
         lambda b: b.forward(
             lambda given, out: put(out, b.position("plain"), next(g for g in given if g.shape == (5, 3)).detach())
         ),
-        r"\(result\['plain'\]\): is a fresh result, and shares its memory with args\[0\]",
+        r"\(result\['plain'\]\): is a fresh result, and shares its memory with x",
     ),
     "donated value in a result's memory": (
         lambda b: b.forward(lambda given, out: put(out, b.donated(), out[b.position("out")])),

@@ -77,7 +77,7 @@ def test_an_argument_in_the_memory_of_a_buffer_that_is_written_is_refused(tmp_pa
     loaded = aotpack.load(out).eval()
     with torch.no_grad():
         torch.testing.assert_close(loaded(torch.ones(4)), torch.full((4,), 2.0))
-        with pytest.raises(InputError, match=r"state: shares its memory with args\[0\]"):
+        with pytest.raises(InputError, match=r"state: shares its memory with x"):
             loaded(loaded.state)
 
 
@@ -105,7 +105,7 @@ def test_a_model_that_compares_its_arguments_gets_only_what_it_was_built_for(fro
         model = aotpack.load(out)
         with torch.no_grad():
             torch.testing.assert_close(model(*args), compared(*args))
-            with pytest.raises(InputError, match=r"args\[1\]: must (not )?be the same tensor as args\[0\]"):
+            with pytest.raises(InputError, match=r"y: must (not )?be the same tensor as x"):
                 model(*other)
 
 

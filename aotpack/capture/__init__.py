@@ -1,10 +1,10 @@
 """Model to joint graph: front ends trace the model's Python; beside them, what is to be known of a run and of its example."""
 
 from .flags import flags_read as flags_read
-from .front_end import FunctionModule as FunctionModule
 from .front_end import has_modes as has_modes
 from .front_ends import FRONT_ENDS as FRONT_ENDS
 from .front_ends import Captured as Captured
 from .front_ends import as_traced as as_traced
 from .front_ends import capture as capture
 from .front_ends import depends_on_gradients as depends_on_gradients
+from .functions import FunctionModule as FunctionModule

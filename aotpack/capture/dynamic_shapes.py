@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import BuildError, Problem
 
 from .._torch_compat import Bounds
-from .examples import parameters, spelled_out
+from .examples import argument_names, parameters, spelled_out
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     found = DynamicShapes(None, {})
     numbers = iter(range(10**9))
     args_given, kwargs_given = _by_position(model, args, kwargs, given, problems)
-    for i, value in enumerate(args):
-        _match(value, args_given.get(i), f"args[{i}]", numbers, found, problems)
+    for i, (name, value) in enumerate(zip(argument_names(model, len(args)), args, strict=True)):
+        _match(value, args_given.get(i), name, numbers, found, problems)
     for name, value in kwargs.items():
-        _match(value, kwargs_given.get(name), f"kwargs[{name!r}]", numbers, found, problems)
+        _match(value, kwargs_given.get(name), name, numbers, found, problems)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
     given = _by_parameter(model, [args_given.get(i) for i in range(len(args))], {name: kwargs_given.get(name) for name in kwargs})

@@ -11,11 +11,14 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
+from .functions import FunctionModule
+
 
 def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a call of ``model``; those of a function written in C without a signature are not known."""
+    called = model.function if isinstance(model, FunctionModule) else model
     try:
-        return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
+        return list(inspect.signature(called.forward if isinstance(called, torch.nn.Module) else called).parameters.values())
     except ValueError:
         return []
 
@@ -29,9 +32,17 @@ def spelled_out(model: torch.nn.Module | Callable[..., Any], keywords: Iterable[
     return inspect.Signature(fixed + rest if len(fixed) < len(known) else known)
 
 
-def named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments by path."""
-    given = [("args", args), ("kwargs", kwargs)]
+def argument_names(model: torch.nn.Module | Callable[..., Any], count: int) -> list[str]:
+    """What to call the first ``count`` positional arguments: by their parameters, and ``args[3]`` where there is none."""
+    known = [p.name for p in parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [known[i] if i < len(known) else f"args[{i}]" for i in range(count)]
+
+
+def named_leaves(
+    model: torch.nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors among the arguments by path (``img``, ``batch['labels']``)."""
+    given = [*zip(argument_names(model, len(args)), args, strict=True), *kwargs.items()]
     leaves = [(name + pytree.keystr(path), leaf) for name, tree in given for path, leaf in pytree.tree_leaves_with_path(tree)]
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -39,15 +50,15 @@ def named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[st
 _DENSE = (torch.strided, torch.jagged)
 
 
-def refuse_layouts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse example tensors whose elements do not lie in memory by strides.
+def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse example tensors, given by path, that have no strides.
 
     Raises:
         UnsupportedError: names every argument that is sparse or quantized.
     """
     problems = [
         Problem(path, f"a tensor of layout {leaf.layout}{' and quantized elements' * leaf.is_quantized}")
-        for path, leaf in named_leaves(args, kwargs)
+        for path, leaf in leaves
         if leaf.layout not in _DENSE or leaf.is_quantized
     ]
     if problems:

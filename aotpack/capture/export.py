@@ -14,7 +14,8 @@ from .._torch_compat.randomness import no_python_random
 from ..graph import source_line, views
 from . import rehearsals
 from .examples import spelled_out
-from .front_end import FunctionModule, Given, lost, refuse_storage_changes, with_trial
+from .front_end import Given, lost, refuse_storage_changes, with_trial
+from .functions import FunctionModule
 
 
 def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +30,6 @@ class Given:
     shapes: DynamicShapes
     decompositions: compat.Decompositions | None
     returned: Returned
-
-
-class FunctionModule(torch.nn.Module):
-    """A plain function as a module without state."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
 
 
 def has_modes(model: torch.nn.Module) -> bool:

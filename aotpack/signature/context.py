@@ -50,6 +50,7 @@ class Context:
         self.outputs: list[Node] = []
         self.problems: list[Problem] = []
         self._dropped: list[int] = []
+        self._leaf_paths: list[str] = []
         self._bound: set[str] = set()
         self._wanted: set[str] = set()
 
@@ -70,7 +71,9 @@ class Context:
 
     def _primal_path(self, index: int) -> str:
         descriptor = self.joint.primal_descriptors[index]
-        return str(getattr(descriptor, "target", None) or f"input {getattr(descriptor, 'idx', index)}")
+        if isinstance(descriptor, compat.desc.PlainAOTInput) and descriptor.idx >= len(self.arrangement.bases):
+            return self._leaf_paths[descriptor.idx - len(self.arrangement.bases)]
+        return str(getattr(descriptor, "target", None) or f"input {index}")
 
     def _copied(self, node: Node) -> Node:
         """A copy of ``node``, made where its value is first known."""

@@ -17,6 +17,7 @@ from aotpack_loader.format import schema
 
 from .. import _torch_compat as compat
 from .. import subclasses, trees
+from ..capture.examples import argument_names
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
@@ -41,9 +42,9 @@ class Inputs(Context):
     def _inputs(self) -> tuple[schema.Tree, list[schema.InputLeaf]]:
         flat, spec = pytree.tree_flatten((self.args, self.kwargs))
         args_spec, kwargs_spec = compat.tree_children(spec)
-        args_tree, args_paths = trees.describe(args_spec, "args")
-        kwargs_tree, kwargs_paths = trees.describe(kwargs_spec, "kwargs")
-        paths = args_paths + kwargs_paths
+        args_tree, args_paths = trees.describe_arguments(args_spec, argument_names(self.model, len(self.args)))
+        kwargs_tree, kwargs_paths = trees.describe_arguments(kwargs_spec, [*self.kwargs])
+        paths = self._leaf_paths = args_paths + kwargs_paths
         nodes = {
             d.idx - len(self.arrangement.bases): node
             for d, node in zip(self.joint.primal_descriptors, self.primal_nodes, strict=False)

@@ -46,15 +46,15 @@ _PYTHON_STATE = {
 _SPARSE = r'makes sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
 REFUSED: dict[str, str] = {
-    "layouts: places counted, of a slice of any size": r"counts places in memory.*args\[0\]: is a slice of a larger tensor",
-    "layouts: a slice as the example, written where contiguous": r"writes to a copy.*args\[0\]: is a slice of a larger tensor",
+    "layouts: places counted, of a slice of any size": r"counts places in memory.*x: is a slice of a larger tensor",
+    "layouts: a slice as the example, written where contiguous": r"writes to a copy.*x: is a slice of a larger tensor",
     "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,
     "outputs: sparse, with a gradient": "SparseCPU",
     "outputs: sparse, computed with": _SPARSE,
     "outputs: sparse, of compressed rows": _SPARSE,
-    "overlaps: uneven steps": r"args\[0\]\.shape\[0\]: asked to vary, but the model fixes it at 4",
-    "overlaps: windows that grow": r"args\[0\]\.shape\[1\]: asked to vary, but the model fixes it at 8",
+    "overlaps: uneven steps": r"x\.shape\[0\]: asked to vary, but the model fixes it at 4",
+    "overlaps: windows that grow": r"x\.shape\[1\]: asked to vary, but the model fixes it at 8",
     "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
     **{f"overlaps: an expanded tensor is written to, {name}": _OVERLAP for name in ("dynamo", "export", "trace")},
     "overlaps: an expanded tensor is written to by a custom operator": _OVERLAP,
@@ -114,7 +114,7 @@ REFUSED: dict[str, str] = {
     "effects: torch's print operator": "side effects.*print, which is no operator",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "second derivatives: views of an intermediate": "results: are views of a value that is not returned",
-    "second derivatives: an input is written to": r"args\[1\]: is written to by the model",
+    "second derivatives: an input is written to": r"y: is written to by the model",
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on while they are off",
     "BatchNorm counters, momentum None": "data-dependent",
@@ -123,8 +123,8 @@ REFUSED: dict[str, str] = {
     "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*counts from the start of a storage",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
     **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
-    "shapes: a float argument that varies": r"args\[1\]: this float is fixed",
-    "shapes: an integer argument that varies, and is fixed by the model": r"args\[1\]: asked to vary, but the model fixes it",
+    "shapes: a float argument that varies": r"n: this float is fixed",
+    "shapes: an integer argument that varies, and is fixed by the model": r"n: asked to vary, but the model fixes it",
     **{
         f"shapes: what reshape copies at some sizes, {name}, at a size where it does not": text
         for name, text in (
@@ -151,8 +151,8 @@ REFUSED: dict[str, str] = {
     "subclasses: metadata that is no plain data": r"args\[0\].*'recipe'.*holds a Recipe",
     "subclasses: no __tensor_flatten__": r"args\[0\]: a Named, a subclass of Tensor that cannot be taken apart",
     "subclasses: jagged": r"args\[0\]: a NestedTensor with sizes that differ",
-    "subclasses: second derivatives": r"args\[0\]: a torch.testing._internal.two_tensor.TwoTensor",
-    "subclasses: two share a part": r"args\[1\]\.a: shares its memory with args\[0\]\.a",
+    "subclasses: second derivatives": r"x: a torch.testing._internal.two_tensor.TwoTensor",
+    "subclasses: two share a part": r"y\.a: shares its memory with x\.a",
 }
 """Case to a pattern of the build's message."""
 

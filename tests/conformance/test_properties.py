@@ -223,7 +223,7 @@ def _call_otherwise(shared: Shared, other: str, out: Path) -> None:
     bundle = observe(case, TRAIN, loaded, make_inputs)
     if isinstance(bundle.error, InputError):
         event("another pattern refused")
-        assert re.search(r"args\[[01]\]", str(bundle.error))
+        assert re.search(r"\b[a-z]\b", str(bundle.error))
         return
     lines = differences(observe(case, TRAIN, model, make_inputs), bundle)
     assert not lines, "\n".join([case.name, *lines])
@@ -255,7 +255,7 @@ def test_random_programs_take_other_layouts_or_refuse_them(
     bundle = observe(otherwise, TRAIN, aotpack.load(out, backend="portable"), make_inputs)
     if isinstance(bundle.error, InputError):
         event("another layout refused")
-        assert re.search(r"args\[[01]\]: has the strides", str(bundle.error))
+        assert re.search(r"\b[a-z]\b: has the strides", str(bundle.error))
         return
     lines = [line for line in differences(observe(otherwise, TRAIN, model, make_inputs), bundle) if not IN_MEMORY.search(line)]
     assert not lines, "\n".join([otherwise.name, *lines])

@@ -53,7 +53,7 @@ def test_a_device_that_is_not_there(bundle: Path) -> None:
 
 def test_a_cpu_tensor_is_refused_by_path(bundle: Path, device: torch.device) -> None:
     _, (x, labels) = models.mlp()
-    with pytest.raises(InputError, match=r"args\[0\]: expected float32\[8,16\] on xla:0, got float32\[8,16\]"):
+    with pytest.raises(InputError, match=r"x: expected float32\[8,16\] on xla:0, got float32\[8,16\]"):
         load(bundle, device="xla")(x, labels.to(device))
 
 

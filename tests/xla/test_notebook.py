@@ -36,10 +36,10 @@ def test_arguments_are_in_the_callers_order_whatever_xlas_is(tmp_path: Path, dev
     bundle = build(recurrent, (carry, x), tmp_path / "m")
     method = bundle.program.methods["train"]
     assert [leaf.path for leaf in method.leaves] == [
-        "args[0]['a']",
-        "args[0]['b']",
-        "args[1]['weights']",
-        "args[1]['biases']",
+        "carry['a']",
+        "carry['b']",
+        "params['weights']",
+        "params['biases']",
     ]
     order = [parameter.input for parameter in bundle.targets["xla"].xla["train.forward"].parameters]
     assert sorted(order) == [0, 1, 2, 3]  # type: ignore[type-var]

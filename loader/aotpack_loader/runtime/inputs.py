@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,9 +16,12 @@ from .._torch_compat import is_plain_tensor
 from ..devices.literals import literal
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import expressions, schema
-from ..format.validate import call_trees
+from .arguments import Arguments, same
 from .identity import Pattern
-from .tree import MISSING, flattener
+from .tree import MISSING
+
+if TYPE_CHECKING:
+    from ..format.labels import Labels
 
 Environment = dict[str, int]
 Check = Callable[[Any, Environment, list[Problem]], Any]
@@ -32,15 +35,9 @@ class Inputs:
     """Turns ``(args, kwargs)`` of a call into checked leaves and the values of the method's symbols."""
 
     def __init__(self, method: schema.Method, device: torch.device) -> None:
-        args_tree, kwargs_tree = call_trees(method.inputs)
-        self._flatten_args = flattener(args_tree, "args")
-        self._flatten_kwargs = flattener(kwargs_tree, "kwargs")
-        self._count = len(args_tree.items)
-        self._keywords = frozenset(str(key) for key in kwargs_tree.keys)
-        flat = all(isinstance(item, schema.LeafNode) for item in [*args_tree.items, *kwargs_tree.items])
-        self._order = [str(key) for key in kwargs_tree.keys] if flat else None
-        self._parameters = method.parameters
-        self._defaults = {name: literal(value) for name, value in method.defaults.items()}
+        self._arguments = Arguments(method, describe)
+        self.flatten = self._arguments.flatten
+        self._symbols = method.symbols
         self._pattern = Pattern(method)
         bound: set[str] = set()
         graded = method.backward is not None or any(mode.grad for mode in method.serves)
@@ -74,21 +71,10 @@ class Inputs:
             raise _error(problems)
         for text, holds in self._constraints:
             if not _is_met(holds, environment):
-                problems.append(Problem("sizes", f"must satisfy {text}; here {self._show(text, environment)}"))
+                problems.append(self._not_met(text, environment))
         if problems:
             raise _error(problems)
         return leaves, checked, environment
-
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], problems: list[Problem]) -> list[Any]:
-        """The caller's leaves in order, unchecked; what does not fit the tree is added to ``problems``."""
-        if len(args) != self._count or kwargs.keys() != self._keywords:
-            args, kwargs = self._bind(args, kwargs)
-        elif self._order is not None:
-            return [*args, *[kwargs[key] for key in self._order]]
-        leaves: list[Any] = []
-        self._flatten_args(args, leaves, problems)
-        self._flatten_kwargs(kwargs, leaves, problems)
-        return leaves
 
     def admits(self, environment: Environment) -> bool:
         """Whether the sizes of tensors are in their ranges and meet the constraints."""
@@ -97,38 +83,16 @@ class Inputs:
         in_range = all(symbol.takes(environment[symbol.name]) for symbol in symbols)
         return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
 
-    def _show(self, text: str, environment: Environment) -> str:
-        """The symbols of a constraint: where they are from, and what they are."""
-        places = dict(place for _, check in self.binding for place in check.places())
-        return ", ".join(f"{name} = {places[name]} = {environment[name]}" for name in sorted(expressions.symbols(text)))
+    def _not_met(self, text: str, environment: Environment) -> Problem:
+        """A constraint, and the sizes that it is about: the argument each is read off, and its value."""
+        sources = dict(source for _, check in self.binding for source in check.sources())
+        labels = _labels(self._symbols, sources)
+        found = [(labels.name(name), sources[name], environment[name]) for name in sorted(expressions.symbols(text))]
+        sizes = [f"{name} = {source} = {size}" if name != source else f"{source} = {size}" for name, source, size in found]
+        return Problem("sizes", f"must satisfy {labels.text(text)}; here {', '.join(sizes)}")
 
     def _binders(self, leaves: list[Any]) -> list[tuple[TensorCheck | IntegerCheck, Any]]:
         return [(check, leaves[i]) for i, check in self.binding]
-
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move arguments between position and keyword until they stand as they did at build."""
-        names = self._parameters
-        given = dict(kwargs)
-        positional = list(args)
-        while len(positional) < self._count and len(positional) < len(names) and names[len(positional)] in given:
-            positional.append(given.pop(names[len(positional)]))
-        while len(positional) > self._count and len(positional) <= len(names):
-            name = names[len(positional) - 1]
-            if name not in self._keywords or name in given:
-                break
-            given[name] = positional.pop()
-        while len(positional) > self._count and len(positional) <= len(names):
-            if not self._is_default(names[len(positional) - 1], positional[-1]):
-                break
-            positional.pop()
-        for name in given.keys() - self._keywords:
-            if self._is_default(name, given[name]):
-                del given[name]
-        return tuple(positional), given
-
-    def _is_default(self, name: str, value: Any) -> bool:
-        """Whether a call spells out the default that the example left out."""
-        return name in self._defaults and _same(self._defaults[name], value)
 
 
 def _error(problems: list[Problem]) -> InputError:
@@ -147,15 +111,11 @@ def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
         return False
 
 
-def _same(expected: Any, value: Any) -> bool:
-    return type(value) is type(expected) and bool(value == expected or (value != value and expected != expected))
-
-
 def _constant_check(leaf: schema.ConstantLeaf) -> Check:
     path, expected = leaf.path, literal(leaf.value)
 
     def check(value: Any, environment: Environment, problems: list[Problem]) -> Any:
-        if value is not MISSING and not _same(expected, value):
+        if value is not MISSING and not same(expected, value):
             message = f"the graphs were built for {expected!r}, got {describe(value)}"
             problems.append(Problem(path, message))
         return value
@@ -169,10 +129,11 @@ class IntegerCheck:
     def __init__(self, leaf: schema.IntegerLeaf, bound: set[str], symbols: list[schema.Symbol]) -> None:
         self.leaf = leaf
         self.symbol = next(symbol for symbol in symbols if symbol.name == leaf.size)
+        self.symbols = symbols
         self.determines = leaf.size not in bound
         bound.add(leaf.size)
 
-    def places(self) -> list[tuple[str, str]]:
+    def sources(self) -> list[tuple[str, str]]:
         """The symbol, and the argument that it is."""
         return [(self.symbol.name, self.leaf.path)]
 
@@ -186,7 +147,7 @@ class IntegerCheck:
             return value
         fits = type(value) is int and self.symbol.takes(value)
         if not fits or environment.get(self.symbol.name) != value:
-            wanted = f"an int {_show_size(self.symbol.name, {self.symbol.name: self.symbol})}"
+            wanted = f"an int {_labels(self.symbols).range(self.symbol)}"
             problems.append(Problem(self.leaf.path, f"expected {wanted}, got {describe(value)}"))
         return value
 
@@ -207,6 +168,7 @@ class TensorCheck:
         self.shape = tuple(leaf.shape) if static else None
         self.warned = False
         self.stride = None if leaf.stride is None else tuple(leaf.stride)
+        self.symbols = symbols
         limits = {symbol.name: symbol for symbol in symbols}
         self.binds: list[tuple[int, schema.Symbol]] = []
         for dim, size in enumerate(leaf.shape):
@@ -219,7 +181,7 @@ class TensorCheck:
         """Whether symbols are read off this argument."""
         return bool(self.binds)
 
-    def places(self) -> list[tuple[str, str]]:
+    def sources(self) -> list[tuple[str, str]]:
         """The symbols that are read off this argument, and where."""
         return [(symbol.name, f"{self.leaf.path}.shape[{dim}]") for dim, symbol in self.binds]
 
@@ -300,8 +262,8 @@ class TensorCheck:
         return fresh.copy_(value)
 
     def expected(self) -> str:
-        limits = {symbol.name: symbol for _, symbol in self.binds}
-        sizes = [_show_size(size, limits) for size in self.leaf.shape]
+        labels, bound = _labels(self.symbols), {symbol.name: symbol for _, symbol in self.binds}
+        sizes = [labels.range(bound[str(size)]) if str(size) in bound else labels.text(size) for size in self.leaf.shape]
         return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
 
 
@@ -321,11 +283,10 @@ def _try(size: str, environment: Environment) -> int | None:
         return None
 
 
-def _show_size(size: schema.Dim, limits: Mapping[str, schema.Symbol]) -> str:
-    symbol = limits.get(str(size))
-    if symbol is None:
-        return str(size)
-    return f"{symbol.name}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"
+def _labels(symbols: list[schema.Symbol], sources: Mapping[str, str] | None = None) -> Labels:
+    from ..format.labels import Labels  # messages only
+
+    return Labels(symbols, sources)
 
 
 def describe(value: Any) -> str:

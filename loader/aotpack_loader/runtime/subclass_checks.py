@@ -58,10 +58,10 @@ class SubclassCheck(TensorCheck):
         """Whether symbols are read off this argument or what it holds."""
         return bool(self.binds or self.inner_binds)
 
-    def places(self) -> list[tuple[str, str]]:
+    def sources(self) -> list[tuple[str, str]]:
         """The symbols that are read off this argument or what it holds, and where."""
         inner = [(symbol.name, f"{'.'.join([self.leaf.path, *path])}.shape[{dim}]") for path, dim, symbol in self.inner_binds]
-        return super().places() + inner
+        return super().sources() + inner
 
     def bind(self, value: Any, environment: Environment) -> None:
         """Read the symbols that this argument determines, and those that only what it holds does."""
