@@ -34,6 +34,7 @@ from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .fakes import fakes_of_kernels
+from .gradient_writes import GradientWriteError
 from .inductor import (
     LoweringError,
     Written,
@@ -103,6 +104,7 @@ __all__ = [
     "Decompositions",
     "DynamicDims",
     "FakeTensorMode",
+    "GradientWriteError",
     "Joint",
     "Library",
     "LostGradientError",

@@ -39,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .dynamo import COMPARES, SIDE_EFFECTS
+from .gradient_writes import refused_gradient_writes
 from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
@@ -213,6 +214,7 @@ def _export_joint(
         OverlapsOfAnySize(),
         RefusedOverlaps(),
         RefusedPlaces(),
+        refused_gradient_writes(),
         WindowsWithGaps(),
         copies,
     ):

@@ -37,9 +37,14 @@ def operator_of(function: Callable[..., Any]) -> torch._ops.OpOverload | None:
 
 def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     found = [kwargs.get("out")]
-    if args and (getattr(function, "__name__", "") in _WRITING or kwargs.get("inplace") is True):
+    if args and writes_by_name(getattr(function, "__name__", ""), kwargs):
         found.append(args[0])
     return found
+
+
+def writes_by_name(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function or method of this name writes to its first argument."""
+    return name in _WRITING or kwargs.get("inplace") is True
 
 
 def _in_place() -> frozenset[str]:

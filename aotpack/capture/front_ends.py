@@ -99,6 +99,8 @@ def capture(
         except compat.OverlapError as error:
             with _mode(model, training), torch.set_grad_enabled(grad):
                 raise _refused_overlap(model, args, kwargs, error) from error
+        except compat.GradientWriteError as error:
+            raise _refused_gradient_write(error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
             rejected.append(Problem(name, explain(error)))
             cause = cause or error
@@ -177,6 +179,15 @@ def _refused_overlap(
         "The model writes to memory that the same call meets again: eager raises, or goes by the order of its loops.",
         [Problem(where or "the model", str(error))],
         hint="Write to a copy (clone()), or to the tensor it is a view of.",
+    )
+
+
+def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedError:
+    where = error.place if error.node is None else source_line(error.node)
+    return UnsupportedError(
+        "The model has an autograd.Function whose backward writes to a gradient that others have, too.",
+        [Problem(where or "the model", str(error))],
+        hint="Write to grad_output.clone(), or compute a new tensor: autograd says never to change grad_output in place.",
     )
 
 

@@ -68,6 +68,7 @@ REFUSED: dict[str, str] = {
     **{f"overlaps: {one.__name__.replace('_', ' ')}": _MET_AGAIN for one in overlaps.MET_AGAIN},
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     **autograd.LOST,
+    **autograd.WRITES,
     "identity: a model that asks where its argument begins": r"begins in its storage.*conformance_cases_identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",

@@ -1,0 +1,93 @@
+"""Writes of a custom backward to the gradient that it is given (``grad_output``).
+
+Tried on: torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import BackwardCFunction
+
+from .writes import writes_by_name
+
+_OWN, _OWN_BASE = 2, 3
+"""Uses of a gradient, and of what it is a view of, where nobody but the backward has it."""
+
+
+class GradientWriteError(Exception):
+    """A custom backward writes to a gradient that others have, too.
+
+    ``node`` is the node that writes, where Dynamo has traced the backward; else ``place`` is where it is defined.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__("a custom backward writes to the gradient that it is given (grad_output)")
+        backward = function.backward
+        traced = next((module for module in _closure(backward) if isinstance(module, torch.fx.GraphModule)), None)
+        self.node = None if traced is None else _first_write(traced.graph)
+        self.place = "" if traced is not None else _definition(backward)
+
+
+@contextlib.contextmanager
+def refused_gradient_writes() -> Iterator[None]:
+    """While a joint graph is traced: refuse a custom backward that writes to a gradient that is not its own.
+
+    Others have it where it is the caller's tangent, or goes to other inputs as well. Eager shows
+    them the write, or not, by the order in which autograd runs its nodes; a graph makes a new value.
+
+    Raises:
+        GradientWriteError: tells where.
+    """
+    apply = BackwardCFunction.apply
+
+    def watched(function: Any, *gradients: Any) -> Any:
+        shared = [(gradient, _writes_to(gradient)) for gradient in gradients if _is_shared(gradient)]
+        result = apply(function, *gradients)
+        if any(_writes_to(gradient) != before for gradient, before in shared):
+            raise GradientWriteError(function._forward_cls)
+        return result
+
+    with mock.patch.object(BackwardCFunction, "apply", watched):
+        yield
+
+
+def _is_shared(gradient: Any) -> bool:
+    if not isinstance(gradient, torch.Tensor):
+        return False
+    count: Callable[[Any], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+    return count(gradient) > _OWN or (gradient._base is not None and count(gradient._base) > _OWN_BASE)
+
+
+def _writes_to(gradient: torch.Tensor) -> list[int]:
+    """How often each plain tensor of a gradient has been written to."""
+    if isinstance(gradient, FunctionalTensor):
+        return [torch._functionalize_mutation_counter(gradient.elem)]  # type: ignore[attr-defined]
+    names = gradient.__tensor_flatten__()[0] if hasattr(gradient, "__tensor_flatten__") else []  # type: ignore[attr-defined]
+    return [count for name in names for count in _writes_to(getattr(gradient, name))]
+
+
+def _closure(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _first_write(graph: torch.fx.Graph) -> torch.fx.Node | None:
+    """The first node that writes to an input, or to a view of one."""
+    for node in graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op in ("call_method", "call_function") and writes_by_name(name, node.kwargs):
+            return node  # type: ignore[no-any-return]
+    return None
+
+
+def _definition(backward: Any) -> str:
+    code = inspect.unwrap(backward).__code__
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f'File "{code.co_filename}", line {code.co_firstlineno}, in {backward.__qualname__}: {line}'
