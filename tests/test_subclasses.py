@@ -230,7 +230,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"train\.backward, the gradient of parameter 'weight'\.a: should be float32\[3\] on cpu, is float64\[3\] on cpu",
     ),
     "a gradient of no class": (
-        lambda call, step: setattr(step._gradients[0], "put_together", only_a),
+        lambda call, step: setattr(step._gradients.wrappers[0], "put_together", only_a),
         r"train\.backward, the gradient of parameter 'weight': expected a TwoTensor, got a Tensor",
     ),
 }

@@ -225,7 +225,7 @@ class _Gradients:
 
     def __init__(self, convention: schema.Backward, classes: Classes) -> None:
         wrappers = _wrappers(convention.subclasses, classes)
-        self._wrapped = any(wrappers)
+        self.wrappers, self._wrapped = wrappers, any(wrappers)
         described: list[schema.Subclass | None] = []
         for subclass in [*convention.subclasses, *[tangent.subclass for tangent in convention.tangents]]:
             if subclass not in described:
