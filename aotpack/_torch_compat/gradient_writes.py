@@ -46,7 +46,7 @@ def refused_gradient_writes() -> Iterator[None]:
     Raises:
         GradientWriteError: tells where.
     """
-    apply = BackwardCFunction.apply
+    apply: Callable[..., Any] = BackwardCFunction.apply
 
     def watched(function: Any, *gradients: Any) -> Any:
         shared = [(gradient, _writes_to(gradient)) for gradient in gradients if _is_shared(gradient)]
@@ -69,8 +69,8 @@ def _is_shared(gradient: Any) -> bool:
 def _writes_to(gradient: torch.Tensor) -> list[int]:
     """How often each plain tensor of a gradient has been written to."""
     if isinstance(gradient, FunctionalTensor):
-        return [torch._functionalize_mutation_counter(gradient.elem)]  # type: ignore[attr-defined]
-    names = gradient.__tensor_flatten__()[0] if hasattr(gradient, "__tensor_flatten__") else []  # type: ignore[attr-defined]
+        return [torch._functionalize_mutation_counter(gradient.elem)]
+    names = gradient.__tensor_flatten__()[0] if hasattr(gradient, "__tensor_flatten__") else []
     return [count for name in names for count in _writes_to(getattr(gradient, name))]
 
 
