@@ -14,7 +14,8 @@ from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import FORMAT_VERSION
+from aotpack_loader.format.versions import CONTAINERS, FORMAT_VERSION
+from aotpack_loader.runtime.tree import holds_given
 
 from . import capture, graph
 from .bundle import BlobStore
@@ -117,6 +118,7 @@ def assemble(name: str, producer: schema.Producer, work: Work, contents: Content
         training=work.module.training,
         modules=modules,
         module_classes=classes,
+        features=[CONTAINERS] if any(method.updates or holds_given(method.outputs) for method in methods.values()) else [],
     )
     with as_a_loader():
         validate_program(program, "program")

@@ -62,7 +62,14 @@ def _observe(
     given_args, given_kwargs = pytree.tree_map_only(torch.Tensor, _fresh, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
         observed = selftest.observe(copied, method, given_args, given_kwargs, seed=draw)
-        return {name: value.detach().clone() for name, value in observed}
+        try:
+            return {name: value.detach().clone() for name, value in observed}
+        except Exception as error:  # the model's own, as that of a leaf that is written to
+            raise BuildError(
+                "The model fails on copies of its example inputs, which recording a self-test needs.",
+                [Problem(type(error).__name__, str(error))],
+                hint="Build without --self-test.",
+            ) from error
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:

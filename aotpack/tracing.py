@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from aotpack_loader.format.labels import Labels
 
 from . import capture, edges, layouts, partition, second, signature
 from ._torch_compat import Decompositions
+from .capture import containers
 from .capture.branches import Branch
+from .capture.containers import Containers
 from .capture.dynamic_shapes import DynamicShapes
 from .capture.dynamic_shapes import resolve as resolve_shapes
 from .capture.examples import named_leaves, refuse_layouts
@@ -208,11 +211,22 @@ def _writes(convention: signature.Convention) -> Writes:
     )
 
 
+@contextlib.contextmanager
+def _containers(work: Work, plan: MethodPlan) -> Iterator[Containers]:
+    """What the model does to containers of its caller's; it is traced with that meanwhile."""
+    found = Containers()
+    if plan in work.options.plans:
+        with capture.as_traced(work.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
+            found = containers.find(work.module, work.args, work.kwargs, on_copies=work.options.branches == "example")
+    with containers.traced(work.module, found):
+        yield found
+
+
 def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
     """Capture, partition and assemble one method, traced as arranged."""
     run, shapes, options = work.run, work.shapes, work.options
     arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
-    with run.stage("capture", plan.name):
+    with run.stage("capture", plan.name), _containers(work, plan) as used:
         captured = capture.capture(
             arrangement.model,
             arrangement.args,
@@ -243,7 +257,7 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
             exact_random=options.exact_random,
         )
         convention = signature.assemble(
-            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement
+            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement, used
         )
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,61 @@ def observe(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """One step of ``model``, original or loaded: tensors by name, and results that are no tensors by their number."""
     model.train(training)
+    leaves = flatten(method.inputs, (args, kwargs))  # the call may change containers
+    containers = [_at(method.inputs, update.path, (args, kwargs)) for update in method.updates]
+    objects = {tuple(path): _at(method.inputs, path, (args, kwargs)) for path in _given(method)}
     with torch.set_grad_enabled(grad):
-        results = flatten(method.outputs, model(*args, **kwargs))
+        result = model(*args, **kwargs)
+    results = flatten(method.outputs, result)
     heads = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad and r.grad_fn is not None]
     if heads:
         torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
     seen = {f"result.{i}": r.detach().clone() for i, r in enumerate(results) if isinstance(r, torch.Tensor)}
     seen |= {f"gradient.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     seen |= {f"buffer.{name}": b.clone() for name, b in model.named_buffers()}
-    for i, leaf in enumerate(flatten(method.inputs, (args, kwargs))):
+    trees = [(method.outputs, result), *((u.tree, one) for u, one in zip(method.updates, containers, strict=True))]
+    for k, (tree, value) in enumerate(trees):
+        for path, found in _given_in(tree, value):
+            seen[f"own.{k}.{'.'.join(map(str, path))}"] = torch.tensor(found is objects[path])
+        if k:
+            updated = enumerate(flatten(tree, value))
+            seen |= {f"update.{k - 1}.{j}": leaf.detach().clone() for j, leaf in updated if isinstance(leaf, torch.Tensor)}
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             seen[f"after.{i}"] = leaf.detach().clone()
             if leaf.is_leaf and leaf.grad is not None:
                 seen[f"input_gradient.{i}"] = leaf.grad
     return seen, {str(i): r for i, r in enumerate(results) if not isinstance(r, torch.Tensor)}
+
+
+def _given(method: schema.Method) -> Iterator[tuple[int, ...]]:
+    """The paths of all objects of the caller's that a call returns, or puts into containers of its caller."""
+    for tree in (method.outputs, *(update.tree for update in method.updates)):
+        waiting = [tree]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, schema.GivenNode):
+                yield tuple(node.path)
+            waiting += getattr(node, "items", [])
+
+
+def _given_in(tree: schema.Tree, value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The same with what is found there."""
+    if isinstance(tree, schema.GivenNode):
+        yield tuple(tree.path), value
+    for position, item in enumerate(getattr(tree, "items", [])):
+        yield from _given_in(item, _at(tree, [position], value))
+
+
+def _at(tree: schema.Tree, path: Sequence[int], value: Any) -> Any:
+    """What ``path`` through ``tree`` leads to in ``value``."""
+    for position in path:
+        if isinstance(tree, schema.RecordNode):
+            value = getattr(value, tree.fields[position])
+        else:
+            value = value[tree.keys[position] if isinstance(tree, schema.DictNode) else position]
+        tree = tree.items[position]  # type: ignore[union-attr]
+    return value
 
 
 def flatten(tree: schema.Tree, value: Any) -> list[Any]:

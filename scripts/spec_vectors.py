@@ -162,6 +162,18 @@ class RecordedAsLeaf(nn.Module):
         return Unregistered(logits.square().mean(), logits)
 
 
+class Changing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, batch: dict[str, Any], seen: list[Any]) -> Any:
+        seen.append(batch.pop("old"))
+        seen[0] = batch["x"] * self.scale
+        batch["nested"] = {"twice": seen[0] * 2, "seen": seen}
+        return batch, seen[0].sum()
+
+
 class Attention(nn.Module):
     """One pre-norm block as in GPT-2, without dropout."""
 
@@ -247,6 +259,12 @@ VALID: dict[str, Case] = {
     "record_output": Case("a dataclass that holds a named tuple", [], Recorded, lambda: ((torch.randn(4, 3),), {})),
     "record_leaf": Case(
         "a dataclass that is one leaf to torch's tree functions", [], RecordedAsLeaf, lambda: ((torch.randn(4, 3),), {})
+    ),
+    "containers": Case(
+        "a dictionary and a list of the caller's that are changed, and returned",
+        ["A17", "A18", "C36"],
+        Changing,
+        lambda: (({"x": torch.randn(3, requires_grad=True), "old": torch.randn(2)}, [torch.randn(2)]), {}),
     ),
     "attention": Case("a block of GPT-2", [], Attention, lambda: ((torch.randn(2, 4, 8, requires_grad=True),), {})),
     "sizes": Case(
@@ -526,6 +544,19 @@ def _drop_layer(documents: Documents, descriptor: Json) -> None:
     documents.manifest["layers"] = kept
 
 
+def _with_given_argument(method: Json) -> None:
+    """The only result is an argument's own object, and so is a further argument."""
+    method["inputs"]["items"][0]["items"].append({"type": "given", "path": [0, 0]})
+
+
+def _with_update(method: Json, kind: str, path: list[int]) -> None:
+    """Say that a dictionary of the caller's is changed, or that a further result is the caller's object."""
+    if kind == "given":
+        method["outputs"] = {"type": "tuple", "items": [method["outputs"], {"type": "given", "path": path}]}
+    else:
+        method["updates"] = [{"path": path, "tree": {"type": "dict", "keys": [], "items": []}}]
+
+
 INVALID: dict[str, Invalid] = {
     # container
     "truncated": Invalid("T6", "truncated", damage=lambda data, _: data[: len(data) // 2]),
@@ -608,6 +639,10 @@ INVALID: dict[str, Invalid] = {
     "expression_calls": Invalid("E1", "unexpected", _method(lambda m: _set(m, "constraints", ["__import__('os')"]))),
     "graph_arity": Invalid("C14", "C14:", _method(lambda m: _set(m, "num_outputs", m["num_outputs"] + 1))),
     "executable_arity": Invalid("C14", "C14:", lambda d: _set(d.target, "executables", {"infer.forward": _executable(d)})),
+    "given_argument": Invalid("C36", "C36: an argument", _method(_with_given_argument)),
+    "given_nowhere": Invalid("C36", "C36: no argument is at", _method(lambda m: _with_update(m, "given", [0, 7]))),
+    "update_of_a_tensor": Invalid("C36", "C36: no such container", _method(lambda m: _with_update(m, "dict", [0, 0]))),
+    "containers_unsaid": Invalid("C36", "needs the feature", _method(lambda m: _with_update(m, "given", [0, 0]))),
     "inputs_not_args_kwargs": Invalid("A1", "keyword arguments", _method(lambda m: _set(m, "inputs", {"type": "leaf"}))),
     "unbound_symbol": Invalid("A2", "determines", _method(lambda m: _set(m, "symbols", [{"name": "s0", "minimum": 2}]))),
     # graphs

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -36,6 +37,7 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
         UnsupportedError: the model's results depend on a Python value that it changes.
     """
     captured, changes = _capture(model, args, kwargs)
+    _refuse_changed_arguments(model, changes)
     read = {change.name for change in changes.values() if change.read}
     if read and all(change.owner is not None for change in changes.values()):
         with as_a_call_leaves_them(changes.values()):
@@ -44,6 +46,18 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
             return again
     refuse_changes(read)
     return captured
+
+
+def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) -> None:
+    """Refuse changes of containers among the arguments, which the graph does not hold; a model's own ``**rest`` is none.
+
+    Raises:
+        SideEffectError: names them.
+    """
+    rest = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    own = re.compile(rf"L\['self'\]|L\['({'|'.join(rest)})'\](\[[^\]]*\])?$")
+    if found := sorted(name for name in changes if name.startswith("L['") and not own.match(name)):
+        raise SideEffectError(f"changes a container among its arguments: {', '.join(found)}")
 
 
 def _code(captured: torch.fx.GraphModule) -> list[str]:
@@ -104,7 +118,8 @@ def _unmixed_attributes() -> Iterator[None]:
     def unmixed(out: Any, model: Any, *rest: Any) -> Any:
         owner = getattr(model, "__self__", model)
         attributes = vars(owner) if isinstance(owner, torch.nn.Module) else {}
-        own = vars(out.backend_input.graph_module).keys() - torch.nn.Module.__annotations__.keys()
+        captured = {} if out.backend_input is None else vars(out.backend_input.graph_module)
+        own = captured.keys() - torch.nn.Module.__annotations__.keys()
         kept = dict(attributes)
         for attribute in own & attributes.keys():
             del attributes[attribute]

@@ -12,7 +12,7 @@ from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
 from .._torch_compat.randomness import no_python_random
 from ..graph import source_line, views
-from . import rehearsals
+from . import containers, rehearsals
 from .examples import spelled_out
 from .front_end import Given, lost, refuse_storage_changes, with_trial
 from .functions import FunctionModule
@@ -26,7 +26,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model):
         trial = rehearsals.rehearse(model, args, kwargs)
         if trial.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")

@@ -38,6 +38,11 @@ def here() -> str:
         frame = frame.f_back
     if frame is None:
         return ""
+    return of_frame(frame)
+
+
+def of_frame(frame: FrameType) -> str:
+    """``file:line: source`` of what runs in a frame."""
     path, line = frame.f_code.co_filename, frame.f_lineno
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
 from .._torch_compat.randomness import no_python_random
-from . import rehearsals
+from . import containers, rehearsals
 from .dynamic_shapes import DynamicShapes
 from .front_end import Given, lost, with_trial
 
@@ -33,7 +33,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random():
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model):
         trial = rehearsals.rehearse(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.retained_own_graphs():

@@ -17,6 +17,7 @@ from rich.tree import Tree as RichTree
 
 from aotpack_loader.format import media_types, schema, subclasses
 from aotpack_loader.format.computations import computations
+from aotpack_loader.format.containers import shown
 
 from .console import json_option, print_json, size_text, stdout, verbose_option
 
@@ -200,12 +201,17 @@ def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
         root.label = Text(f"results: {_container(method.outputs)}")
         for label, item in _children(method.outputs):
             _grow(root, label, item, leaves)
+    for update in method.updates:
+        _grow(root, f"changes {shown(method, update.path)}:", update.tree, leaves)
     return root
 
 
 def _grow(parent: RichTree, label: str, tree: schema.Tree, leaves: Iterator[str]) -> None:
     if isinstance(tree, schema.LeafNode):
         parent.add(Text(f"{label}  {next(leaves, '')}"))
+        return
+    if isinstance(tree, schema.GivenNode):
+        parent.add(Text(f"{label}  as the caller gave it"))
         return
     branch = parent.add(Text(f"{label}  {_container(tree)}"))
     for child, item in _children(tree):
@@ -223,7 +229,7 @@ def _children(tree: schema.Tree) -> Iterator[tuple[str, schema.Tree]]:
         yield from ((repr(key), item) for key, item in zip(tree.keys, tree.items, strict=True))
     elif isinstance(tree, schema.RecordNode):
         yield from ((f".{field}", item) for field, item in zip(tree.fields, tree.items, strict=True))
-    elif not isinstance(tree, schema.LeafNode):
+    elif not isinstance(tree, (schema.LeafNode, schema.GivenNode)):
         yield from ((f"[{position}]", item) for position, item in enumerate(tree.items))
 
 

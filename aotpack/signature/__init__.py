@@ -20,6 +20,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import _torch_compat as compat
 from .. import partition, trees
+from ..capture.containers import Containers
 from ..capture.rearrange import Arrangement
 from ..capture.returned import Returned
 from ..graph import source_line
@@ -27,6 +28,8 @@ from ..graph.expressions import bound, render, size_expression
 from ..state import StoredTensors
 from . import subclasses
 from .backward import Backward
+
+NO_CONTAINERS = Containers()
 
 
 @dataclass
@@ -55,19 +58,20 @@ def assemble(
     kwargs: dict[str, Any],
     stored: StoredTensors,
     arrangement: Arrangement,
+    containers: Containers = NO_CONTAINERS,
 ) -> Convention:
     """Work out the calling convention of one method; ``args`` and ``kwargs`` are the user's, however they were arranged.
 
     Raises:
         UnsupportedError: names every construct a bundle cannot keep true.
     """
-    return _Assembler(joint, returned, parts, model, args, kwargs, stored, arrangement).run()
+    return _Assembler(joint, returned, parts, model, args, kwargs, stored, arrangement).run(containers)
 
 
 class _Assembler(Backward):
     """All parts together."""
 
-    def run(self) -> Convention:
+    def run(self, containers: Containers) -> Convention:
         self._refuse_what_is_not_carried()
         self._raise_problems()
         tree, leaves = self._inputs()
@@ -90,11 +94,12 @@ class _Assembler(Backward):
             partition.set_outputs(self.parts.backward, subclasses.flat(backward_outputs))
         leaves = self._with_starts(leaves)
         self._raise_problems()
-        out_tree, _ = trees.describe(self.returned.spec, "result")
+        out_tree, updates = self._nested(containers)
         method = {
             "inputs": tree,
             "leaves": leaves,
             "outputs": out_tree,
+            "updates": updates,
             "results": results,
             "primals": self.primals,
             "num_outputs": len(self.outputs),
@@ -120,6 +125,14 @@ class _Assembler(Backward):
             self._saved_bytes(),
             self._written_in_checkpoints(),
         )
+
+    def _nested(self, containers: Containers) -> tuple[schema.Tree, list[schema.Update]]:
+        """How the results are nested, in the model's own result and in the caller's containers that it changes."""
+        if not containers:
+            return trees.describe(self.returned.spec, "result")[0], []
+        result, changes = compat.tree_children(self.returned.spec)
+        described = trees.describe(result, "result")[0], trees.describe(changes, "changed arguments")[0]
+        return containers.trees(*described)
 
     def _subclasses(self, outputs: list[Node]) -> list[schema.Subclass | None]:
         """What each output of a graph is put together to; empty where none is a subclass."""

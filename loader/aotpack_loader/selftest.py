@@ -71,6 +71,7 @@ def observe(
     torch.manual_seed(seed)
     training = any(mode.training and mode.grad for mode in method.serves)
     model.train(training)
+    leaves = _flatten(method.inputs, (args, kwargs))  # the call may change containers
     with torch.set_grad_enabled(training):
         results = _flatten(method.outputs, model(*args, **kwargs))
     tensors = [(i, value) for i, value in enumerate(results) if isinstance(value, torch.Tensor)]
@@ -82,7 +83,7 @@ def observe(
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             yield from stored_as(f"gradient.{name}", parameter.grad)
-    for i, leaf in enumerate(_flatten(method.inputs, (args, kwargs))):
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad is not None:
             yield from stored_as(f"input_gradient.{i}", leaf.grad)
     for name, buffer in model.named_buffers():

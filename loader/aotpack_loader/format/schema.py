@@ -246,7 +246,23 @@ class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
     leaf: bool = False
 
 
-Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode
+class GivenNode(Document, frozen=True, tag="given", tag_field="type"):
+    """In ``outputs`` and ``updates``: the very object that the caller gave at ``path``, which has no leaves here.
+
+    ``path`` leads through ``inputs`` by the numbers of items, from ``(args, kwargs)`` on. Feature ``containers``.
+    """
+
+    path: list[Index]
+
+
+Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode | GivenNode
+
+
+class Update(Document, frozen=True):
+    """A dictionary or list of the caller's, at ``path`` (as in ``GivenNode``), holds what ``tree`` says after the call."""
+
+    path: list[Index]
+    tree: DictNode | ListNode
 
 
 # ---------------------------------------------------------------- programs
@@ -668,6 +684,7 @@ class Method(Document, frozen=True):
     plain tensors only: a subclass stands there as its parts, and its own sizes as ``sizes``, integers that the forward graph
     takes after the primals.
     ``flags`` holds the modes (``training``) of the submodules that must be in these, by path; those of others do not matter.
+    ``updates`` are containers of the caller's that the call changes; their leaves follow those of ``outputs`` in ``results``.
     """
 
     serves: list[Mode]
@@ -697,6 +714,7 @@ class Method(Document, frozen=True):
     subclasses: list[Subclass | None] = []
     sizes: list[Dim] = []
     flags: dict[str, bool] = {}
+    updates: list[Update] = []
 
 
 class ModuleClass(Document, frozen=True):

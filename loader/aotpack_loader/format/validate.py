@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import donations, expressions, modules, schema, subclasses
+from . import containers, donations, expressions, modules, schema, subclasses
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -19,7 +19,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, and C36, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
@@ -27,7 +27,7 @@ def validate_program(program: schema.Program, where: str) -> None:
     # What walks a tree or a subclass below may rely on its depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
-    refuse(where, [*problems, *subclasses.problems(program), *modules.problems(program)])
+    refuse(where, [*problems, *subclasses.problems(program), *modules.problems(program), *containers.problems(program)])
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
@@ -114,7 +114,8 @@ def refuse(where: str, problems: list[Problem]) -> None:
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
     """C15: one item for each key or field, none of which repeats, and a depth that no honest tree has."""
     for name, method in program.methods.items():
-        for part, tree in (("inputs", method.inputs), ("outputs", method.outputs)):
+        changed = schema.TupleNode([update.tree for update in method.updates])
+        for part, tree in (("inputs", method.inputs), ("outputs", method.outputs), ("updates", changed)):
             at = f"$.methods[{name!r}].{part}"
             level, depth = [tree], 0
             while level and depth <= MAX_DEPTH:
@@ -136,7 +137,7 @@ def _tree_problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def _items(tree: schema.Tree) -> list[schema.Tree]:
-    return [] if isinstance(tree, schema.LeafNode) else tree.items
+    return [] if isinstance(tree, (schema.LeafNode, schema.GivenNode)) else tree.items
 
 
 def _labels(tree: schema.Tree) -> list[str | int | bool] | None:
@@ -237,7 +238,7 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
                 yield Problem(f"{at}.leaves[{i}]", f"C16: a tensor of {leaf.dtype} cannot require a gradient")
     if _leaves(method.inputs) != len(method.leaves):
         yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
-    if _leaves(method.outputs) != len(method.results):
+    if _leaves(method.outputs) + sum(_leaves(update.tree) for update in method.updates) != len(method.results):
         yield Problem(f"{at}.results", "C6: the tree of outputs has another number of leaves")
     for i, primal in enumerate(method.primals):
         where = f"{at}.primals[{i}]"
@@ -441,6 +442,8 @@ def flat(args: Iterable[object]) -> Iterator[object]:
 
 
 def _leaves(tree: schema.Tree) -> int:
+    if isinstance(tree, schema.GivenNode):
+        return 0
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(_leaves, tree.items))
 
 

@@ -7,7 +7,8 @@ number only. A reader refuses another major version and ignores optional fields 
 Log, one line a version:
 
 * 1.0 (2026-11-21): first release.
-* 1.1 (2026-11-23): ``modules`` and ``module_classes`` of the program, ``flags`` of methods; ``leaf`` of records.
+* 1.1 (2026-11-23): ``modules`` and ``module_classes`` of the program, ``flags`` of methods; ``leaf`` of records;
+  the feature ``containers``: ``updates`` of methods, trees of type ``given``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from .schema import Program, Version
 
 FORMAT_VERSION: Final = Version(major=1, minor=1)
 
-KNOWN_FEATURES: Final = frozenset[str]()
+CONTAINERS: Final = "containers"
+"""The feature of programs that change or return containers of their callers (``Method.updates``, ``GivenNode``)."""
+
+KNOWN_FEATURES: Final = frozenset({CONTAINERS})
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

@@ -52,6 +52,11 @@ class Arguments:
             _flatten(flatten, count, kwargs.get(key, MISSING), leaves, problems)
         return leaves
 
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they stood at build, by position or by keyword."""
+        stand = len(args) == self._count and kwargs.keys() == self._keywords
+        return (args, kwargs) if stand else self._bind(args, kwargs)
+
     def _name(self, position: int) -> str:
         return self._parameters[position] if position < len(self._parameters) else f"args[{position}]"
 

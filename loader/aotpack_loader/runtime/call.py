@@ -19,11 +19,13 @@ from .inputs import Inputs
 from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
+from .tree import holds_given
 from .views import Given, as_own, own_outputs
 
 if TYPE_CHECKING:
     from ..devices.call_library import NativeCall, Slots
     from .checks import Checks
+    from .containers import Containers
 
 
 class MethodCall:
@@ -75,6 +77,7 @@ class MethodCall:
         self.written_leaves = WrittenLeaves(method)
         self.native: NativeCall | None = None
         self.unflatten = self._epilogue.unflatten
+        self.containers = _containers_of(method)
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
     def differentiate_again(self, second: MethodCall) -> None:
@@ -127,6 +130,9 @@ class MethodCall:
         """
         self._modes.check()
         given, laid_out, environment = self.inputs(args, kwargs)
+        if self.containers is not None:
+            args, kwargs = self.inputs.bound(args, kwargs)
+            self.containers.check((args, kwargs))
         self.state.check(state)
         if self.memory is not None:
             self.memory.check(given, state)
@@ -147,7 +153,7 @@ class MethodCall:
         results = self._epilogue(Given(primals, as_run, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(given, before)
-        return results
+        return results if self.containers is None else self.containers((args, kwargs), results)
 
     def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
         """Add the bases to the leaves; return the versions of what is written through each."""
@@ -172,6 +178,15 @@ class MethodCall:
         for name, output, dim in self._measured:  # the backward reads them from the same environment
             environment[name] = _measure(outputs[output], dim)
         return outputs
+
+
+def _containers_of(method: schema.Method) -> Containers | None:
+    """What is to be done with containers of the caller's, if anything."""
+    if not method.updates and not holds_given(method.outputs):
+        return None
+    from .containers import Containers  # most programs have none
+
+    return Containers(method)
 
 
 def _measure(value: Any, dim: int | None) -> int:

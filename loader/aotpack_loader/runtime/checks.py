@@ -16,7 +16,7 @@ from ..format import expressions, schema, subclasses
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
 from .subclasses import Wrapper, plain_tensors
-from .tree import leaf_paths
+from .tree import result_paths
 
 if TYPE_CHECKING:
     from .subclasses import Classes
@@ -251,7 +251,7 @@ class Checks:
         apart = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
         places = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
         problems = list(self._changed(places, primals, apart, "was written to, which the bundle does not declare"))
-        paths = leaf_paths(self._method.outputs, "result")
+        paths = result_paths(self._method)
         for path, description, result in zip(paths, self._method.results, results, strict=True):
             where = f"{self._name}, {path}"
             primal = getattr(description, "primal", None)
@@ -390,7 +390,7 @@ def _results_by_output(method: schema.Method) -> dict[int, str]:
         mutation.output: f" (new value of {_primal_name(method.primals[mutation.primal], method)})"
         for mutation in method.mutations
     }
-    for path, result in zip(leaf_paths(method.outputs, "result"), method.results, strict=True):
+    for path, result in zip(result_paths(method), method.results, strict=True):
         if isinstance(result, schema.FreshResult):
             found[result.output] = f" ({path})"
         elif isinstance(result, schema.AliasResult) and result.output is not None:

@@ -13,7 +13,7 @@ import torch
 from ..devices.literals import literal
 from ..format import expressions, schema
 from .mutations import Mutations
-from .tree import unflattener
+from .tree import holds_given, unflattener
 from .views import Given, Kept, Key, Replay, replayer, shared_values, with_origins
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class Epilogue:
         results = with_origins(method.results)
         wanted = shared_values(results)
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
-        self.unflatten = unflattener(method.outputs)
+        # Where containers of the caller's are changed or returned, the call nests the results (``containers.Containers``).
+        nested = not method.updates and not holds_given(method.outputs)
+        self.unflatten: Callable[[Any], Any] = unflattener(method.outputs) if nested else list
 
     def __call__(self, given: Given, environment: Environment) -> Any:
         """The caller's results; ``given.outputs`` with a gradient are attached to autograd."""

@@ -36,7 +36,7 @@ class Inputs:
 
     def __init__(self, method: schema.Method, device: torch.device) -> None:
         self._arguments = Arguments(method, describe)
-        self.flatten = self._arguments.flatten
+        self.flatten, self.bound = self._arguments.flatten, self._arguments.bound
         self._symbols = method.symbols
         self._pattern = Pattern(method)
         bound: set[str] = set()

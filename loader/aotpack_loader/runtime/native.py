@@ -68,6 +68,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
     grad = any(mode.grad for mode in method.serves)
     reasons = {
         "its tensors are subclasses, or its forward takes sizes": type(call) is not MethodCall,
+        "it changes or returns containers of its caller": call.containers is not None,
         "an integer argument varies": any(isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves),
         "an argument must begin its storage": any(isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves),
         "check='full' looks at every call": call.checks is not None,

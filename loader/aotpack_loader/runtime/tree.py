@@ -22,13 +22,22 @@ Flattener = Callable[[Any, list[Any], list[Problem]], None]
 
 def count_leaves(tree: schema.Tree) -> int:
     """Number of leaves of ``tree``."""
+    if isinstance(tree, schema.GivenNode):
+        return 0
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(count_leaves, tree.items))
+
+
+def holds_given(tree: schema.Tree) -> bool:
+    """Whether what ``tree`` describes holds an object of the caller's own."""
+    return isinstance(tree, schema.GivenNode) or any(map(holds_given, getattr(tree, "items", ())))
 
 
 def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
     """A readable path for every leaf of ``tree``, in order."""
     if isinstance(tree, schema.LeafNode):
         return [path]
+    if isinstance(tree, schema.GivenNode):
+        return []
     if isinstance(tree, schema.RecordNode):
         steps = [f".{field}" for field in tree.fields]
     else:
@@ -37,10 +46,18 @@ def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
     return [leaf for step, item in zip(steps, tree.items, strict=True) for leaf in leaf_paths(item, path + step)]
 
 
+def result_paths(method: schema.Method) -> list[str]:
+    """A readable path for every result: those of the outputs, then those of the containers that the call changes."""
+    updates = [path for i, one in enumerate(method.updates) for path in leaf_paths(one.tree, f"update {i}")]
+    return [*leaf_paths(method.outputs, "result"), *updates]
+
+
 def flattener(tree: schema.Tree, path: str) -> Flattener:
     """Compile ``tree`` into a function ``(value, leaves, problems)`` that appends the value's leaves in order."""
     if isinstance(tree, schema.LeafNode):
         return lambda value, leaves, problems: leaves.append(value)
+    if isinstance(tree, schema.GivenNode):
+        return lambda value, leaves, problems: None
     if isinstance(tree, schema.DictNode):
         return _mapping_flattener(tree, path)
     if isinstance(tree, schema.RecordNode):
@@ -112,6 +129,9 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
     """Compile ``tree`` into a function that builds the nested value from its leaves."""
     if isinstance(tree, schema.LeafNode):
         return next
+    if isinstance(tree, schema.GivenNode):
+        path = tree.path
+        return lambda leaves: leaves.given(path)  # type: ignore[attr-defined]
     if isinstance(tree, schema.DictNode) and not tree.ordered and all(isinstance(item, schema.LeafNode) for item in tree.items):
         names = tree.keys  # what most models return: at every call, so without a call for each item
         return lambda leaves: dict(zip(names, leaves, strict=False))

@@ -1,0 +1,401 @@
+"""Dictionaries and lists among the arguments that the model changes or returns: found in a run, and traced as results.
+
+A trace holds tensors. So the model is given dictionaries and lists of its own, which a front end follows like any others that
+the model makes, and what is in them afterwards is returned beside the model's result. The loader changes the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType, MethodType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from msgspec import structs
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from .. import _torch_compat as compat
+from .. import origin
+from . import places, rehearsals
+from .examples import argument_names
+
+_DICTIONARIES = (dict, OrderedDict, defaultdict)
+_OPEN = (*_DICTIONARIES, list, tuple)
+Path = tuple[int, ...]
+"""Numbers of items, from ``(args, kwargs)`` or from a result on."""
+Inside = tuple[tuple[Path, Path], ...]
+"""Where a value holds objects of the caller's, each with its path among the arguments."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item of a changed container: the caller's own object at ``given``, or a new value."""
+
+    key: Any
+    given: Path | None = None
+    inside: Inside = ()
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A container at ``path`` among the arguments, which ``keys`` lead to, and its items after a call."""
+
+    path: Path
+    keys: tuple[Any, ...]
+    is_dictionary: bool
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Containers:
+    """What a call does to the caller's containers: which it changes, and what of the result is the caller's own."""
+
+    changed: tuple[Changed, ...] = ()
+    returned: Inside = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.returned)
+
+    def trees(self, result: schema.Tree, changes: schema.Tree) -> tuple[schema.Tree, list[schema.Update]]:
+        """The trees of what :func:`traced` makes the model return, as a bundle describes them."""
+        updates = []
+        for change, values in zip(self.changed, changes.items, strict=True):  # type: ignore[union-attr]
+            new = iter(values.items)
+            items: list[schema.Tree] = []
+            for entry in change.entries:
+                given = entry.given
+                items.append(_with_given(next(new), entry.inside) if given is None else schema.GivenNode([*given]))
+            keys = [entry.key for entry in change.entries]
+            made = schema.DictNode(keys, items) if change.is_dictionary else schema.ListNode(items)
+            updates.append(schema.Update([*change.path], made))
+        return _with_given(result, self.returned), updates
+
+
+def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schema.Tree:
+    """``tree`` with objects of the caller's in their places, where the trace has empty tuples."""
+    if not inside:
+        return tree
+    if not inside[0][0]:
+        return schema.GivenNode([*inside[0][1]])
+    below = [[(place[1:], given) for place, given in inside if place[0] == i] for i in range(len(tree.items))]  # type: ignore[union-attr]
+    items = [_with_given(item, some) for item, some in zip(tree.items, below, strict=True)]  # type: ignore[union-attr]
+    return structs.replace(tree, items=items)
+
+
+def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_copies: bool = False) -> Containers:
+    """What a run of the model on fake tensors does to containers among its arguments.
+
+    Nothing is found where it cannot be run so, as a front end then says; ``on_copies``: it is run on copies instead.
+
+    Raises:
+        UnsupportedError: it changes an argument that is neither a dictionary nor a list, or lies in one.
+    """
+    if not any(_is_container(value) for value in (*args, *kwargs.values())):
+        return Containers()
+    with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_fake_tensors(), _watched(model) as seen:
+        try:
+            compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+        except Exception:  # a front end tells what is wrong
+            if not on_copies:
+                return Containers()
+            _run_on_copies(model, args, kwargs)
+    containers, problems = seen[0].after()
+    problems += _problems_of_twice(model, containers, (args, kwargs))
+    if problems:
+        with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_fake_tensors(), _lines(model) as lines:
+            compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+        raise _refusal(problems, lines)
+    return containers
+
+
+def _refusal(problems: Sequence[Problem], lines: Sequence[str] = ()) -> UnsupportedError:
+    where = f" ({'; '.join(lines)})" if lines else ""
+    return UnsupportedError(
+        "The model changes arguments in a way that a bundle cannot repeat.",
+        [Problem(problem.where, problem.message + where) for problem in problems],
+        hint="Return the new values; or pass dictionaries and lists, each of its own, and change those.",
+    )
+
+
+def _run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, twin, (args, kwargs))
+    with torch.random.fork_rng(devices=[]):
+        torch.func.functional_call(model, state, args, kwargs)
+
+
+@contextlib.contextmanager
+def refused(model: torch.nn.Module) -> Iterator[None]:
+    """Refuse a trace in which the model changes containers among its arguments, which :func:`find` has not found.
+
+    Raises:
+        UnsupportedError: names them.
+    """
+    with _watched(model) as seen:
+        yield
+    if seen:
+        containers, problems = seen[-1].after()
+        problems += [Problem(_shown(model, changed.keys), "is changed") for changed in containers.changed]
+        if problems:
+            raise _refusal(problems)
+
+
+@contextlib.contextmanager
+def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
+    """Let the model work on containers of its own, and return its result and, for each that it changes, the new items.
+
+    What is the caller's own is an empty tuple there. Set as an attribute of the instance.
+    """
+    if not containers:
+        yield
+        return
+    forward, returned = model.forward, containers.returned
+    routes = [changed.keys for changed in containers.changed]
+    new = [[(entry.key, entry.inside) for entry in changed.entries if entry.given is None] for changed in containers.changed]
+
+    def with_changes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _own((args, kwargs))
+        found = [_at(call, route) for route in routes]
+        result = forward(*call[0], **call[1])
+        changes = [
+            [_without(container[key], inside) for key, inside in items] for container, items in zip(found, new, strict=True)
+        ]
+        return _without(result, returned), changes
+
+    with _forward(model, with_changes):
+        yield
+
+
+def _own(value: Any) -> Any:
+    """A container of the model's own, with the same items."""
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if type(value) is OrderedDict:
+        return OrderedDict([(key, _own(item)) for key, item in value.items()])
+    if type(value) is defaultdict:
+        return defaultdict(value.default_factory, {key: _own(item) for key, item in value.items()})
+    if type(value) is list:
+        return [_own(item) for item in value]
+    return tuple([_own(item) for item in value]) if type(value) is tuple else value
+
+
+def _without(value: Any, inside: Inside) -> Any:
+    """``value`` with empty tuples for what is the caller's own."""
+    if len(inside) == 0:
+        return value
+    if len(inside[0][0]) == 0:
+        return ()
+    below = [tuple([(place[1:], given) for place, given in inside if place[0] == i]) for i in range(len(value))]
+    if isinstance(value, dict):
+        return {key: _without(value[key], some) for key, some in zip(list(value), below)}  # noqa: B905 - traced by Dynamo
+    items = [_without(value[i], below[i]) for i in range(len(value))]
+    return tuple(items) if isinstance(value, tuple) else items
+
+
+def _at(call: Any, keys: Sequence[Any]) -> Any:
+    for key in keys:
+        call = call[key]
+    return call
+
+
+@contextlib.contextmanager
+def _forward(model: torch.nn.Module, function: Any) -> Iterator[None]:
+    """Let ``function`` be the model's ``forward``, with the parameters that it has."""
+    before, own = model.forward, "forward" in vars(model)
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *inspect.signature(before).parameters.values()]
+    if parameters[1:] and parameters[1].name == "self":
+        parameters = parameters[1:]
+    function.__signature__ = inspect.Signature(
+        [p.replace(kind=p.POSITIONAL_ONLY) if i == 0 else p for i, p in enumerate(parameters)]
+    )
+    model.__dict__["forward"] = MethodType(function, model)
+    try:
+        yield
+    finally:
+        if own:
+            model.__dict__["forward"] = before
+        else:
+            model.__dict__.pop("forward", None)
+
+
+# ---------------------------------------------------------------- what a run does
+
+
+@contextlib.contextmanager
+def _watched(model: torch.nn.Module) -> Iterator[list[_Run]]:
+    """Collects the calls of the model that the block makes; the last of them is complete."""
+    found: list[_Run] = []
+    forward = model.forward
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found[:] = [_Run(model, (args, kwargs))]
+        found[0].result = forward(*args, **kwargs)
+        return found[0].result
+
+    with _forward(model, watched):
+        yield found
+
+
+@contextlib.contextmanager
+def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
+    """Collects the lines of the model, or of a library below it, that change a container; the first one only."""
+    found: list[str] = []
+    forward = model.forward
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run, last = _Run(model, (args, kwargs)), ""
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal last
+            if found or not origin.is_model(frame.f_code.co_filename):
+                return None
+            if last and (run.containers_differ()):
+                found.append(last)
+                return None
+            last = places.of_frame(frame)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            sys.settrace(before)
+            if not found and last and run.containers_differ():
+                found.append(last)
+
+    with _forward(model, watched):
+        yield found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A container before a call: its keys and items; of what is neither dictionary nor list nor tuple, its leaves."""
+
+    value: Any
+    keys: tuple[Any, ...]
+    names: tuple[Any, ...]
+    items: tuple[Any, ...]
+
+    @property
+    def is_open(self) -> bool:
+        return type(self.value) in _OPEN
+
+    def changed(self) -> bool:
+        names, items = _content(self.value)
+        return names != self.names or any(a is not b for a, b in zip(items, self.items, strict=True))
+
+
+class _Run:
+    """A call of the model: what containers hold before it, and afterwards."""
+
+    def __init__(self, model: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self._model = model
+        self.result: Any = None
+        self._held: dict[Path, _Held] = {}
+        self._paths: dict[int, list[Path]] = {}
+        for i, part in enumerate((call[0], tuple(call[1].values()))):
+            keys = list(call[1]) if i else list(range(len(part)))
+            for j, value in enumerate(part):
+                self._hold(value, (i, j), (i, keys[j]))
+
+    def _hold(self, value: Any, path: Path, keys: tuple[Any, ...]) -> None:
+        if isinstance(value, torch.Tensor) or _is_container(value):
+            self._paths.setdefault(id(value), []).append(path)
+        if not _is_container(value):
+            return
+        names, items = _content(value)
+        self._held[path] = held = _Held(value, keys, names, items)
+        if held.is_open:
+            for i, (name, item) in enumerate(zip(names, items, strict=True)):
+                self._hold(item, (*path, i), (*keys, name))
+
+    def containers_differ(self) -> bool:
+        return any(held.changed() for held in self._held.values())
+
+    def after(self) -> tuple[Containers, list[Problem]]:
+        """What the call did, and what of it cannot be repeated."""
+        changed, problems = [], []
+        for path, held in self._held.items():
+            if not held.changed():
+                continue
+            if held.is_open:
+                changed.append(Changed(path, held.keys, type(held.value) in _DICTIONARIES, self._entries(path, held)))
+            else:
+                kind = type(held.value)
+                problems.append(Problem(_shown(self._model, held.keys), f"a {kind.__module__}.{kind.__qualname__}, is changed"))
+        return Containers(tuple(changed), tuple(self._inside(self.result, ()))), problems
+
+    def _entries(self, path: Path, held: _Held) -> tuple[Entry, ...]:
+        names, items = _content(held.value)
+        before = {name: (i, item) for i, (name, item) in enumerate(zip(held.names, held.items, strict=True))}
+        entries = []
+        for name, item in zip(names, items, strict=True):
+            i, old = before.get(name, (0, _MISSING))
+            given = (*path, i) if item is old else self._given(item)
+            entries.append(Entry(name, given, () if given is not None else tuple(self._inside(item, ()))))
+        return tuple(entries)
+
+    def _given(self, value: Any) -> Path | None:
+        """Where the caller gave this very object, if that can be told."""
+        paths = self._paths.get(id(value), [])
+        return paths[0] if len(paths) == 1 else None
+
+    def _inside(self, value: Any, place: Path) -> Iterator[tuple[Path, Path]]:
+        """The caller's own containers in a value."""
+        if not _is_container(value):
+            return
+        given = self._given(value)
+        if given is not None and type(value) is not tuple:
+            yield place, given
+        elif type(value) in _OPEN:
+            for i, item in enumerate(_content(value)[1]):
+                yield from self._inside(item, (*place, i))
+
+
+_MISSING = object()
+
+
+def _is_container(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and not pytree.tree_structure(value).is_leaf()
+
+
+def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Keys or positions, and items; of a container of another kind its structure, and its leaves."""
+    if type(value) in _DICTIONARIES:
+        return tuple(value), tuple(value.values())
+    if type(value) in (list, tuple):
+        return tuple(range(len(value))), tuple(value)
+    leaves, structure = pytree.tree_flatten(value)
+    return (str(structure), *range(len(leaves))), tuple(leaves)
+
+
+def _problems_of_twice(
+    model: torch.nn.Module, containers: Containers, call: tuple[tuple[Any, ...], dict[str, Any]]
+) -> list[Problem]:
+    """Containers that change and are given twice: each call would have to be given them so."""
+    run = _Run(model, call)
+    problems = []
+    for changed in containers.changed:
+        paths = run._paths[id(_at(call, changed.keys))]
+        if len(paths) > 1:
+            others = [_shown(model, run._held[path].keys) for path in paths if path != changed.path]
+            problems.append(Problem(_shown(model, changed.keys), f"is changed, and is the same object as {', '.join(others)}"))
+    return problems
+
+
+def _shown(model: torch.nn.Module, keys: Sequence[Any]) -> str:
+    """What the model's author calls an argument: ``batch['x']``."""
+    first = keys[1] if keys[0] else argument_names(model, keys[1] + 1)[-1]
+    return str(first) + "".join(f"[{key!r}]" for key in keys[2:])

@@ -1,0 +1,70 @@
+"""Rules on containers of the caller's that a call changes or returns (C36)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import Problem
+from . import schema
+from .versions import CONTAINERS
+
+
+def problems(program: schema.Program) -> Iterator[Problem]:
+    """C36: what ``given`` nodes and updates lead to is there, and the program says that it has such."""
+    for name, method in program.methods.items():
+        at = f"$.methods[{name!r}]"
+        if next(_given(method.inputs), None) is not None:
+            yield Problem(f"{at}.inputs", "C36: an argument is a given one")
+        trees: list[schema.Tree] = [method.outputs, *(update.tree for update in method.updates)]
+        paths = [path for tree in trees for path in _given(tree)]
+        for path in paths:
+            if _node(method.inputs, path) is None:
+                yield Problem(f"{at}.outputs", f"C36: no argument is at {path}")
+        seen: list[list[int]] = []
+        for i, update in enumerate(method.updates):
+            if len(update.path) < 2 or type(_node(method.inputs, update.path)) is not type(update.tree):
+                yield Problem(f"{at}.updates[{i}]", f"C36: no such container of the caller's is at {update.path}")
+            if update.path in seen:
+                yield Problem(f"{at}.updates[{i}]", "C36: a container is changed twice")
+            seen.append(update.path)
+        if (paths or method.updates) and CONTAINERS not in program.features:
+            yield Problem("$.features", f"C36: {at} needs the feature {CONTAINERS!r}")
+
+
+def _given(tree: schema.Tree) -> Iterator[list[int]]:
+    """The paths of all ``given`` nodes."""
+    if isinstance(tree, schema.GivenNode):
+        yield tree.path
+    elif not isinstance(tree, schema.LeafNode):
+        for item in tree.items:
+            yield from _given(item)
+
+
+def _node(tree: schema.Tree, path: Sequence[int]) -> schema.Tree | None:
+    for position in path:
+        items = getattr(tree, "items", ())
+        if position >= len(items):
+            return None
+        tree = items[position]
+    return tree
+
+
+def shown(method: schema.Method, path: Sequence[int]) -> str:
+    """What the model's author calls the argument at ``path``: ``batch['x']``."""
+    inputs: Any = method.inputs
+    args, kwargs = inputs.items
+    position, names = path[1], method.parameters
+    if path[0]:
+        tree: Any = kwargs.items[position]
+        word = str(kwargs.keys[position])
+    else:
+        word = names[position] if position < len(names) else f"args[{position}]"
+        tree = args.items[position]
+    for position in path[2:]:
+        if isinstance(tree, schema.RecordNode):
+            word += f".{tree.fields[position]}"
+        else:
+            word += f"[{(tree.keys[position] if isinstance(tree, schema.DictNode) else position)!r}]"
+        tree = tree.items[position]
+    return word
