@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import io
+import types
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +15,14 @@ import pytest
 import torch
 from msgspec import structs
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
+from torch.optim.swa_utils import update_bn
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import CorruptBundleError
+from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, InputError, ModeError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
 
@@ -64,7 +74,7 @@ def net() -> Net:
 @pytest.fixture(scope="module")
 def net_bundle(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("net") / "net.aotpack"
-    aotpack.build(net, (IMAGES,), out=out, targets=("portable",))
+    aotpack.build(net, (IMAGES,), out=out, targets=("portable",), rng="eager")
     return out
 
 
@@ -136,3 +146,172 @@ def test_what_lies_in_a_shared_module_is_tied(net_bundle: Path) -> None:  # N3
     untied = [structs.replace(entry, tied_to=None) for entry in program.state]
     with pytest.raises(CorruptBundleError, match=r"N3: 'again.weight' lies in the same module as 'layers.0.weight'"):
         validate_program(structs.replace(program, state=untied), "program")
+
+
+# ---------------------------------------------------------------- what a loaded module prints and is
+
+
+@pytest.fixture
+def loaded(net_bundle: Path) -> aotpack.LoadedProgram:
+    return aotpack.load(net_bundle)
+
+
+def test_modules_print_as_what_they_were(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    for name, module in net.named_modules(remove_duplicate=False):
+        if name:
+            assert repr(loaded.get_submodule(name)) == repr(module), name
+    assert repr(loaded).splitlines()[2:] == repr(net).splitlines()[1:]
+
+
+def test_containers_are_walked_through_as_in_eager(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    features, layers, tasks = loaded.features, loaded.layers, loaded.tasks
+    assert [type(m).__name__ for m in features] == ["Block", "Dropout", "Dropout"]
+    assert (len(features), len(layers), list(tasks)) == (3, 2, ["a", "b"])
+    assert layers[-1] is loaded.get_submodule("layers.1")
+    assert loaded.again is layers[0]
+    assert tasks["b"] is loaded.tasks.b
+    assert type(layers[:1]) is nn.ModuleList
+    assert type(features[1:]) is nn.Sequential
+    for parameter in layers[:1].parameters():
+        parameter.requires_grad_(False)
+    assert [name for name, p in loaded.named_parameters() if not p.requires_grad] == ["layers.0.weight", "layers.0.bias"]
+    assert [name for name, _ in loaded.named_modules()] == [name for name, _ in net.named_modules()]
+
+
+def test_modules_of_torchs_classes_are_instances_of_them(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    kinds = (nn.Linear, nn.Conv2d, nn.modules.batchnorm._BatchNorm, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    for name, module in net.named_modules():
+        for kind in kinds:
+            assert isinstance(loaded.get_submodule(name), kind) == (isinstance(module, kind) and name != ""), (name, kind)
+    assert (loaded.head.in_features, loaded.head.bias, loaded.features[0].scale) == (4, None, 2.0)
+    assert loaded.features[0].norm.momentum == 0.1
+
+
+def test_initialising_by_class_acts(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.constant_(module.weight, 0.25)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+    original = copy.deepcopy(net)
+    original.features[0].norm.running_mean.fill_(3)
+    loaded.features[0].norm.running_mean.fill_(3)
+    original.apply(initialise)
+    loaded.apply(initialise)
+    for name, value in original.state_dict().items():
+        if "bias" not in name:
+            assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_a_stand_in_is_neither_called_nor_made_nor_pickled(loaded: aotpack.LoadedProgram) -> None:
+    with pytest.raises(ModeError, match=r"layers\.0: .*called as a whole"):
+        loaded.layers[0](torch.ones(2))
+    with pytest.raises(AotpackError, match="Block stands for a class of the original"):
+        type(loaded.features[0])()
+    with pytest.raises(AotpackError, match="cannot be pickled"):
+        torch.save(loaded.head, io.BytesIO())
+    assert type(type(loaded.head)(3, 2)) is nn.Linear
+
+
+# ---------------------------------------------------------------- edits
+
+
+def _hooked(register: str) -> Callable[[Any], object]:
+    return lambda m: getattr(m.features[0], register)(lambda *args: None)
+
+
+def _weight_norm(m: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(m.head)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], object], type[AotpackError], str]] = {
+    "replace": (lambda m: setattr(m, "head", nn.Linear(4, 2)), EditError, "head: cannot become a Linear"),
+    "replace in a container": (lambda m: m.layers.__setitem__(0, nn.Linear(2, 2)), EditError, r"layers\.0: cannot become"),
+    "replace in the dictionary": (lambda m: m._modules.update(head=nn.ReLU()), EditError, "head: cannot become a ReLU"),
+    "replace by None": (lambda m: setattr(m, "head", None), EditError, "head: cannot become a NoneType"),
+    "delete": (lambda m: delattr(m, "head"), EditError, "head: cannot be removed"),
+    "delete from a container": (lambda m: m.features.__delitem__(1), EditError, r"features\.1: cannot be removed"),
+    "append": (lambda m: m.features.append(nn.ReLU()), EditError, r"features\.3: a ReLU cannot be added"),
+    "insert": (lambda m: m.layers.insert(0, nn.ReLU()), EditError, r"layers\.2: a Linear cannot be added"),
+    "add_module": (lambda m: m.add_module("extra", nn.ReLU()), EditError, "extra: a ReLU cannot be added"),
+    "update of a ModuleDict": (lambda m: m.tasks.update({"c": nn.ReLU()}), EditError, r"tasks\.c: a ReLU cannot be added"),
+    "pop of a ModuleDict": (lambda m: m.tasks.pop("a"), EditError, r"tasks\.a: cannot be removed"),
+    "a new parameter": (lambda m: setattr(m.head, "bias", nn.Parameter(torch.ones(2))), EditError, r"head\.bias: a parameter"),
+    "a new buffer": (lambda m: m.head.register_buffer("mask", torch.ones(2)), EditError, r"head\.mask: a buffer"),
+    "a removed parameter": (lambda m: setattr(m.layers[1], "bias", None), InputError, r"layers\.1\.bias: was removed"),
+    "dropout": (lambda m: setattr(m.features[1], "p", 0.0), EditError, r"features\.1\.p: was 0\.25 .* cannot become 0\.0"),
+    "momentum": (lambda m: setattr(m.features[0].norm, "momentum", 0.5), EditError, r"norm\.momentum: was 0\.1"),
+    "a number of a block": (lambda m: setattr(m.features[0], "scale", 1.0), EditError, r"features\.0\.scale: was 2\.0"),
+    "a number of a class": (lambda m: setattr(m.features[0], "rate", 1.0), EditError, r"features\.0\.rate: is part of"),
+    "a function of a block": (lambda m: setattr(m.features[0], "picked", torch.tanh), EditError, r"features\.0\.picked: is"),
+    "a deleted attribute": (lambda m: delattr(m.features[0], "scale"), EditError, r"features\.0\.scale: cannot be removed"),
+    "forward": (lambda m: setattr(m.head, "forward", lambda x: x), EditError, r"head\.forward: cannot be replaced"),
+    "another class": (lambda m: setattr(m.head, "__class__", nn.Identity), EditError, "head: cannot become a Identity"),
+    "update_bn": (lambda m: update_bn([IMAGES], m), EditError, r"norm\.momentum: was 0\.1 .* cannot become None"),
+    "SyncBatchNorm": (nn.SyncBatchNorm.convert_sync_batchnorm, EditError, r"norm: cannot become a SyncBatchNorm"),
+    "quantize_dynamic": (lambda m: quantize_dynamic(m, {nn.Linear}), EditError, "qconfig: cannot be set"),
+    "weight_norm of old": (_weight_norm, EditError, r"head\.weight_g: a parameter cannot be added"),
+    "prune": (lambda m: prune.l1_unstructured(m.head, "weight", 0.5), EditError, r"head\.weight_orig: a parameter cannot"),
+    "frozen BatchNorm": (lambda m: m.features[0].norm.eval(), ModeError, r"features\.0\.norm: was in train\(\).* in eval\(\)"),
+    "a branch in eval": (lambda m: m.features.eval(), ModeError, r"features\.0\.norm: .*\n.*features\.1: "),
+    **{
+        kind: (_hooked(f"register_{kind}"), EditError, r"features\.0: has a (forward|backward) (pre-)?hook, _hooked")
+        for kind in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook", "backward_hook")
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_edit_that_code_cannot_follow_is_refused(loaded: aotpack.LoadedProgram, name: str) -> None:
+    edit, error, message = REFUSED[name]
+    loaded(IMAGES)
+    with pytest.raises(error, match=f"(?s){message}") as caught:  # noqa: PT012 - where it is made, or at the next call
+        edit(loaded)
+        loaded(IMAGES)
+    assert caught.value.hint
+
+
+ACTING: dict[str, Callable[[Any], object]] = {
+    "another parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(2, 4))),
+    "the same again": lambda m: (setattr(m, "head", m.head), setattr(m.features[1], "p", 0.25), m.features[0].norm.train()),
+    "modes that do not matter": lambda m: (m.features[2].eval(), m.layers.eval(), m.head.eval(), m.tasks.eval()),
+    "modes put back": lambda m: (m.features.eval(), m.features.train()),
+    "a new attribute": lambda m: setattr(m.head, "_is_initialised", True),
+    "a hook that is removed": lambda m: m.head.register_forward_hook(lambda *args: None).remove(),
+    "a hook of the whole": lambda m: m.register_forward_hook(lambda module, args, result: result * 3),
+    "a pre-hook of the whole": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 3,)),
+    "another forward of the whole": lambda m: setattr(m, "forward", functools.partial(_doubled, m.forward)),
+    "a train of its own": lambda m: setattr(m.head, "train", types.MethodType(lambda one, mode=True: one, m.head)),
+    "weight_norm": lambda m: nn.utils.parametrizations.weight_norm(m.layers[1]),
+    "weight_norm of a shared layer": lambda m: nn.utils.parametrizations.weight_norm(m.layers[0]),
+    "weight_norm and back": lambda m: remove_parametrizations(nn.utils.parametrizations.weight_norm(m.layers[1]), "weight"),
+    "a parametrization of one's own": lambda m: register_parametrization(m.features[0].conv, "weight", _Symmetric()),
+    "a tensor for a parameter": lambda m: (delattr(m.head, "weight"), setattr(m.head, "weight", torch.ones(2, 4) / 2)),
+}
+
+
+class _Symmetric(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.flip(-1)
+
+
+def _doubled(forward: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return forward(x) * 2
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_an_edit_that_acts_acts_as_in_eager(net: Net, loaded: aotpack.LoadedProgram, name: str) -> None:
+    original = copy.deepcopy(net)
+    seen = []
+    for model in (original, loaded, copy.deepcopy(loaded)):
+        torch.manual_seed(0)
+        ACTING[name](model)
+        results = model(IMAGES)
+        results.sum().backward()
+        seen.append([results, *(p.grad for p in model.parameters()), *model.buffers()])
+    torch.testing.assert_close(seen[1], seen[0])
+    torch.testing.assert_close(seen[2], seen[0])

@@ -79,6 +79,10 @@ class ModeError(AotpackError, RuntimeError):
     """The bundle has no method for this combination of train/eval and gradient mode."""
 
 
+class EditError(AotpackError, RuntimeError):
+    """An edit of a loaded module that its compiled code cannot follow. Nothing was changed, or nothing was run."""
+
+
 class StateError(AotpackError, RuntimeError):
     """A state dict does not fit the program: missing, unexpected or misshaped entries. Nothing was changed."""
 

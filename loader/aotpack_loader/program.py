@@ -8,10 +8,11 @@ from typing import Any, NoReturn, Self
 
 import torch
 from msgspec import Struct
-from torch import nn
 
+from .edits import Edits, Watched
 from .errors import AotpackError, ModeError, Problem, StateError
 from .format import schema
+from .modules import Slots, add_modules, add_state, modes_after
 from .runtime.branches import ANOTHER_WAY, branch_error
 from .runtime.call import MethodCall
 
@@ -43,14 +44,7 @@ class LoadInfo(Struct, frozen=True):
         return self
 
 
-class Container(nn.Module):
-    """A submodule of the original: holds its parameters and buffers under their names, and cannot be called."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise ModeError("This submodule only holds parameters: a bundle is called as a whole.")
-
-
-class LoadedProgram(nn.Module):
+class LoadedProgram(Watched):
     """A trainable model from a bundle.
 
     Called like the original. ``train()``/``eval()`` and gradient mode select the method; a combination the bundle
@@ -58,32 +52,58 @@ class LoadedProgram(nn.Module):
     """
 
     aotpack: LoadInfo
-    _aotpack_slots: dict[str, tuple[dict[str, Any], str]]
+    _aotpack_slots: Slots
+    _aotpack_modes: dict[bool, list[str]]
+    _aotpack_is_root = True
 
     # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
     def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, MethodCall]) -> None:
         super().__init__()
         self.aotpack = info
         self._aotpack_calls = dict(calls)
+        self.training = info.program.training
+        edits = Edits()
+        add_modules(self, info.program, edits)
         # Past nn.Module, which would take a parameter of that name for this.
-        self.__dict__["_aotpack_slots"] = _register(self, info.program.state, state)
-        if not info.program.training:
-            self.eval()
+        vars(self)["_aotpack_slots"] = add_state(self, info.program.state, state, edits)
+        vars(self)["_aotpack_modes"] = modes_after(info.program)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
+        if call.name not in self._aotpack_edits.sound:
+            self._aotpack_edits.check(self, call)
         try:
             results = call.natively(args, kwargs, self._aotpack_slots)
             if results is not None:
                 return call.unflatten(iter(results))
-            return call(args, kwargs, {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()})
+            return call(args, kwargs, self._aotpack_state())
         except RuntimeError as error:
             if ANOTHER_WAY not in str(error):
                 raise
             raise branch_error(error) from error
+
+    def _aotpack_state(self) -> dict[str, Any]:
+        """Parameters and buffers by name. Of one that was removed what eager reads: an attribute or parametrization, or None."""
+        state = {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()}
+        computed: dict[Any, Any] = {}
+        for name, value in state.items():
+            if value is None:
+                path, _, key = name.rpartition(".")
+                owner = self.get_submodule(path)
+                if (owner, key) not in computed:  # of a shared module under several names
+                    computed[owner, key] = getattr(owner, key, None)
+                state[name] = computed[owner, key]
+        return state
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the modes that the original's ``train`` and ``eval`` set."""
+        super().train(mode)
+        for path in self._aotpack_modes[bool(mode)]:
+            self.get_submodule(path).training = not mode
+        return self
 
     def _aotpack_call_without_gradients(self) -> MethodCall:
         """Where gradients are on but nothing could get one, the method without gradients is the same thing."""
@@ -145,37 +165,3 @@ class LoadedProgram(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.aotpack.path}, backend={self.aotpack.backend}"
-
-
-# Written into the dictionaries directly: register_parameter and add_module refuse names that are attributes of nn.Module
-# (``half``), which a ParameterList or ParameterDict of the original may well hold.
-def _register(
-    root: nn.Module, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor]
-) -> dict[str, tuple[dict[str, Any], str]]:
-    """Put the tensors where the original has them; returns for each entry the dictionary that holds it, and its key."""
-    made: dict[str, torch.Tensor] = {}
-    slots: dict[str, tuple[dict[str, Any], str]] = {}
-    for entry in entries:
-        owner, name = _owner(root, entry.name)
-        value = made[entry.tied_to] if entry.tied_to else state[entry.name]
-        if entry.kind == "parameter":
-            if not isinstance(value, nn.Parameter):
-                value = nn.Parameter(value, requires_grad=entry.requires_grad)
-            holder: dict[str, Any] = owner._parameters
-        else:
-            holder = owner._buffers
-            if not entry.persistent:
-                owner._non_persistent_buffers_set.add(name)
-        holder[name] = made[entry.name] = value
-        slots[entry.name] = holder, name
-    return slots
-
-
-def _owner(root: nn.Module, path: str) -> tuple[nn.Module, str]:
-    *parents, name = path.split(".")
-    module = root
-    for parent in parents:
-        if parent not in module._modules:
-            module._modules[parent] = Container()
-        module = module._modules[parent]  # type: ignore[assignment]
-    return module, name

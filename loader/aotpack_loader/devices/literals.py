@@ -27,3 +27,13 @@ def literals(arg: Any) -> Any:
     if isinstance(arg, list):
         return [literals(item) for item in arg]
     return {key: literals(item) for key, item in arg.items()} if isinstance(arg, dict) else literal(arg)
+
+
+def plain_data(data: schema.Data) -> Any:
+    """The Python value of plain data."""
+    if isinstance(data, schema.DataMapping):
+        return dict(zip(data.keys, map(plain_data, data.items), strict=True))
+    if isinstance(data, schema.DataSequence):
+        items = map(plain_data, data.items)
+        return list(items) if data.kind == "list" else torch.Size(items) if data.kind == "size" else tuple(items)
+    return literal(data)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._torch_compat import is_plain_tensor
-from ..devices.literals import literal
+from ..devices.literals import plain_data
 from ..errors import AotpackError, Problem, SubclassError
 from ..format import expressions, schema
 
@@ -63,7 +63,7 @@ class Wrapper:
     def __init__(self, subclass: schema.Subclass, classes: Classes) -> None:
         self.kind: Any = classes[subclass.name]
         self.attributes = subclass.attributes
-        self.metadata = _data(subclass.metadata)
+        self.metadata = plain_data(subclass.metadata)
         self.parts: list[Wrapper | Plain] = [
             Wrapper(part, classes) if isinstance(part, schema.Subclass) else Plain(part) for part in subclass.parts
         ]
@@ -175,15 +175,3 @@ def zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> t
 
 def _show(dtype: torch.dtype, shape: Sequence[schema.Dim]) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
-
-
-def _data(data: schema.Data) -> Any:
-    """Plain data of the format as the Python value it stands for."""
-    if isinstance(data, schema.DataMapping):
-        return dict(zip(data.keys, map(_data, data.items), strict=True))
-    if isinstance(data, schema.DataSequence):
-        return _SEQUENCES[data.kind](map(_data, data.items))
-    return literal(data)
-
-
-_SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list, "size": torch.Size}

@@ -1,0 +1,250 @@
+"""Edits of a loaded module that its compiled code cannot follow: refused where they are made, or at the next call.
+
+Parameters and buffers may be replaced, removed or computed (``torch.nn.utils.parametrize``): every call looks at them. What
+else a user may change is compiled in: submodules, plain attributes, hooks of submodules, some of their modes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from torch import nn
+
+from .errors import EditError, ModeError, Problem
+
+if TYPE_CHECKING:
+    from .runtime.call import MethodCall
+
+_REBUILD = "Change the model itself, and build the bundle again."
+_WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
+_OWN = frozenset(dir(nn.Module)) - {"forward"}
+"""What torch's own code looks up: another ``train`` or ``state_dict`` of an instance acts as in eager."""
+_FUNCTIONS = (FunctionType, MethodType)
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+
+
+class Edits:
+    """What the modules of one loaded program tell its next call. ``sound``: methods for which all of them were in order."""
+
+    __slots__ = ("sound",)
+
+    def __init__(self) -> None:
+        self.sound: set[str] = set()
+
+    def check(self, root: nn.Module, call: MethodCall) -> None:
+        """Look at hooks and modes.
+
+        Raises:
+            EditError: lists all submodules with hooks.
+            ModeError: lists all submodules in another mode than the method was built for.
+        """
+        hooks = [problem for module in root.modules() if module is not root for problem in _hooks(module)]
+        if hooks:
+            raise EditError(
+                "Hooks of submodules would never run: a bundle is called as a whole.",
+                hooks,
+                hint="Remove them (handle.remove()). Hooks of the bundle itself run. To see a value inside, return it from the "
+                "model, and build the bundle again.",
+            )
+        flags = {path: (root.get_submodule(path), flag) for path, flag in call.method.flags.items()}
+        modes = {True: "train()", False: "eval()"}
+        other = [
+            Problem(path, f"was in {modes[flag]} when the bundle was built, and is in {modes[module.training]}")
+            for path, (module, flag) in flags.items()
+            if module.training != flag
+        ]
+        if other:
+            raise ModeError(
+                f"Submodules are in other modes than those that method {call.name!r} was built for.",
+                other,
+                hint="Put them back with train() or eval(), or build the bundle from a model with them in these modes.",
+            )
+        self.sound.add(call.name)
+
+
+def _hooks(module: nn.Module) -> Iterator[Problem]:
+    if not isinstance(module, Watched):
+        return  # a parametrization: it does run
+    for attribute, kind in _HOOKS.items():
+        for hook in vars(module)[attribute].values():
+            yield Problem(module._aotpack_path, f"has a {kind}, {getattr(hook, '__qualname__', type(hook).__qualname__)}")
+
+
+class Submodules(dict[str, Any]):
+    """The submodules of one module, which stay the ones they are. Parametrizations may come and go: they act."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def _refuse(self, name: Any, what: str) -> NoReturn:
+        raise _refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", _WRAP)
+
+    def __setitem__(self, name: str, module: Any) -> None:
+        if self.get(name) is not module and not is_parametrization(name, module):
+            what = f"cannot become a {type(module).__name__}" if name in self else f"a {type(module).__name__} cannot be added"
+            self._refuse(name, what)
+        super().__setitem__(name, module)
+
+    def __delitem__(self, name: str) -> None:
+        if name in self and not is_parametrization(name, self[name]):
+            self._refuse(name, "cannot be removed")
+        super().__delitem__(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """As of a dictionary, where there is nothing to remove."""
+        if name in self:
+            self._refuse(name, "cannot be removed")
+        return super().pop(name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Refused."""
+        self._refuse(next(iter(self), ""), "cannot be removed")
+
+    def clear(self) -> None:
+        """Refused unless there are none."""
+        for name in self:
+            self._refuse(name, "cannot be removed")
+
+    def update(self, *others: Any, **named: Any) -> None:
+        """Refused unless nothing changes."""
+        for name, module in dict(*others, **named).items():
+            self[name] = module
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary, where there is such an entry."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = type(self)(self.path)
+        dict.update(copied, {name: copy.deepcopy(module, memo) for name, module in self.items()})
+        return copied
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def is_parametrization(name: str, module: Any) -> bool:
+    """What ``torch.nn.utils.parametrize`` adds: a call reads parameters through it."""
+    return name == "parametrizations" and isinstance(module, nn.ModuleDict)
+
+
+class Watched(nn.Module):
+    """A module of a loaded program: tells :class:`Edits` what changes, and refuses what would do nothing.
+
+    ``_aotpack_known`` are the original's plain attributes, ``_aotpack_names`` further ones, ``_aotpack_held`` the parameters and
+    buffers.
+    """
+
+    _aotpack_edits: Edits
+    _aotpack_path: str
+    _aotpack_known: Mapping[str, Any]
+    _aotpack_names: frozenset[str] = frozenset()
+    _aotpack_held: set[str]
+    _aotpack_is_root = False
+
+    def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
+        """From now on edits are looked at."""
+        for name, value in known.items():
+            if not hasattr(nn.Module, name) and name not in vars(self) and not name.startswith("_aotpack"):
+                vars(self)[name] = value
+        vars(self).update(_aotpack_path=path, _aotpack_known=dict(known), _aotpack_held=set(), _modules=Submodules(path))
+        vars(self)["_aotpack_edits"] = edits
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        edits = vars(self).get("_aotpack_edits")
+        if edits is not None:
+            edits.sound.clear()
+            _check_set(self, name, value)
+        nn.Module.__setattr__(self, name, value)  # past classes of torch that have their own
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self).get("_aotpack_known", ()) and name in vars(self):
+            raise _refusal(_join(self._aotpack_path, name), "cannot be removed; it is compiled in", _REBUILD)
+        nn.Module.__delattr__(self, name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As of any module, for parameters that the original has."""
+        self._aotpack_refuse_new(name, param, "parameter")
+        super().register_parameter(name, param)
+
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
+        """As of any module, for buffers that the original has."""
+        self._aotpack_refuse_new(name, tensor, "buffer")
+        super().register_buffer(name, tensor, persistent)
+
+    def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
+        held = vars(self).get("_aotpack_held")
+        if held is not None and name not in held and tensor is not None:
+            raise _refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the next call refuses hooks of submodules."""
+        self._aotpack_edits.sound.clear()
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the next call refuses hooks of submodules."""
+        self._aotpack_edits.sound.clear()
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the next call refuses hooks of submodules."""
+        self._aotpack_edits.sound.clear()
+        return super().register_full_backward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the next call refuses hooks of submodules."""
+        self._aotpack_edits.sound.clear()
+        return super().register_full_backward_hook(*args, **kwargs)
+
+    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the next call refuses hooks of submodules."""
+        self._aotpack_edits.sound.clear()
+        return super().register_backward_hook(*args, **kwargs)
+
+
+def _check_set(module: Watched, name: str, value: Any) -> None:
+    """Refuse an assignment that would do nothing, or something that eager does not do."""
+    path, attributes = _join(module._aotpack_path, name), vars(module)
+    if isinstance(value, nn.Module) or name in attributes["_modules"]:
+        if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
+            what = f"cannot become a {type(value).__name__}" if name in attributes["_modules"] else "a module cannot be added"
+            raise _refusal(path, f"{what}; the submodules are compiled in", _WRAP)
+    elif name in module._aotpack_held or name == "training":
+        pass  # looked at by the next call
+    elif isinstance(value, (nn.Parameter, nn.Buffer)):
+        module._aotpack_refuse_new(name, value, "parameter" if isinstance(value, nn.Parameter) else "buffer")
+    elif name in module._aotpack_known:
+        old = module._aotpack_known[name]
+        if type(value) is not type(old) or value != old:
+            raise _refusal(path, f"was {old!r} at the build, and is compiled in: it cannot become {value!r}", _REBUILD)
+    elif name == "__class__":
+        if value.forward is not type(module).forward:
+            raise _refusal(path.rpartition(".")[0], f"cannot become a {value.__name__}; its forward would not run", _REBUILD)
+    elif name == "qconfig":
+        raise _refusal(path, "cannot be set; the element types are compiled in", "Quantize the model, and build it again.")
+    elif name in module._aotpack_names and not (name == "forward" and module._aotpack_is_root):
+        raise _refusal(path, "is part of the original's code, which is compiled in", _REBUILD)
+    elif name == "_modules":
+        raise _refusal(path, "cannot be replaced; the submodules are compiled in", _WRAP)
+    elif not module._aotpack_is_root and (name == "forward" or (isinstance(value, _FUNCTIONS) and name not in _OWN)):
+        raise _refusal(path, "cannot be replaced; submodules only hold parameters, and their methods never run", _REBUILD)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _refusal(where: str, message: str, hint: str) -> EditError:
+    return EditError("This edit of a loaded bundle would do nothing.", [Problem(where, message)], hint=hint)

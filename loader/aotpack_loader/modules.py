@@ -1,0 +1,145 @@
+"""The original's modules in a loaded program: each a stand-in that prints, and can be walked through, as what it was.
+
+A stand-in holds parameters and cannot be called. Modules of classes of torch are instances of them, so what asks for
+``isinstance(module, nn.Linear)`` finds them. Classes of others are neither imported nor known: theirs have the name only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+
+from .devices.literals import plain_data
+from .edits import Edits, Submodules, Watched
+from .errors import AotpackError, ModeError
+from .format import schema
+
+Slots = dict[str, tuple[dict[str, Any], str]]
+"""For each state entry the dictionary that holds it, and its key."""
+
+
+class Submodule(Watched):
+    """A submodule of the original: holds its parameters and buffers under their names, and cannot be called."""
+
+    _aotpack_base: type[nn.Module] = nn.Module
+    _aotpack_text = ""
+    _apply = nn.Module._apply
+    __setstate__ = nn.Module.__setstate__
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What torch's own methods make of the class: a slice of a ``ModuleList`` is a plain one."""
+        if cls._aotpack_base is nn.Module:
+            raise AotpackError(f"{cls.__name__} stands for a class of the original, which a bundle does not hold.")
+        return cls._aotpack_base(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise ModeError(f"{self._aotpack_path}: This submodule only holds parameters: a bundle is called as a whole.")
+
+    def extra_repr(self) -> str:
+        return self._aotpack_text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = object.__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise AotpackError(
+            "A submodule of a loaded bundle cannot be pickled.", hint="Save its state_dict() instead, or that of the bundle."
+        )
+
+
+def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:
+    """Put the original's modules below ``root``, in the modes they were in."""
+    first = program.modules[0] if program.modules else schema.Module("", 0)
+    names = program.module_classes[first.kind].names if program.modules else []
+    vars(root)["_aotpack_names"] = frozenset(names)
+    root._aotpack_watch(edits, "", _attributes(first))
+    made: dict[str, nn.Module] = {"": root}
+    for module in program.modules[1:]:
+        parent, _, name = module.name.rpartition(".")
+        same = module.same_as
+        made[module.name] = child = made[same] if same is not None else _stand_in(program, module, edits)
+        dict.__setitem__(made[parent]._modules, name, child)
+
+
+def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor], edits: Edits) -> Slots:
+    """Put the tensors where the original has them; below modules that no document lists, in new ones."""
+    # Written into the dictionaries directly: register_parameter and add_module refuse names that are attributes of nn.Module
+    # (``half``), which a ParameterList or ParameterDict of the original may well hold.
+    made: dict[str, torch.Tensor] = {}
+    slots: Slots = {}
+    for entry in entries:
+        owner, name = _owner(root, entry.name, edits)
+        value = made[entry.tied_to] if entry.tied_to else state[entry.name]
+        if entry.kind == "parameter":
+            if not isinstance(value, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=entry.requires_grad)
+            holder: dict[str, Any] = owner._parameters
+        else:
+            holder = owner._buffers
+            if not entry.persistent:
+                owner._non_persistent_buffers_set.add(name)
+        holder[name] = made[entry.name] = value
+        owner._aotpack_held.add(name)
+        slots[entry.name] = holder, name
+    return slots
+
+
+def modes_after(program: schema.Program) -> dict[bool, list[str]]:
+    """The submodules that ``train()`` and ``eval()`` of the root leave in the other mode, as the original's own do."""
+    return {
+        True: [module.name for module in program.modules[1:] if not module.trains],
+        False: [module.name for module in program.modules[1:] if not module.evaluates],
+    }
+
+
+def _owner(root: Watched, path: str, edits: Edits) -> tuple[Watched, str]:
+    *parents, name = path.split(".")
+    module: Any = root
+    walked = ""
+    for parent in parents:
+        walked = f"{walked}.{parent}" if walked else parent
+        if parent not in module._modules:
+            child = _blank(Submodule)
+            child._aotpack_watch(edits, walked, {})
+            dict.__setitem__(module._modules, parent, child)
+        module = module._modules[parent]
+    return module, name
+
+
+def _stand_in(program: schema.Program, module: schema.Module, edits: Edits) -> Submodule:
+    kind = program.module_classes[module.kind]
+    made = _blank(_class(kind.name, kind.base, tuple(kind.names)))
+    made._aotpack_watch(edits, module.name, _attributes(module))
+    vars(made).update(_aotpack_text=module.text, training=module.training)
+    return made
+
+
+def _blank(kind: type[Submodule]) -> Submodule:
+    made = object.__new__(kind)
+    nn.Module.__init__(made)
+    return made
+
+
+def _attributes(module: schema.Module) -> dict[str, Any]:
+    return {name: plain_data(value) for name, value in module.attributes.items()}
+
+
+@cache
+def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
+    """A class that is called as the original's, below its class of ``torch.nn``. Nothing is imported."""
+    short = name.rpartition(".")[2]
+    found = getattr(nn.modules, base, None) if base in nn.modules.__all__ and not base.startswith("Lazy") else None
+    kind = found if isinstance(found, type) and issubclass(found, nn.Module) else nn.Module
+    bases = (Submodule,) if kind is nn.Module else (Submodule, kind)
+    namespace = {"__module__": __name__, "_aotpack_base": kind, "_aotpack_names": frozenset(names)}
+    return type(short if short.isidentifier() else "Module", bases, namespace)
+
+
+__all__ = ["Slots", "Submodule", "Submodules", "add_modules", "add_state", "modes_after"]
