@@ -160,7 +160,7 @@ class _Trial:
 
     def run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run both."""
-        with compat.quiet_fake_tensors():
+        with compat.quiet_torch_logs():
             self.differs = self._difference(model, args, kwargs)
 
     def another_way(self, other: _Trial) -> str:

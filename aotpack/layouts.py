@@ -185,7 +185,7 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
     given = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
     try:
-        with compat.quiet_fake_tensors(), rehearsals.unchanged(model), compat.kept_state_changes():
+        with compat.quiet_torch_logs(), rehearsals.unchanged(model), compat.kept_state_changes():
             run = compat.rehearse(mode, model, *given, operators=operators)
     except Exception:  # eager does not take such a layout (view), or it depends on values
         return None

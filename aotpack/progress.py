@@ -73,6 +73,7 @@ class Run:
         self.stages: list[StageTime] = []
         self.notes: list[str] = []
         self.warnings: list[str] = []
+        self._said: set[str] = set()
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "") -> Iterator[None]:
@@ -85,6 +86,10 @@ class Run:
         self.notes.append(message)
         self._observer.note(message)
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, *, once: str = "") -> None:
+        """Warn the user; of messages with equal ``once`` (the same for another method) only the first."""
+        if once and once in self._said:
+            return
+        self._said.add(once)
         self.warnings.append(message)
         self._observer.warn(message)

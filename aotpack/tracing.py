@@ -241,7 +241,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
         )
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
-        run.warn(f"the {problem.where} front end refused {plan.name!r}: {problem.message}")
+        ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
+        run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
     for line in dict.fromkeys(branch.where for branch in captured.branches):
         run.warn(f"{plan.name!r} goes the example inputs' way, and fails at a call that goes another: {line}")
     for line in captured.lost_checkpoints:

@@ -47,7 +47,7 @@ from .inductor import (
 from .inductor_tool_chain import Library, inductor_fingerprint
 from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
-from .messages import own_warnings, quiet_fake_tensors
+from .messages import own_warnings, quiet_torch_logs
 from .overlaps import OverlapError
 from .own_gradients import OwnGradientError, retained_own_graphs
 from .rehearsal import (
@@ -161,7 +161,7 @@ __all__ = [
     "participates_in_backward",
     "partition",
     "plain_saving",
-    "quiet_fake_tensors",
+    "quiet_torch_logs",
     "real_tensor",
     "recorded_lines",
     "refuse_changes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,18 +21,25 @@ def own_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_fake_tensors() -> Iterator[None]:
-    """Keep torch from logging, with a traceback, what fails on fake tensors: for trials that are expected to fail."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+def quiet_torch_logs() -> Iterator[None]:
+    """Keep torch's log lines below the level of a crash from the user's terminal.
 
-    def nothing(record: logging.LogRecord) -> bool:
-        return False
+    While a model is traced, torch logs with a traceback whatever fails on fake tensors, also where another front end
+    takes the model. What matters of it is in our own errors. ``TORCH_LOGS`` shows the lines all the same.
+    """
+    names = [] if os.environ.get("TORCH_LOGS") else [n for n in logging.root.manager.loggerDict if n.split(".")[0] == "torch"]
+    loggers = [logging.getLogger(name) for name in names]
 
-    logger.addFilter(nothing)
+    def is_fatal(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL
+
+    for logger in loggers:
+        logger.addFilter(is_fatal)
     try:
         yield
     finally:
-        logger.removeFilter(nothing)
+        for logger in loggers:
+            logger.removeFilter(is_fatal)
 
 
 OLD_IGNORED = "ignore_logger_methods"

@@ -24,10 +24,11 @@ from .._torch_compat.asserted import AssertedArguments
 from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.randomness import traced_random
 from ..graph import source_line
-from . import dynamo, export, places, rehearsals, trace
+from . import dynamo, export, rehearsals, trace
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
 from .front_end import Given, has_modes
+from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
 from .sparse import with_dense_results
 
@@ -70,7 +71,7 @@ def capture(
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
     """
-    rejected: list[Problem] = []
+    refused: list[Reason] = []
     cause: Exception | None = None
     observed: list[Branch] | None = None
     for name in front_ends:
@@ -102,15 +103,12 @@ def capture(
         except compat.GradientWriteError as error:
             raise _refused_gradient_write(error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
-            rejected.append(Problem(name, explain(error)))
+            refused.append(reason(name, error))
             cause = cause or error
             continue
-        return Captured(joint, returned, name, tuple(rejected), lost, tuple(followed))
-    raise CaptureError(
-        f"No front end could trace the model in {'train' if training else 'eval'} mode.",
-        rejected,
-        hint=_HINT + (_BRANCH_HINT if not follow_example and any(_BRANCHES in p.message for p in rejected) else ""),
-    ) from cause
+        rejected = tuple(each.problem for each in merged(refused))
+        return Captured(joint, returned, name, rejected, lost, tuple(followed))
+    raise _no_front_end(by_use(merged(refused)), training=training, follow_example=follow_example) from cause
 
 
 def depends_on_gradients(
@@ -142,6 +140,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
     with (
         _mode(model, training),
         compat.own_warnings(),
+        compat.quiet_torch_logs(),
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
@@ -149,11 +148,18 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         yield
 
 
-_HINT = "Each line above is one front end's reason; the first is the one to mend."
-_BRANCHES = "data-dependent expression"
+def _no_front_end(refused: Sequence[Reason], *, training: bool, follow_example: bool) -> CaptureError:
+    hints = [_SEVERAL_REASONS] if len(refused) > 1 else []
+    if not follow_example and any(each.ours in (BRANCH, NUMBER) for each in refused):
+        hints.append(_BRANCH_HINT)
+    summary = f"No front end could trace the model in {'train' if training else 'eval'} mode."
+    return CaptureError(summary, [each.problem for each in refused], hint=" ".join(hints))
+
+
+_SEVERAL_REASONS = "Each line is the reason of the front ends that it names. Start with the first."
 _BRANCH_HINT = (
-    " If a Python branch on the truth value of a tensor is to go the way it goes on the example inputs, build with"
-    ' branches="example": a call on which it would go another is then an error.'
+    'To take each branch as it goes on the example inputs, build with branches="example". '
+    "A call on which a branch goes another way is then an error."
 )
 
 
@@ -168,13 +174,13 @@ def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
 def _refused_overlap(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: compat.OverlapError
 ) -> UnsupportedError:
-    where = _place(error)
+    where = line_of(error)
     if not where:  # what Dynamo captured has no lines of the user's: the model itself has
         with contextlib.suppress(Exception):  # on fake tensors it may fail elsewhere, earlier
             try:
                 compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
             except compat.OverlapError as found:
-                where = _place(found)
+                where = line_of(found)
     return UnsupportedError(
         "The model writes to memory that the same call meets again: eager raises, or goes by the order of its loops.",
         [Problem(where or "the model", str(error))],
@@ -220,25 +226,6 @@ def _check_layouts(joint: compat.Joint) -> None:
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )
-
-
-def explain(error: Exception) -> str:
-    """What a user needs of a front end's exception: its first paragraph, and the user's own line if it has one."""
-    text = str(error).strip() or type(error).__name__
-    _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
-    first = raised.splitlines()[0] if dynamo else _first_paragraph(text)
-    where = _place(error)
-    return f"{type(error).__name__}: {first}" + (f" [at {where}]" if where and where not in first else "")
-
-
-def _place(error: Exception) -> str:
-    return places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
-
-
-def _first_paragraph(text: str) -> str:
-    """The first paragraph, and the second as well where the first only announces it."""
-    first, _, rest = (part.strip() for part in text.partition("\n\n"))
-    return f"{first} {_first_paragraph(rest)}" if first.endswith(":") and rest else first
 
 
 @contextlib.contextmanager

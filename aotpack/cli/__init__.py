@@ -13,7 +13,7 @@ import click
 from aotpack_loader.errors import AotpackError
 
 from . import bench, build, compile, inspect, run, verify
-from .console import print_json, print_version, wants_json, wants_tracebacks
+from .console import as_options, print_json, print_version, wants_json, wants_tracebacks
 
 
 class _Group(click.Group):
@@ -48,16 +48,14 @@ for _module in (build, compile, inspect, verify, run, bench):
 def _show(error: AotpackError, ctx: click.Context) -> None:
     if wants_tracebacks(ctx) and error.__cause__ is not None:
         click.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+    command = main.commands.get(ctx.invoked_subcommand or "")
+    summary, hint = as_options(error.summary, command), as_options(error.hint, command)
     if wants_json(ctx):
-        print_json({"error": _as_json(error)})
+        problems = [{"where": problem.where, "message": problem.message} for problem in error.problems]
+        print_json({"error": {"kind": type(error).__name__, "message": summary, "problems": problems, "hint": hint}})
         return
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error.summary}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {summary}", err=True)
     for problem in error.problems:
         click.echo(f"  {problem}", err=True)
-    if error.hint:
-        click.echo(error.hint, err=True)
-
-
-def _as_json(error: AotpackError) -> dict[str, object]:
-    problems = [{"where": problem.where, "message": problem.message} for problem in error.problems]
-    return {"kind": type(error).__name__, "message": error.summary, "problems": problems, "hint": error.hint}
+    if hint:
+        click.echo(hint, err=True)

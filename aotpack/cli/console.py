@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -60,6 +61,23 @@ def trust_option(function: F) -> F:
         callback=_trust,
         help="Let native code run: of the bundle with this digest, or of any. May be repeated.",
     )(function)
+
+
+def as_options(text: str, command: click.Command | None) -> str:
+    """A message with arguments of the Python functions (``branches="example"``) as options of ``command``."""
+    options = {p.name: p.opts[-1] for p in command.params if isinstance(p, click.Option)} if command else {}
+
+    def spelled(found: re.Match[str]) -> str:
+        option = options.get(found["name"])
+        if option is None:
+            return found[0]
+        values = re.findall(r"[\w:.=-]+", found["value"])
+        return option if values == ["True"] else " ".join(f"{option} {value}" for value in values)
+
+    return _ARGUMENT.sub(spelled, text)
+
+
+_ARGUMENT = re.compile(r"""\b(?P<name>[a-z_]+)=(?P<value>"[^"]*"|'[^']*'|True\b|\([^()]*\)|\[[^][]*\])""")
 
 
 def wants_json(ctx: click.Context) -> bool:

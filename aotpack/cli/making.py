@@ -120,7 +120,7 @@ def print_report(report: BuildReport, *, as_json: bool) -> None:
 
 
 def _summary(report: BuildReport) -> Table:
-    """What was made, as a table."""
+    """What was made, as a table. Warnings are on stderr already (:class:`Progress`)."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -134,6 +134,4 @@ def _summary(report: BuildReport) -> Table:
     table.add_row("time", Text(f"{time_text(total)} ({', '.join(stages)})" if stages else time_text(total)))
     for note in report.notes:
         table.add_row("note", Text(note))
-    for warning in report.warnings:
-        table.add_row("warning", Text(warning, "yellow"))
     return table

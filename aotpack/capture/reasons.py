@@ -1,0 +1,103 @@
+"""Why front ends refused a model, in words for its author: ours first, then torch's, and the line of the model.
+
+Front ends that give the same reason are named together. Advice of torch's that is about ``torch.compile`` is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aotpack_loader.errors import Problem
+
+from . import places
+
+BRANCH = "a Python branch depends on the value of a tensor"
+NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
+_NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
+_SHAPE = "the size of a result depends on the values of a tensor"
+_KINDS = (
+    (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
+    (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),
+    (_NUMPY, r"\.numpy\(\) is not supported"),
+    (_SHAPE, r"DynamicOutputShapeException|dynamic shape operator"),
+)
+_MISLEADING = re.compile(r"torch\.compile|torch\._dynamo|torch\.compiler|fullgraph|graph break|report an issue|eager/uncompiled")
+_ASIDE = re.compile(r" \(unhinted: .*\)|\.?\s+\(Size-like symbols: [^)]*\)")
+_ON_FAKE_TENSORS = re.compile(r"with fake tensors: .*: got (\w+)\((['\"])(.*)\2\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What the front ends ``names`` said: ``ours`` (or nothing), ``torch``'s words, and ``where``, a line of the model."""
+
+    names: tuple[str, ...]
+    ours: str
+    torch: str
+    where: str
+
+    @property
+    def problem(self) -> Problem:
+        """As one finding."""
+        text = f"{self.ours}: {self.torch}" if self.ours else self.torch
+        return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
+
+
+def reason(name: str, error: Exception) -> Reason:
+    """The reason of one front end."""
+    text = str(error).strip() or type(error).__name__
+    shown = _words(type(error).__name__, text)
+    ours = next((words for words, pattern in _KINDS if re.search(pattern, f"{type(error).__name__}: {text}")), "")
+    return Reason((name,), ours, shown, line_of(error))
+
+
+def line_of(error: Exception) -> str:
+    """The model's line behind an exception, or nothing."""
+    return places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
+
+
+def merged(reasons: Iterable[Reason]) -> list[Reason]:
+    """Equal reasons as one, in the order of the first of each. A line that only one of them knows is that of all."""
+    found: list[Reason] = []
+    for new in reasons:
+        i = next((i for i, old in enumerate(found) if _same(old, new)), None)
+        if i is None:
+            found.append(new)
+        else:
+            old = found[i]
+            words = min(old.torch, new.torch, key=len)
+            found[i] = replace(old, names=old.names + new.names, torch=words, where=old.where or new.where)
+    return found
+
+
+def by_use(reasons: Sequence[Reason]) -> list[Reason]:
+    """Those first that name a line of the model, and of these the ones that we have words for."""
+    return sorted(reasons, key=lambda each: (not each.where, not each.ours))
+
+
+def _same(old: Reason, new: Reason) -> bool:
+    in_one_line = old.where == new.where or not (old.where and new.where)
+    alike = old.ours == new.ours if old.ours or new.ours else _bare(old.torch) == _bare(new.torch)
+    return in_one_line and alike
+
+
+def _bare(text: str) -> str:
+    """Words without the class of the exception."""
+    return re.sub(r"^\w+: ", "", text).strip().rstrip(".")
+
+
+def _words(kind: str, text: str) -> str:
+    """What torch says, in a line: its first paragraph, without advice that does not hold here."""
+    if found := _ON_FAKE_TENSORS.search(text):  # Dynamo repeats an operator's own error
+        return f"{found[1]}: {_first_paragraph(found[3])}"
+    _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
+    lines = raised.splitlines()[:1] if dynamo else _first_paragraph(text).splitlines()
+    kept = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in lines if not _MISLEADING.search(line)]
+    return f"{kind}: " + _ASIDE.sub("", ". ".join(filter(None, kept)))
+
+
+def _first_paragraph(text: str) -> str:
+    """The first paragraph, and the second as well where the first only announces it."""
+    first, _, rest = (part.strip() for part in text.partition("\n\n"))
+    return f"{first} {_first_paragraph(rest)}" if first.endswith(":") and rest else first

@@ -1,0 +1,149 @@
+"""Messages: one reason once, our words first, and arguments, sizes and options by the names that their reader uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotpack
+from aotpack.capture import reasons
+from aotpack.cli import build as build_command
+from aotpack.cli.console import as_options
+from aotpack.progress import Run
+from aotpack_loader.errors import CaptureError, InputError
+
+
+class Scaled(nn.Module):
+    """Two arguments with names, one of which has a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, img: Tensor, scale: Tensor, mask: Tensor | None = None, *, mode: str = "sum") -> Tensor:
+        return self.linear(img) * scale
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> aotpack.LoadedProgram:
+    out = tmp_path_factory.mktemp("messages") / "scaled.aotpack"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    sizes = {"img": {0: batch}, "scale": {0: batch}}
+    args = torch.randn(3, 4), torch.randn(3, 1)
+    aotpack.build(Scaled(), args, out=out, targets=("portable",), methods=("train",), dynamic_shapes=sizes)
+    return aotpack.load(out)
+
+
+IMG, SCALE = torch.randn(5, 4), torch.randn(5, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ((IMG,), {}, ["missing argument 'scale'"]),
+        ((), {}, ["missing argument 'img'", "missing argument 'scale'"]),
+        ((IMG,), {"scal": SCALE}, ["missing argument 'scale'", "unexpected argument 'scal'"]),
+        ((IMG, SCALE), {"img": IMG}, ["argument 'img' is given twice, by position and by name"]),
+        ((IMG, SCALE, None, 1, 2), {}, ["expected 2 positional arguments, got 5"]),
+        ((IMG[:, :3], SCALE), {}, ["img: expected float32[batch=2..64,4], got float32[5,3]"]),
+        ((IMG, SCALE[:4]), {}, ["scale: expected float32[batch,1], got float32[4,1]"]),
+        (
+            (IMG, SCALE),
+            {"mode": "mean"},
+            ["mode: the bundle was built with its default 'sum', got str 'mean'; build with an example that passes it"],
+        ),
+        (
+            (IMG, SCALE, IMG),
+            {},
+            ["mask: the bundle was built with its default None, got float32[5,4]; build with an example that passes it"],
+        ),
+    ],
+)
+def test_arguments_and_sizes_have_the_authors_names(
+    scaled: aotpack.LoadedProgram, args: tuple[Tensor, ...], kwargs: dict[str, object], expected: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        scaled(*args, **kwargs)
+    assert [str(problem) for problem in caught.value.problems] == expected
+
+
+def test_a_default_may_be_spelled_out(scaled: aotpack.LoadedProgram) -> None:
+    torch.testing.assert_close(scaled(IMG, SCALE, None, mode="sum"), scaled(scale=SCALE, img=IMG))
+
+
+class Broken(nn.Module):
+    """Fails in eager too."""
+
+    def forward(self, img: Tensor) -> Tensor:
+        return img @ img
+
+
+class Branching(nn.Module):
+    """Asks for the value of a tensor."""
+
+    def forward(self, img: Tensor) -> Tensor:
+        return img * 2 if img.sum() > 0 else img
+
+
+def refusal(model: nn.Module, out: Path) -> CaptureError:
+    with pytest.raises(CaptureError) as caught:
+        aotpack.build(model, (torch.randn(3, 4),), out=out, targets=("portable",), methods=("train",))
+    return caught.value
+
+
+def test_front_ends_with_one_reason_give_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    error = refusal(Branching(), tmp_path / "m")
+    (problem,) = error.problems
+    assert problem.where == "dynamo, export, trace"
+    assert problem.message.startswith(f"{reasons.BRANCH}: ")
+    assert problem.message.endswith("return img * 2 if img.sum() > 0 else img]")
+    assert 'branches="example"' in error.hint
+    assert "unhinted" not in str(error)
+    assert capfd.readouterr().err == ""  # torch logs what fails on fake tensors
+
+
+def test_torchs_advice_about_itself_is_left_out() -> None:
+    """As Dynamo words an operator's own error, and a construct that it does not trace."""
+    on_fake_tensors = RuntimeError(
+        "RuntimeError when making fake tensor call\n"
+        "  Explanation: Dynamo failed to run FX node with fake tensors: call_function <built-in function mm>(...): got "
+        "RuntimeError('a and b must have same reduction dim')\n"
+        "  Hint: You can do this by removing the `torch.compile` call."
+    )
+    unsupported = RuntimeError("Failed to trace\n  Explanation: Not known.\n  Hint: Avoid it.\n  Hint: see torch.compile")
+    same = RuntimeError("a and b must have same reduction dim.")
+    first, second = reasons.merged(
+        [
+            reasons.reason("dynamo", on_fake_tensors),
+            reasons.reason("export", unsupported),
+            reasons.reason("trace", same),
+        ]
+    )
+    assert first.problem.where == "dynamo, trace"
+    assert first.problem.message.startswith("RuntimeError: a and b must have same reduction dim")
+    assert second.problem.message == "RuntimeError: Failed to trace. Not known. Hint: Avoid it"
+
+
+def test_the_most_useful_reason_is_first() -> None:
+    vague = reasons.Reason(("dynamo",), "", "RuntimeError: something", "")
+    lined = reasons.Reason(("export",), "", "RuntimeError: other", "model.py:3: x")
+    ours = reasons.Reason(("trace",), reasons.NUMBER, "RuntimeError: third", "model.py:4: y")
+    assert reasons.by_use([vague, lined, ours]) == [ours, lined, vague]
+
+
+def test_the_command_line_names_its_own_options() -> None:
+    text = "build with branches=\"example\", second_derivatives=True or methods=('train', 'infer'), not x=\"y\""
+    spelled = 'build with --branches example, --second-derivatives or --method train --method infer, not x="y"'
+    assert as_options(text, build_command.command) == spelled
+    assert as_options(text, None) == text
+
+
+def test_a_warning_that_holds_for_two_methods_is_given_once() -> None:
+    run = Run()
+    run.warn("dynamo refused 'train': why", once="dynamo: why")
+    run.warn("dynamo refused 'infer': why", once="dynamo: why")
+    run.warn("dynamo refused 'infer': other", once="dynamo: other")
+    assert run.warnings == ["dynamo refused 'train': why", "dynamo refused 'infer': other"]
