@@ -100,7 +100,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     if not any(_is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
-    with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_fake_tensors(), _watched(model) as seen:
+    with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
         try:
             compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         except Exception:  # a front end tells what is wrong
@@ -110,7 +110,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     containers, problems = seen[0].after()
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
-        with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_fake_tensors(), _lines(model) as lines:
+        with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _lines(model) as lines:
             compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         raise _refusal(problems, lines)
     return containers
