@@ -22,7 +22,7 @@ from torch.optim.swa_utils import update_bn
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, InputError, ModeError
+from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, InputError, ModeError, StateError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
 
@@ -315,3 +315,59 @@ def test_an_edit_that_acts_acts_as_in_eager(net: Net, loaded: aotpack.LoadedProg
         seen.append([results, *(p.grad for p in model.parameters()), *model.buffers()])
     torch.testing.assert_close(seen[1], seen[0])
     torch.testing.assert_close(seen[2], seen[0])
+
+
+# ---------------------------------------------------------------- state dicts and element types
+
+
+def _renamed(state: Any, prefix: str, *rest: Any) -> None:
+    for name in [name for name in state if name.startswith(prefix + "old_")]:
+        state[prefix + name.removeprefix(prefix + "old_")] = state.pop(name)
+
+
+def _doubling(module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
+    state[prefix + "weight"] = state[prefix + "weight"] * 2
+
+
+def test_hooks_rename_entries_before_names_are_checked(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    checkpoint = {name.replace("head.", "old_head."): value for name, value in net.state_dict().items()}
+    checkpoint = {name.replace("features.0.conv.", "features.0.conv.old_"): value for name, value in checkpoint.items()}
+    with pytest.raises(StateError, match=r"head\.weight: missing"):
+        loaded.load_state_dict(checkpoint)
+    original = copy.deepcopy(net)
+    for model in (original, loaded):
+        model.register_load_state_dict_pre_hook(lambda module, *args: _renamed(*args))
+        model.get_submodule("features.0.conv").register_load_state_dict_pre_hook(lambda module, *args: _renamed(*args))
+        model.layers[1].register_load_state_dict_pre_hook(_doubling)
+        assert str(model.load_state_dict(checkpoint)) == "<All keys matched successfully>"
+        assert "old_head.weight" in checkpoint
+    assert torch.equal(loaded.layers[1].weight, 2 * net.layers[1].weight)
+    for name, value in original.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    del checkpoint["old_head.weight"]
+    with pytest.raises(StateError, match=r"head\.weight: missing"):
+        loaded.load_state_dict(checkpoint)
+    assert torch.equal(loaded.layers[1].weight, 2 * net.layers[1].weight)
+    assert loaded._load_state_dict_pre_hooks, "hooks are there for the next time"
+
+
+def test_counters_that_old_checkpoints_lack(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    checkpoint = {name: value for name, value in net.state_dict().items() if not name.endswith("num_batches_tracked")}
+    for model in (copy.deepcopy(net), loaded):
+        assert str(model.load_state_dict(checkpoint)) == "<All keys matched successfully>"
+    assert loaded.state_dict()._metadata == net.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.float16)])
+def test_another_element_type_names_the_parameters(loaded: aotpack.LoadedProgram, cast: Callable[[Any], Any]) -> None:
+    wanted = cast(nn.Linear(1, 1)).weight.dtype
+    cast(loaded)
+    for images in (IMAGES, IMAGES.to(wanted)):
+        with pytest.raises(InputError) as caught:
+            loaded(images)
+        messages = {problem.where: problem.message for problem in caught.value.problems}
+        assert messages["head.weight"] == f"expected torch.float32, got {wanted}"
+        assert ("x" in str(list(messages))) == (images is not IMAGES)
+        assert "half(), bfloat16(), double() and to(dtype)" in caught.value.hint
+        assert f"To compute in {wanted}, build" in caught.value.hint
+    loaded.float()(IMAGES)

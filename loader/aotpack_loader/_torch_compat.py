@@ -5,7 +5,9 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,3 +116,22 @@ def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
 def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """Open an unpacked AOTInductor package; the runner takes ownership of the inputs it is given."""
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run
+
+
+def load_hooks(module: torch.nn.Module) -> list[tuple[torch.nn.Module, dict[int, Any]]]:
+    """The modules with pre-hooks of ``load_state_dict``, each with these."""
+    found = [(one, one._load_state_dict_pre_hooks) for one in module.modules()]
+    return [(one, hooks) for one, hooks in found if hooks]
+
+
+@contextlib.contextmanager
+def without_load_hooks(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Keep the pre-hooks of ``load_state_dict`` of these modules from running."""
+    kept = [(module, module._load_state_dict_pre_hooks) for module in modules]
+    for module in modules:
+        vars(module)["_load_state_dict_pre_hooks"] = OrderedDict()
+    try:
+        yield
+    finally:
+        for module, hooks in kept:
+            vars(module)["_load_state_dict_pre_hooks"] = hooks

@@ -10,7 +10,7 @@ import torch
 from msgspec import Struct
 
 from .edits import Edits, Watched
-from .errors import AotpackError, ModeError, Problem, StateError
+from .errors import AotpackError, ModeError, Problem
 from .format import schema
 from .modules import Slots, add_modules, add_state, modes_after
 from .runtime.branches import ANOTHER_WAY, branch_error
@@ -132,23 +132,10 @@ class LoadedProgram(Watched):
         Raises:
             StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
         """
-        own = self.state_dict(keep_vars=True)
-        problems = [
-            Problem(name, f"expected shape {list(own[name].shape)}, got {list(value.shape)}")
-            for name, value in state_dict.items()
-            if name in own and isinstance(value, torch.Tensor) and value.shape != own[name].shape
-        ]
-        problems += [
-            Problem(name, f"expected a tensor, got {type(value).__name__}")
-            for name, value in state_dict.items()
-            if name in own and not isinstance(value, torch.Tensor)
-        ]
-        if strict:
-            problems += [Problem(name, "missing") for name in own if name not in state_dict]
-            problems += [Problem(name, "unexpected") for name in state_dict if name not in own]
-        if problems:
-            raise StateError("The state dict does not fit this bundle.", problems)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        from .state_dicts import checked  # not part of what every start imports
+
+        with checked(self, state_dict, strict=strict, assign=assign) as entries:
+            return super().load_state_dict(entries, strict=strict, assign=assign)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A module with parameters and buffers of its own; code is shared."""

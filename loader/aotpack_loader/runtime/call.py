@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import CorruptBundleError, Problem
+from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
 from .bases import Base
@@ -129,7 +129,10 @@ class MethodCall:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
         self._modes.check()
-        given, laid_out, environment = self.inputs(args, kwargs)
+        try:
+            given, laid_out, environment = self.inputs(args, kwargs)
+        except InputError as error:
+            raise self.state.joined(error, state) from None
         if self.containers is not None:
             args, kwargs = self.inputs.bound(args, kwargs)
             self.containers.check((args, kwargs))

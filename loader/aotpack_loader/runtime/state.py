@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,20 +45,40 @@ class State:
         alike = self._alike.get(grad)
         problems: list[Problem] = []
         if alike is None or not alike(*values):
-            for (name, expected), value in zip(self.expected.items(), values, strict=True):
-                if message := expected.mismatch(value):
-                    problems.append(Problem(name, message))
+            problems = self._mismatches(values)
             if not problems and self.remembers:
                 self._alike[grad] = likeness(values)
         for name, other in self.ties:
             if state[name] is not state[other]:
                 problems.append(Problem(name, f"was tied to {other} when the bundle was built, and no longer is"))
         if problems:
-            raise InputError(
-                "Parameters or buffers of the module no longer fit this bundle.",
-                problems,
-                hint="The bundle's code was compiled for the original types and shapes; load it again to get them back.",
+            raise self._error(problems, values)
+
+    def joined(self, error: InputError, state: Mapping[str, Any]) -> InputError:
+        """The error of arguments that do not fit, together with that of the state where that does not fit either."""
+        values = [state[name] for name in self.expected]
+        problems = self._mismatches(values)
+        return self._error([*problems, *error.problems], values) if problems else error
+
+    def _mismatches(self, values: Sequence[Any]) -> list[Problem]:
+        pairs = zip(self.expected.items(), values, strict=True)
+        found = [(name, expected.mismatch(value)) for (name, expected), value in pairs]
+        return [Problem(name, message) for name, message in found if message]
+
+    def _error(self, problems: Sequence[Problem], values: Sequence[Any]) -> InputError:
+        cast = [
+            value.dtype
+            for expected, value in zip(self.expected.values(), values, strict=True)
+            if isinstance(value, torch.Tensor) and value.dtype != expected.dtype
+        ]
+        hint = "The bundle's code was compiled for the original types and shapes; load it again to get them back."
+        if cast:
+            hint = (
+                "The bundle's code was compiled for the original element types: half(), bfloat16(), double() and to(dtype) "
+                "cannot change them. Put them back, or load the bundle again. "
+                f"To compute in {cast[0]}, build the bundle from a model in it, or build and call it under torch.autocast."
             )
+        return InputError("Parameters or buffers of the module no longer fit this bundle.", problems, hint=hint)
 
 
 THAWED = "was frozen when the bundle was built and now requires a gradient, for which there is no code"
@@ -82,6 +102,8 @@ class Expected:
             return "was removed"
         if not is_plain_tensor(value):
             return f"is a {type(value).__name__}, which intercepts operations; compiled code reads memory"
+        if value.shape == self.shape and value.dtype is not self.dtype and value.is_cpu is self.on_cpu:
+            return f"expected {self.dtype}, got {value.dtype}"
         if value.shape != self.shape or value.dtype is not self.dtype or value.is_cpu is not self.on_cpu:
             found = f"{value.dtype}{list(value.shape)} on {value.device}"
             return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"

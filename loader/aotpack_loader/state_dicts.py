@@ -1,0 +1,102 @@
+"""``load_state_dict``, all or nothing: entries are checked after hooks have renamed them, and before anything changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ._torch_compat import load_hooks, without_load_hooks
+from .errors import Problem, StateError
+
+
+class Prepared(NamedTuple):
+    """A state dict after the pre-hooks of all modules, and what they said: names they report, and errors."""
+
+    entries: Mapping[str, Any]
+    missing: list[str]
+    unexpected: list[str]
+    errors: list[str]
+    hooked: list[nn.Module]
+
+
+@contextlib.contextmanager
+def checked(module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool, assign: bool) -> Iterator[Mapping[str, Any]]:
+    """What ``nn.Module.load_state_dict`` is to load in the block; its hooks have run.
+
+    Raises:
+        StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
+    """
+    prepared = _prepared(module, state_dict, assign=assign)
+    if problems := list(_problems(module, prepared, strict=strict)):
+        raise StateError("The state dict does not fit this bundle.", problems)
+    with without_load_hooks(prepared.hooked):
+        yield prepared.entries
+
+
+def _prepared(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool) -> Prepared:
+    """Run the pre-hooks as torch does: a module's before those of its submodules, which see their own entries."""
+    hooks = dict(load_hooks(module))
+    if not hooks:
+        return Prepared(state_dict, [], [], [], [])
+    metadata = getattr(state_dict, "_metadata", None) or {}
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+
+    def run(module: nn.Module, entries: dict[str, Any], prefix: str) -> dict[str, Any]:
+        local = {**metadata.get(prefix[:-1], {}), **({"assign_to_params_buffers": True} if assign else {})}
+        for hook in list(hooks.get(module, {}).values()):
+            hook(entries, prefix, local, True, missing, unexpected, errors)
+        found = OrderedDict(entries)
+        for name, child in module._modules.items():
+            if child is not None:
+                below = f"{prefix}{name}."
+                own = OrderedDict((key, found.pop(key)) for key in list(found) if key.startswith(below))
+                found.update(run(child, own, below))
+        return found
+
+    entries: Any = run(module, OrderedDict(state_dict), "")
+    if metadata:
+        entries._metadata = metadata
+    return Prepared(entries, missing, unexpected, errors, list(hooks))
+
+
+def _problems(module: nn.Module, prepared: Prepared, *, strict: bool) -> Iterator[Problem]:
+    own, given = _own(module), prepared.entries
+    for name, value in given.items():
+        if name not in own:
+            continue
+        if not isinstance(value, torch.Tensor):
+            yield Problem(name, f"expected a tensor, got {type(value).__name__}")
+        elif value.shape != own[name].shape and not (own[name].dim() == 0 and value.shape == (1,)):  # torch takes it
+            yield Problem(name, f"expected shape {list(own[name].shape)}, got {list(value.shape)}")
+    yield from (Problem("", message) for message in prepared.errors)
+    if strict:
+        absent = [name for name in own if name not in given and not _is_optional(module, name, given)]
+        unknown = [name for name in given if name not in own]
+        yield from (Problem(name, "missing") for name in dict.fromkeys([*absent, *prepared.missing]))
+        yield from (Problem(name, "unexpected") for name in dict.fromkeys([*unknown, *prepared.unexpected]))
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers, by the names that torch loads them under, whatever hooks call them in a state dict."""
+    own: dict[str, torch.Tensor] = {}
+    for prefix, one in module.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        transient = one._non_persistent_buffers_set
+        held = {**one._parameters, **{name: value for name, value in one._buffers.items() if name not in transient}}
+        own |= {dot + name: value for name, value in held.items() if value is not None}
+    return own
+
+
+def _is_optional(module: nn.Module, name: str, given: Mapping[str, Any]) -> bool:
+    """The counter of a BatchNorm, which checkpoints of before its version 2 do not have. Torch does without."""
+    path, _, key = name.rpartition(".")
+    version = (getattr(given, "_metadata", None) or {}).get(path, {}).get("version")
+    counted = key == "num_batches_tracked" and (version is None or version < 2)
+    return counted and isinstance(module.get_submodule(path), nn.modules.batchnorm._NormBase)
