@@ -56,6 +56,7 @@ def describe(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             rng=item.rng,
             flags=dict(item.flags),
+            lines=_lines(item),
             **item.convention.method,
         )
     return methods, graphs_to_compile(methods, graphs)
@@ -86,6 +87,18 @@ def _halves(
         second=item.second,
         subclasses=convention.subclasses,
     )
+
+
+def _lines(item: TracedMethod) -> dict[str, str]:
+    """The user's lines by graph and node, for messages."""
+    convention = item.convention
+    halves = {"forward": convention.forward, "backward": convention.backward}
+    return {
+        f"{half}/{node}": line
+        for half, module in halves.items()
+        if module is not None
+        for node, line in graph.lines(module).items()
+    }
 
 
 @dataclass(frozen=True)

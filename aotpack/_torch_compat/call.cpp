@@ -79,6 +79,18 @@ class Function {
     return THPVariable_UnpackList(results.get());
   }
 
+  // Calls the function, which raises.
+  void raise(const std::string& message) const {
+    py::gil_scoped_acquire gil;
+    THPObjectPtr text(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
+    THPObjectPtr result(text ? PyObject_CallOneArg(function_, text.get()) : nullptr);
+    if (!result) {
+      python_error error;
+      error.persist();
+      throw error;
+    }
+  }
+
  private:
   PyObject* function_;
 };
@@ -114,12 +126,24 @@ struct Executable {
   std::shared_ptr<Function> function;
   Selection inputs; // among the graph's inputs
   Selection outputs; // among what the code returns
+  std::shared_ptr<Function> failed; // raises what is to be raised for the message of what the code throws; may be null
 
   variable_list operator()(variable_list&& given) const {
     if (!runner) {
       return (*function)(std::move(given));
     }
-    return outputs(runner->boxed_run(inputs(std::move(given))));
+    std::string message;
+    try {
+      return outputs(runner->boxed_run(inputs(std::move(given))));
+    } catch (const c10::Error& error) {
+      message = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+    if (failed) {
+      failed->raise(message);
+    }
+    TORCH_CHECK(false, message);
   }
 };
 
@@ -655,13 +679,15 @@ T take(const py::dict& from, const char* key) {
 Executable executable(const py::dict& from) {
   const py::object run = take<py::object>(from, "run");
   if (from["inputs"].is_none()) {
-    return {nullptr, std::make_shared<Function>(run), {}, {}};
+    return {nullptr, std::make_shared<Function>(run), {}, {}, nullptr};
   }
+  const py::object failed = from.contains("failed") ? take<py::object>(from, "failed") : py::object(py::none());
   return {
       runner_of(run).shared_from_this(),
       nullptr,
       Selection(take<std::vector<size_t>>(from, "inputs")),
-      Selection(take<std::vector<size_t>>(from, "outputs"))};
+      Selection(take<std::vector<size_t>>(from, "outputs")),
+      failed.is_none() ? nullptr : std::make_shared<Function>(failed)};
 }
 
 Expected expected(const py::dict& from) {

@@ -27,6 +27,7 @@ from .graph_faults import (
     reduce_bytes_as_numbers,
     split_complex_numbers,
 )
+from .inductor_checks import checks_throw_after_regions
 from .inductor_faults import faults_mended
 from .inductor_results import buffer_of, results_in_own_memory
 from .inductor_tool_chain import Library, tool_chain
@@ -191,6 +192,7 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         faults_mended(saved),
+        checks_throw_after_regions(),
         unguarded_convolutions(),
         results_laid_out(),
         compiled_random(module),

@@ -17,6 +17,7 @@ import sympy
 import sympy.core.cache
 import torch
 from torch._inductor import ir, lowering, virtualized
+from torch._inductor import utils as inductor_utils
 from torch._inductor.codegen import common, cpp
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
@@ -38,6 +39,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
     """
     with (
         results_apart(saved),
+        _once_for_all_threads(),
         _tiles_indexed_once(),
         _tails_of_tiles(),
         _indices_not_negative(),
@@ -57,6 +59,22 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _written_apart_from_concatenations(),
         _defaults_passed(),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _once_for_all_threads() -> Iterator[None]:
+    """Have one thread compute what a parallel region holds outside its loops, however many threads the compiling process has.
+
+    Inductor (torch 2.13) leaves that out if it compiles with one thread, also where the code is to run with any number
+    (``cpp.dynamic_threads``): two threads then divide a sum in place one after the other, and a mean is too small.
+    """
+    threads = inductor_utils.parallel_num_threads
+
+    def several() -> int:
+        return max(2, threads())
+
+    with mock.patch.object(cpp, "parallel_num_threads", several):
         yield
 
 

@@ -21,6 +21,8 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
 
+from .inductor_checks import telling_failures, with_checks
+
 
 def inductor_fingerprint() -> dict[str, str]:
     """What a compiled graph depends on besides the graph: the tool chain's versions and options that are not the target's."""
@@ -124,8 +126,8 @@ def _flags_of_ours() -> Iterator[None]:
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{wrapper_code}'
-            kernel_code = f'#line 1 "kernel.cpp"\n{kernel_code}' if kernel_code else kernel_code
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{telling_failures(with_checks(wrapper_code))}'
+            kernel_code = f'#line 1 "kernel.cpp"\n{with_checks(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (

@@ -91,6 +91,13 @@ class BranchError(AotpackError, RuntimeError):
     """A Python branch of the model goes another way than the bundle was built for. No argument or buffer was written to."""
 
 
+class OperatorError(AotpackError, RuntimeError):
+    """An operator, or a check of the model's own, refused the values of a call (an index out of range, a failed assertion).
+
+    Also of the class that torch's operator raises (``IndexError``, ``torch.linalg.LinAlgError``). No argument was written to.
+    """
+
+
 class AutogradError(AotpackError, RuntimeError):
     """A backward pass that the compiled program cannot do."""
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +26,26 @@ _MODEL: Final = Path("data", "aotinductor", "model")
 _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 
 
+def _as_it_is(error: Exception) -> Exception:
+    return error
+
+
 class AotiExecutable:
     """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it.
 
     ``count`` is the number of values it returns; ``positions`` are those of its inputs among the graph's, and of the graph's
     outputs among what the code returns; ``donated`` are inputs of the graph that the code may overwrite. ``library`` runs it
-    instead of torch's own runner.
+    instead of torch's own runner. ``refused`` makes an error of ours of what the code raises.
     """
 
-    def __init__(self, package: Path, executable: schema.Executable, library: CallLibrary | None = None) -> None:
+    def __init__(
+        self,
+        package: Path,
+        executable: schema.Executable,
+        library: CallLibrary | None = None,
+        refused: Callable[[Exception], Exception] = _as_it_is,
+    ) -> None:
+        self._refused = refused
         self.run = aoti_runner(package) if library is None else library.open(os.fspath(package / _MODEL / "code.wrapper.so"))
         inputs, outputs = executable.inputs, executable.outputs
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
@@ -56,13 +67,20 @@ class AotiExecutable:
         arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
         if arguments is not inputs:
             inputs.clear()
-        results: list[Any] = list(self.run(arguments)) if self._numbers else self.run(arguments)
+        try:
+            results: list[Any] = list(self.run(arguments)) if self._numbers else self.run(arguments)
+        except RuntimeError as error:
+            raise self._refused(error) from None
         arguments.clear()
         if len(results) < self._returned:
             raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._returned}.")
         for position in self._numbers:
             results[position] = results[position].item()
         return results if self._outputs is None else [results[position] for position in self._outputs]
+
+    def fail(self, message: str) -> None:
+        """Raise what is to be raised where the call library ran the code, and the code raised ``message``."""
+        raise self._refused(RuntimeError(message)) from None
 
     def retaining(self, inputs: list[Any]) -> list[Any]:
         """The same, with all inputs left as they are: the code overwrites copies."""
@@ -138,8 +156,14 @@ class AotiDevice:
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
         library = self._bundle.code(executable.code)
+
+        def refused(error: Exception) -> Exception:
+            from .refusals import of_compiled_code  # where something was refused
+
+            return of_compiled_code(error, self._bundle.program, key)
+
         try:
-            return AotiExecutable(_package(library, self._fallbacks(executable)), executable, self.call_library[0])
+            return AotiExecutable(_package(library, self._fallbacks(executable)), executable, self.call_library[0], refused)
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",

@@ -20,14 +20,23 @@ if TYPE_CHECKING:
     from .call_library import CallLibrary
 
 _Slots = list[Any]
+Refused = Callable[[Exception, tuple[str, str]], Exception]
+"""What to raise for an error of a node, which is given by its name and operator."""
+
+
+def _as_it_is(error: Exception, node: tuple[str, str]) -> Exception:
+    return error
 
 
 class PortableExecutable:
     """A graph as a list of instructions over numbered slots; a value is dropped after its last use."""
 
-    def __init__(self, graph: schema.Graph, device: torch.device, declared: Collection[str] = ()) -> None:
-        self._device = device
-        self._subgraphs = {name: PortableExecutable(sub, device, declared) for name, sub in graph.subgraphs.items()}
+    def __init__(
+        self, graph: schema.Graph, device: torch.device, declared: Collection[str] = (), refused: Refused = _as_it_is
+    ) -> None:
+        self._device, self._refused = device, refused
+        self._nodes = [(node.name, node.op) for node in graph.nodes]
+        self._subgraphs = {name: PortableExecutable(sub, device, declared, refused) for name, sub in graph.subgraphs.items()}
         self._slots = {name: i for i, name in enumerate(graph.inputs)}
         self._count_inputs = len(graph.inputs)
         for node in graph.nodes:
@@ -43,13 +52,20 @@ class PortableExecutable:
         inputs.clear()
         for slot in self._unused:
             slots[slot] = None
-        for function, args, kwargs, result, dead in self._program:
-            if kwargs is None:
-                slots[result] = function(*args(slots))
-            else:
-                slots[result] = function(*args(slots), **kwargs(slots))
-            for slot in dead:
-                slots[slot] = None
+        result = self._count_inputs
+        try:
+            for function, args, kwargs, result, dead in self._program:
+                if kwargs is None:
+                    slots[result] = function(*args(slots))
+                else:
+                    slots[result] = function(*args(slots), **kwargs(slots))
+                for slot in dead:
+                    slots[slot] = None
+        except Exception as error:
+            shown = self._refused(error, self._nodes[result - self._count_inputs])
+            if shown is error:
+                raise
+            raise shown from error
         return self._outputs(slots)
 
     def _last_uses(self, graph: schema.Graph) -> dict[str, list[int]]:
@@ -135,4 +151,10 @@ class PortableDevice:
             )
         declared = self._bundle.program.requirements.operators
         operators.require({node.op for node in program.nodes if node.op.partition(".")[0] in declared})
-        return PortableExecutable(program, self.device, declared)
+
+        def refused(error: Exception, node: tuple[str, str]) -> Exception:
+            from .refusals import of_operator  # where something was refused
+
+            return of_operator(error, node, self._bundle.program, key)
+
+        return PortableExecutable(program, self.device, declared, refused)

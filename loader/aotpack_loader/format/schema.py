@@ -685,6 +685,8 @@ class Method(Document, frozen=True):
     takes after the primals.
     ``flags`` holds the modes (``training``) of the submodules that must be in these, by path; those of others do not matter.
     ``updates`` are containers of the caller's that the call changes; their leaves follow those of ``outputs`` in ``results``.
+    ``lines`` says from which line of the original (``model.py:12: return self.embedding(x)``) a node comes whose operator may
+    refuse values: by graph and name (``forward/embedding``). For messages only.
     """
 
     serves: list[Mode]
@@ -715,6 +717,7 @@ class Method(Document, frozen=True):
     sizes: list[Dim] = []
     flags: dict[str, bool] = {}
     updates: list[Update] = []
+    lines: dict[str, str] = {}
 
 
 class ModuleClass(Document, frozen=True):

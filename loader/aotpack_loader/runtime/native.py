@@ -159,7 +159,7 @@ def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
     """Code that the library runs itself, or a Python function: a graph in parts. ``sizes`` are its inputs that are no tensors."""
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
-        return {"run": executable.run, "inputs": inputs, "outputs": outputs}
+        return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
 
     def run(inputs: list[Any]) -> list[Any]:
         for position, size in sizes.items():

@@ -1,0 +1,278 @@
+"""Checks of values in compiled code (torch 2.13): each ends in an exception that says which operator refused which value.
+
+Inductor's own throw where they stand. Most kernels are regions that OpenMP runs on several threads, and an exception that
+leaves one ends the process. Here the body of a loop that can throw keeps the first exception of its kernel, and the kernel
+throws it after its regions. Nothing is added to the way that code goes when all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from torch._inductor import ir, virtualized
+from torch._inductor.codegen import common, cpp, cpp_utils
+
+MARK = "[aotpack check]"
+"""What the message of such an exception begins with; then nodes with their operators, a colon, and what is wrong."""
+
+_BY_VALUE = re.compile(r"index|embedding|gather|scatter|take|put|select|repeat_interleave|bucketize|nll_loss|pool|grid_sampl")
+_AS_GIVEN = ("aten.embedding.", "aten.gather.")
+"""Operators that take no negative index, so that the one that is looked at is the one that was given."""
+_THROWS = re.compile(r"\baotpack_\w+\(|\bthrow\b|_CHECK\(|\b(floor_divide|remainder|mod)\w*\(")
+
+_written: Callable[[Any], str] = cpp_utils.cexpr_index
+_ANY = "std::numeric_limits<int64_t>::max()"
+_TOLD = "g_aoti_last_error = e.what();"
+_TOLD_MORE = """\
+if (g_aoti_last_error.find("API call failed") != std::string::npos) { \
+g_aoti_last_error += std::string("\\n") + torch_exception_get_what_without_backtrace(); }"""
+_DECLARED = 'extern "C" const char* torch_exception_get_what_without_backtrace();\n'
+_PRINTED = """std::cerr << "Error: " << e.what() << '\\n';"""
+
+_KEEPER = """
+#include <atomic>
+#include <exception>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <torch/csrc/inductor/cpp_prefix.h>
+
+namespace {
+
+// Keeps the first exception of several threads, to be thrown again by one.
+class AotpackFailure {
+ public:
+  void keep() noexcept {
+    if (!claimed_.test_and_set()) {
+      first_ = std::current_exception();
+    }
+  }
+  void raise() {
+    if (C10_UNLIKELY(first_ != nullptr)) {
+      std::rethrow_exception(std::move(first_));
+    }
+  }
+
+ private:
+  std::atomic_flag claimed_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr first_;
+};
+
+[[noreturn, maybe_unused]] __attribute__((noinline, cold)) void aotpack_refuse(const char* nodes, const std::string& what) {
+  throw std::runtime_error("[aotpack check] " + std::string(nodes) + ": " + what);
+}
+
+[[noreturn, maybe_unused]] __attribute__((noinline, cold)) void aotpack_bad_index(
+    const char* nodes, bool exact, int64_t index, int64_t size) {
+  const std::string which = exact || index >= 0 ? "index " + std::to_string(index) : std::string("an index");
+  if (size == std::numeric_limits<int64_t>::max()) {
+    aotpack_refuse(nodes, which + " is out of bounds");
+  }
+  aotpack_refuse(nodes, which + " is out of bounds for a dimension of size " + std::to_string(size));
+}
+
+template <typename T>
+[[noreturn, maybe_unused]] __attribute__((noinline, cold)) void aotpack_bad_indices(
+    const char* nodes, bool exact, const T& indices, int count, int64_t size) {
+  typename T::value_type values[T::size()];
+  indices.store(values);
+  for (int i = 0; i < count; ++i) {
+    const auto index = static_cast<int64_t>(values[i]);
+    if (index < 0 || index >= size) {
+      aotpack_bad_index(nodes, exact, index, size);
+    }
+  }
+  aotpack_bad_index(nodes, false, -1, size);
+}
+
+template <typename T>
+[[maybe_unused]] inline T aotpack_divisor(const T& by) {
+  if constexpr (std::is_integral_v<T>) {
+    TORCH_CHECK(by != 0, "ZeroDivisionError");
+  } else {
+    typename T::value_type values[T::size()];
+    by.store(values);
+    for (int i = 0; i < T::size(); ++i) {
+      TORCH_CHECK(values[i] != 0, "ZeroDivisionError");
+    }
+  }
+  return by;
+}
+
+} // namespace
+"""
+
+
+@contextlib.contextmanager
+def checks_throw_after_regions() -> Iterator[None]:
+    """Generate code whose checks can be caught, and say what they found where."""
+    with (
+        _indices(),
+        _quotients(),
+        _assertions(),
+        _kept(),
+        mock.patch.object(ir.AssertScalar, "codegen", _escaped(ir.AssertScalar.codegen)),
+    ):
+        yield
+
+
+def with_checks(source: str) -> str:
+    """A file of generated code, with what its checks call."""
+    return f"{_KEEPER}\n{source}" if "aotpack_" in source else source
+
+
+def telling_failures(source: str) -> str:
+    """The interface of AOTInductor's code: nothing is printed, and an operator's own message is part of what is told."""
+    return _DECLARED + source.replace(_PRINTED, "").replace(_TOLD, f"{_TOLD} {_TOLD_MORE}")
+
+
+@contextlib.contextmanager
+def _indices() -> Iterator[None]:
+    """Indices that are read from memory.
+
+    A mask of one element is a ``bool``, of which Inductor takes the complement with ``~``: true for either value, so that no
+    index below a mask is looked at.
+    """
+    scalar: Callable[..., str] = common.Kernel.indirect_assert
+    vector: Callable[..., str] = cpp.CppVecKernel.indirect_assert
+
+    def condition(line: str, kernel: Any) -> str:
+        return line.removeprefix(f"{kernel.assert_function}(").rpartition(', "index out of bounds')[0]
+
+    def checked(kernel: Any, var: Any, lower: Any, upper: Any, mask: Any = None) -> str:
+        nodes, exact = _nodes(_BY_VALUE)
+        holds = condition(scalar(kernel, var, lower, upper), kernel)
+        if mask:
+            holds = f"({holds}) || !({mask})"
+        call = f"aotpack_bad_index({nodes}, {exact}, static_cast<int64_t>({var}), {upper or _ANY})"
+        return f"if (C10_UNLIKELY(!({holds}))) {call}"
+
+    def checked_vector(kernel: Any, var: Any, lower: Any, upper: Any, mask: Any = None) -> str:
+        if not var.is_vec:
+            several = getattr(mask, "is_vec", False)
+            return checked(kernel, var, lower, upper, f"({mask}).all_masked()" if several else mask)
+        nodes, exact = _nodes(_BY_VALUE)
+        holds = condition(vector(kernel, var, lower, upper, mask), kernel)
+        count = "0" if mask else _written(kernel.tail_size or kernel.tiling_factor)
+        call = f"aotpack_bad_indices({nodes}, {exact}, {var}, {count}, {upper or _ANY})"
+        return f"if (C10_UNLIKELY(!({holds}))) {call}"
+
+    with (
+        mock.patch.object(common.Kernel, "indirect_assert", checked),
+        mock.patch.object(cpp.CppVecKernel, "indirect_assert", checked_vector),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _quotients() -> Iterator[None]:
+    """Integers that are divided, and rounded towards zero: by zero, the processor ends the process (torch 2.13)."""
+    vector: Callable[..., str] = cpp.CppVecOverrides.truncdiv
+
+    def of_one(a: Any, b: Any) -> str:
+        return f"({a} / aotpack_divisor({b}))"
+
+    def of_several(a: Any, b: Any) -> str:
+        left, _, right = vector(a, b).partition(" / ")
+        return f"({left} / aotpack_divisor({right}))"
+
+    with (
+        mock.patch.object(cpp.CppOverrides, "truncdiv", staticmethod(of_one)),
+        mock.patch.object(cpp.CppVecOverrides, "truncdiv", staticmethod(of_several)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _assertions() -> Iterator[None]:
+    """What a model asserts of its values."""
+
+    def checked(kernel: Any, cond: Any, msg: str) -> None:
+        nodes, _ = _nodes(re.compile("assert"))
+        kernel.compute.writeline(f"if (C10_UNLIKELY(!({cond}))) aotpack_refuse({nodes}, {_literal(msg)});")
+
+    with mock.patch.object(cpp.CppKernel, "device_assert_async", checked):
+        yield
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Keep what a body throws until all regions of its kernel have been left.
+
+    Inductor keeps divisions by zero in a variable that all threads of a process share: two calls at once may take each other's
+    for their own. Without it they throw as other checks do.
+    """
+    body: Callable[..., Any] = cpp.CppKernelProxy.gen_body
+    finalize: Callable[..., Any] = cpp.KernelGroup.finalize_kernel
+    group: Callable[..., str] = cpp.KernelGroup.codegen_group
+    buffer: Callable[[], Any] = getattr(cpp, "BracesBuffer")  # noqa: B009
+    in_group: list[bool] = []
+
+    def finalized(kernels: cpp.KernelGroup, *args: Any) -> None:
+        in_group.append(True)
+        try:
+            finalize(kernels, *args)
+        finally:
+            in_group.pop()
+
+    def kept(proxy: cpp.CppKernelProxy, code: Any = None) -> None:
+        inner = buffer()
+        body(proxy, inner)
+        if not in_group or not _THROWS.search(inner.getvalue()):
+            code.splice(inner)
+            return
+        code.writeline("try")
+        with code.indent():
+            code.splice(inner)
+        code.writeline("catch (...)")
+        with code.indent():
+            code.writeline("aotpack_failure.keep();")
+
+    def grouped(kernels: cpp.KernelGroup, *args: Any, **kwargs: Any) -> str:
+        source = group(kernels, *args, **kwargs)
+        flag, shared = "std::atomic<int> inductor_cpu_integer_div_error{0};", "inductor_cpu_integer_div_error_flag = "
+        lines = source.split("\n")
+        lines = [line for line in lines if shared not in line and "inductor_cpu_throw_if_integer_div_error" not in line]
+        if "aotpack_failure." not in source:
+            return "\n".join(line for line in lines if flag not in line)
+        start = next(i for i, line in enumerate(lines) if flag in line)
+        end = next(i for i in reversed(range(len(lines))) if lines[i].strip() == "}")
+        lines[end] = f"aotpack_failure.raise();\n{lines[end]}"
+        lines[start] = "AotpackFailure aotpack_failure;"
+        return "\n".join(lines)
+
+    with (
+        mock.patch.object(cpp.CppKernelProxy, "gen_body", kept),
+        mock.patch.object(cpp.KernelGroup, "finalize_kernel", finalized),
+        mock.patch.object(cpp.KernelGroup, "codegen_group", grouped),
+    ):
+        yield
+
+
+def _escaped(codegen: Callable[..., None]) -> Callable[..., None]:
+    """A scalar's assertion is written into a string of C++ as it is, quotes and all."""
+
+    def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
+        with mock.patch.object(assertion, "msg", _literal(assertion.msg)[1:-1]):
+            codegen(assertion, wrapper)
+
+    return written
+
+
+def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:
+    """Of what is being generated, the nodes that look at values, as a literal: ``name=operator,…``; and whether none wraps."""
+    current = getattr(virtualized.V.kernel, "current_node", None)
+    origins = sorted(getattr(getattr(current, "node", None), "origins", ()), key=str)
+    found = [node for node in origins if looking.search(str(node.target))] or origins
+    exact = bool(found) and all(str(node.target).startswith(_AS_GIVEN) for node in found)
+    return _literal(",".join(f"{node.name}={node.target}" for node in found)), str(exact).lower()
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,97 @@
+"""What an operator raises for the values that it is given, as an error of ours that names it and the user's line.
+
+Imported when an operator has refused something, and not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..errors import AotpackError, OperatorError, Problem
+from ..format import schema
+
+_CHECK = re.compile(r"\[aotpack check\] (\S*): ([^\n]*)")
+"""What compiled code throws: nodes with their operators, and what is wrong."""
+_CALL = re.compile(r"\b(?:aoti_torch_(?:cpu_)?_?(\w+)|custom_op_wrapper)\(")
+_DIVIDES = re.compile(r"\.(_*div|floor_divide|remainder|fmod|mod|divmod)\w*\.?")
+_BRANCH = "the branch goes another way than"
+"""An assertion that says so is told by the floor above (:mod:`..runtime.branches`)."""
+_HINT = "Types and sizes of the arguments are as the bundle expects them: look at their values."
+
+
+def of_operator(error: Exception, node: tuple[str, str], program: schema.Program, key: str) -> Exception:
+    """What to raise for what a node (its name and operator) of the graph called ``key`` raised.
+
+    An error of a class that is neither Python's nor torch's is the user's own, and stays as it is.
+    """
+    name, operator = node
+    if isinstance(error, AotpackError) or _BRANCH in str(error) or type(error).__module__.partition(".")[0] not in ("builtins", "torch"):
+        return error
+    lines = _lines(program, key)
+    return _error(type(error), [operator], [lines[name]] if name in lines else [], _first_line(error), key)
+
+
+def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exception:
+    """What to raise for what the compiled code of the graph called ``key`` raised."""
+    text = str(error)
+    lines = _lines(program, key)
+    if found := _CHECK.search(text):
+        if _BRANCH in found[2]:
+            return RuntimeError(found[2])
+        nodes = [node.partition("=") for node in found[1].split(",") if node]
+        places = list(dict.fromkeys(lines[name] for name, _, _ in nodes if name in lines))
+        kind = IndexError if " is out of bounds" in found[2] else RuntimeError
+        return _error(kind, list(dict.fromkeys(name for _, _, name in nodes)), places, found[2], key)
+    if "ZeroDivisionError" in text:
+        return _error(RuntimeError, ["an integer division"], _dividing(lines), "ZeroDivisionError: the divisor is 0", key)
+    if "API call failed at" in text and (call := _CALL.search(text)):
+        name = call[1] or "an operator"
+        places = [line for node, line in lines.items() if call[1] and node.startswith(call[1].split("_out")[0])]
+        message = text.partition("API call failed at")[2].partition("\n")[2].strip().splitlines()
+        return _error(RuntimeError, [name], list(dict.fromkeys(places)), message[0] if message else "it failed", key)
+    return _error(RuntimeError, ["compiled code"], [], _reason(text), key)
+
+
+def _error(kind: type[Exception], operators: list[str], places: list[str], message: str, key: str) -> OperatorError:
+    problems = [
+        Problem(place, "called here" if len(places) == 1 else "called here, or at another of these lines") for place in places
+    ]
+    names = " or ".join(operators)
+    return _class(kind)(f"{names} refused the values of this call, in {key}: {message}", problems, hint=_HINT)
+
+
+_classes: dict[type[Exception], type[OperatorError]] = {}
+
+
+def _class(kind: type[Exception]) -> type[OperatorError]:
+    """Also of the class that eager raises, by which a caller may catch it."""
+    if issubclass(OperatorError, kind):
+        return OperatorError
+    if kind not in _classes:
+        contents = {"__module__": OperatorError.__module__, "__str__": AotpackError.__str__}
+        _classes[kind] = type("OperatorError", (OperatorError, kind), contents)
+    return _classes[kind]
+
+
+def _lines(program: schema.Program, key: str) -> Mapping[str, str]:
+    """The user's lines by node, of the graph called ``key`` or of a part of it."""
+    for name, method in program.methods.items():
+        for half in ("forward", "backward"):
+            if f"{key}.".startswith(f"{name}.{half}."):
+                start = f"{half}/"
+                return {node.removeprefix(start): line for node, line in method.lines.items() if node.startswith(start)}
+    return {}
+
+
+def _dividing(lines: Mapping[str, str]) -> list[str]:
+    return list(dict.fromkeys(line for name, line in lines.items() if _DIVIDES.search(f".{name}")))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def _reason(text: str) -> str:
+    """What the code's own exception says, without where torch's runner called it."""
+    return text.strip().splitlines()[0] if text.strip() else "it failed"
