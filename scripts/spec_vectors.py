@@ -174,6 +174,11 @@ class Changing(nn.Module):
         return batch, seen[0].sum()
 
 
+class Picked(nn.Module):
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, rows).sin()
+
+
 class Attention(nn.Module):
     """One pre-norm block as in GPT-2, without dropout."""
 
@@ -265,6 +270,12 @@ VALID: dict[str, Case] = {
         ["A17", "A18", "C36"],
         Changing,
         lambda: (({"x": torch.randn(3, requires_grad=True), "old": torch.randn(2)}, [torch.randn(2)]), {}),
+    ),
+    "refusing_values": Case(
+        "an operator that may refuse the values of a call, and its line",
+        [],
+        Picked,
+        lambda: ((torch.randn(4, 3, requires_grad=True), torch.tensor([2, 0])), {}),
     ),
     "attention": Case("a block of GPT-2", [], Attention, lambda: ((torch.randn(2, 4, 8, requires_grad=True),), {})),
     "sizes": Case(

@@ -26,7 +26,11 @@ def of_operator(error: Exception, node: tuple[str, str], program: schema.Program
     An error of a class that is neither Python's nor torch's is the user's own, and stays as it is.
     """
     name, operator = node
-    if isinstance(error, AotpackError) or _BRANCH in str(error) or type(error).__module__.partition(".")[0] not in ("builtins", "torch"):
+    if (
+        isinstance(error, AotpackError)
+        or _BRANCH in str(error)
+        or type(error).__module__.partition(".")[0] not in ("builtins", "torch")
+    ):
         return error
     lines = _lines(program, key)
     return _error(type(error), [operator], [lines[name]] if name in lines else [], _first_line(error), key)

@@ -1,0 +1,164 @@
+"""Operators that refuse the values of a call: an error of ours with the operator and the user's line, on every target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FreshProcess
+from torch import Tensor, nn
+
+import aotpack
+from aotpack_loader import load
+from aotpack_loader.errors import AotpackError, OperatorError
+
+F = nn.functional
+
+
+class Rows(torch.autograd.Function):
+    """Its backward looks at indices that the forward does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (at,) = ctx.saved_tensors
+        return g.index_select(0, at) * 2, None
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 6)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, ids: Tensor, at: Tensor, by: Tensor, rows: Tensor, ok: Tensor) -> Tensor:
+        h = self.norm(self.embedding(ids))
+        torch._assert_async(ok.all(), 'it said "no"\\')
+        picked = h.gather(1, at).sum()
+        h = Rows.apply(h, rows)
+        return F.cross_entropy(h, at[:, 0]) + picked + torch.div(ids, by, rounding_mode="trunc").sum()
+
+
+def arguments() -> list[Tensor]:
+    ids = torch.arange(64) % 8
+    return [ids, ids[:, None] % 6, ids + 1, torch.arange(64), torch.ones(3, dtype=torch.bool)]
+
+
+def wrong(argument: int, value: int) -> list[Tensor]:
+    found = arguments()
+    found[argument].view(-1)[1] = value
+    return found
+
+
+WRONG = {
+    "embedding": (0, 100, r"aten\.embedding\.default.* train\.forward.*\n  test_refusals.py:\d+: h = self\.norm"),
+    "embedding, below 0": (0, -1, r"aten\.embedding\.default"),
+    "gather": (1, 6, r"aten\.gather\.default.*index 6 is out of bounds.*\n  test_refusals.py:\d+: picked = h\.gather"),
+    "division": (2, 0, r"refused the values.*ZeroDivisionError.*\n  test_refusals.py:\d+: return F\.cross_entropy"),
+    "assertion": (4, 0, r'_assert_async.*it said "no"\\\n  test_refusals.py:\d+: torch\._assert_async'),
+    "index in the backward": (3, 64, r"aten\.index\w*\.\w+ .* train\.backward"),
+}
+
+
+def step(model: nn.Module, values: list[Tensor]) -> list[Tensor]:
+    """A step that fails or counts; the gradients are what they were before."""
+    given = [value.clone() for value in values]
+    loss = model(*given)
+    model.zero_grad()
+    loss.backward()
+    assert all(map(torch.equal, given, values))
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+def compare(path: Path) -> None:
+    """Every wrong value is refused, and steps before and after it are eager's."""
+    eager, bundle = Model(), load(path)
+    bundle.load_state_dict(eager.state_dict())
+    for argument, value, message in WRONG.values():
+        for name, buffer in eager.named_buffers():
+            bundle.get_buffer(name).copy_(buffer)
+        for a, b in zip(step(eager, arguments()), step(bundle, arguments()), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+        before = {name: buffer.clone() for name, buffer in bundle.named_buffers()}
+        with pytest.raises((IndexError, RuntimeError)) as eagers:
+            step(eager, wrong(argument, value))
+        with pytest.raises(OperatorError) as caught:
+            step(bundle, wrong(argument, value))
+        assert isinstance(caught.value, (type(eagers.value), IndexError)), type(eagers.value)
+        assert re.search(message, str(caught.value), re.DOTALL), caught.value
+        if "train.forward" in str(caught.value):
+            assert all(torch.equal(buffer, before[name]) for name, buffer in bundle.named_buffers()), message
+
+
+def test_values_are_refused_on_portable(tmp_path: Path) -> None:
+    path = tmp_path / "m.aotpack"
+    aotpack.build(Model(), tuple(arguments()), out=path, targets=("portable",), methods=("train",))
+    compare(path)
+
+
+@pytest.mark.parametrize("calls", ["0", "1"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_values_are_refused_by_compiled_code(compiled: Path, fresh_process: FreshProcess, threads: int, calls: str) -> None:
+    """The process lives, whoever makes the calls and however many threads find the value."""
+    code = """
+        import json, os, sys
+        from pathlib import Path
+        import torch
+        os.environ["AOTPACK_NATIVE_CALL"] = sys.argv[4]
+        sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "support"))]
+        torch.set_num_threads(int(sys.argv[3]))
+        import test_refusals
+        test_refusals.compare(Path(sys.argv[2]))
+        print(json.dumps("passed"))
+    """
+    assert fresh_process(code, Path(__file__).parent, compiled, threads, calls) == "passed"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, threads = tmp_path_factory.mktemp("compiled") / "m.aotpack", torch.get_num_threads()
+    torch.set_num_threads(1)  # code that was compiled with one thread must be right with two
+    try:
+        aotpack.build(Model(), tuple(arguments()), out=path, targets=("cpu",), methods=("train",))
+    finally:
+        torch.set_num_threads(threads)
+    return path
+
+
+FLOATS, IDS = torch.randn(4, 5), torch.tensor([0, 1, 2])
+OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Tensor]] = {
+    "index": (lambda x, i: x[i], (FLOATS,), IDS),
+    "index_put": (lambda x, i: x.index_put((i,), x.new_ones(())), (FLOATS,), IDS),
+    "index_select": (lambda x, i: x.index_select(1, i), (FLOATS,), IDS),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:3]), (FLOATS,), IDS),
+    "take": (lambda x, i: x.take(i), (FLOATS,), IDS),
+    "scatter": (lambda x, i: x.scatter(0, i[:, None], 1.0), (FLOATS,), IDS),
+    "one_hot": (lambda i: F.one_hot(i, 5), (), IDS),
+    "nll_loss": (lambda x, i: F.nll_loss(x[:3], i), (FLOATS,), IDS),
+    "embedding_bag": (lambda x, i: F.embedding_bag(i[None], x), (FLOATS,), IDS),
+    "cholesky": (lambda x: torch.linalg.cholesky(x), (), torch.eye(3)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_that_refuses_values_is_named(name: str, tmp_path: Path) -> None:
+    function, given, last = OPERATORS[name]
+    path = tmp_path / "m.aotpack"
+    aotpack.build(function, (*given, last), out=path, targets=("portable",), methods=("infer",))
+    bundle, bad = load(path), last - 200
+    with pytest.raises(Exception) as eagers:
+        function(*given, bad)
+    with pytest.raises(type(eagers.value)) as caught, torch.no_grad():
+        bundle(*given, bad)
+    assert isinstance(caught.value, OperatorError)
+    assert isinstance(caught.value, AotpackError)
+    assert f'"{name}": (' in str(caught.value), caught.value
+    torch.testing.assert_close(bundle(*given, last), function(*given, last))
