@@ -22,6 +22,7 @@ from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
 from .._torch_compat.asserted import AssertedArguments
 from .._torch_compat.decompose import decomposed_as_eager
+from .._torch_compat.moves import unmoved_modules
 from .._torch_compat.randomness import traced_random
 from ..graph import source_line
 from . import dynamo, export, rehearsals, trace
@@ -144,6 +145,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
+        unmoved_modules(),
     ):
         yield
 

@@ -399,7 +399,24 @@ class NotesOnly(nn.Module):
 
 THRICE = (Call(1), Call(2), Call(3, training=False, grad=False))
 
+
+class MovedExperts(nn.Module):
+    """A mixture of experts whose parts are moved, at every call, to where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(3, 3) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.experts.to(device=x.device, dtype=x.dtype)
+        return sum(expert.to(x.device).float().cpu()(x) for expert in self.experts)  # type: ignore[return-value]
+
+
 CASES: list[Case] = [
+    *[
+        module_case(f"state: modules are moved to where they are, {end}", MovedExperts, g(2, 3), front_ends=(end,))
+        for end in ("dynamo", "trace")
+    ],
     module_case("tied weights", Tied, ints(5, high=7), calls=THRICE),
     module_case("tied weights: the same layer twice", TiedModule, g(2, 3), calls=THRICE),
     module_case("tied weights: views of one storage", TiedTransposed, g(2, 3), calls=THRICE),

@@ -1,0 +1,56 @@
+"""``module.to(device)`` while a model runs: nothing is traced where the module is there already.
+
+Eager then assigns every parameter its own data, which no graph holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+
+@contextlib.contextmanager
+def unmoved_modules() -> Iterator[None]:
+    """Let the methods that move or convert a module return it as it is where they would change nothing."""
+    with contextlib.ExitStack() as stack:
+        for name, wanted in _WANTED.items():
+            stack.enter_context(mock.patch.object(nn.Module, name, _unless_needless(getattr(nn.Module, name), wanted)))
+        yield
+
+
+_Wanted = Callable[..., tuple[Any, ...]]
+"""The arguments of a call, to device, element type, and then, of ``to``, ``non_blocking`` and the memory format."""
+
+
+_WANTED: dict[str, _Wanted] = {
+    "to": torch._C._nn._parse_to,
+    "cpu": lambda: (torch.device("cpu"), None),
+    "float": lambda: (None, torch.float32),
+    "double": lambda: (None, torch.float64),
+    "half": lambda: (None, torch.float16),
+    "bfloat16": lambda: (None, torch.bfloat16),
+}
+
+
+def _unless_needless(method: Callable[..., Any], wanted: _Wanted) -> Callable[..., Any]:
+    def moved(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        device, dtype, *rest = wanted(*args, **kwargs)
+        if (not rest or rest[1] is None) and _is_needless(module, device, dtype):
+            return module
+        return method(module, *args, **kwargs)
+
+    return moved
+
+
+def _is_needless(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> bool:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if device is not None and tensor.device != device:
+            return False
+        if dtype is not None and (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != dtype:
+            return False
+    return True
