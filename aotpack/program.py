@@ -14,7 +14,7 @@ from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import CONTAINERS, FORMAT_VERSION
+from aotpack_loader.format.versions import CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD
 from aotpack_loader.runtime.tree import holds_given
 
 from . import capture, graph
@@ -131,11 +131,21 @@ def assemble(name: str, producer: schema.Producer, work: Work, contents: Content
         training=work.module.training,
         modules=modules,
         module_classes=classes,
-        features=[CONTAINERS] if any(method.updates or holds_given(method.outputs) for method in methods.values()) else [],
+        features=_features(methods),
     )
     with as_a_loader():
         validate_program(program, "program")
     return program
+
+
+def _features(methods: Mapping[str, schema.Method]) -> list[str]:
+    """What a loader must know of beyond the first version of the format."""
+    leaves = [leaf for method in methods.values() for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf)]
+    used = {
+        CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
+        SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
+    }
+    return [feature for feature, needed in used.items() if needed]
 
 
 @contextlib.contextmanager

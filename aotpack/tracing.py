@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.labels import Labels
 
 from . import capture, edges, layouts, partition, second, signature
-from ._torch_compat import Decompositions
+from ._torch_compat import Decompositions, SetsRequiresGradError
 from .capture import containers
 from .capture.branches import Branch
 from .capture.containers import Containers
@@ -24,7 +24,7 @@ from .capture.dynamic_shapes import DynamicShapes
 from .capture.dynamic_shapes import resolve as resolve_shapes
 from .capture.examples import named_leaves, refuse_layouts
 from .capture.rearrange import Arrangement, Writes, arrange
-from .capture.sharing import has_gaps, separated, sharing
+from .capture.sharing import has_gaps, replaced, separated, sharing
 from .options import MethodPlan, Options, RandomMode
 from .partition.rng import drawn_anew
 from .progress import Run
@@ -36,7 +36,8 @@ from .subclasses import check_apart
 class TracedMethod:
     """A method as it was traced. ``identical``, ``distinct``, ``second`` and ``flags`` as in its document.
 
-    ``gradients_only``: without gradients the model does something else.
+    ``gradients_only``: without gradients the model does something else. ``made_to_require``: numbers of the arguments that the
+    model calls ``requires_grad_()`` on.
     """
 
     plan: MethodPlan
@@ -48,6 +49,7 @@ class TracedMethod:
     gradients_only: bool = False
     second: schema.Second | None = None
     flags: Mapping[str, bool] = field(default_factory=dict)
+    made_to_require: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,30 @@ def _with_flags(work: Work, method: TracedMethod) -> TracedMethod:
 
 
 def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:
+    """Trace a method; once more where the model makes arguments require gradients, with examples that do."""
+    try:
+        return _trace_as_given(work, plan)
+    except SetsRequiresGradError as error:
+        leaves = error.leaves
+    built = _trace_as_given(_with_gradients(work, leaves), plan)
+    return replace(built, convention=_sets_requires_grad(built.convention, leaves), made_to_require=leaves)
+
+
+def _with_gradients(work: Work, leaves: Collection[int]) -> Work:
+    """The same work with examples that require gradients, by leaf number."""
+    flat = pytree.tree_leaves((work.args, work.kwargs))
+    made = {id(flat[i]): flat[i].detach().requires_grad_() for i in leaves}
+    args, kwargs = replaced(work.args, work.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    return replace(work, args=args, kwargs=kwargs)
+
+
+def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int]) -> signature.Convention:
+    given = convention.method["leaves"]
+    marked = [structs.replace(leaf, sets_requires_grad=True) if i in leaves else leaf for i, leaf in enumerate(given)]
+    return replace(convention, method={**convention.method, "leaves": marked})
+
+
+def _trace_as_given(work: Work, plan: MethodPlan) -> TracedMethod:
     module, args, kwargs = work.module, work.args, work.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
     apart = separated(args, kwargs, shared, work.gaps)
@@ -165,6 +191,7 @@ def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
     """The method, and after it that of its gradients where it has any."""
     if first.convention.backward is None or not first.plan.grad:
         return [first]
+    work = _with_gradients(work, first.made_to_require)
     leaves = first.convention.method["leaves"]
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
     given |= {entry.name: entry.subclass for entry in work.state}

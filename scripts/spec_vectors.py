@@ -179,6 +179,20 @@ class Picked(nn.Module):
         return x.index_select(0, rows).sin()
 
 
+class Slope(nn.Module):
+    """A loss on the slope of a network at its argument, which it makes require a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            height = self.layer(x.requires_grad_()).tanh()
+            (slope,) = torch.autograd.grad(height.sum(), x, create_graph=True)
+            return height.detach(), (slope.square().sum(1) - 1).square().mean()
+
+
 class Attention(nn.Module):
     """One pre-norm block as in GPT-2, without dropout."""
 
@@ -276,6 +290,12 @@ VALID: dict[str, Case] = {
         [],
         Picked,
         lambda: ((torch.randn(4, 3, requires_grad=True), torch.tensor([2, 0])), {}),
+    ),
+    "requires_grad_set": Case(
+        "a gradient with respect to an argument, which the model makes require one",
+        ["A16"],
+        Slope,
+        lambda: ((torch.randn(3, 2),), {}),
     ),
     "attention": Case("a block of GPT-2", [], Attention, lambda: ((torch.randn(2, 4, 8, requires_grad=True),), {})),
     "sizes": Case(
@@ -620,6 +640,9 @@ INVALID: dict[str, Invalid] = {
         "V2", "time_travel", lambda d: _set(d.program, "features", ["time_travel"]), kind="UnsupportedVersionError"
     ),
     # the program
+    "sets_requires_grad_alone": Invalid(
+        "C33", "C33:", _method(lambda method: method["leaves"][0].update(requires_grad=False, sets_requires_grad=True))
+    ),
     "name_twice": Invalid("C1", "C1:", lambda d: d.program["state"].append(d.program["state"][0])),
     "reserved_name": Invalid("C2", "C2:", _state(name="aotpack.scale")),
     "name_below_name": Invalid(

@@ -49,11 +49,12 @@ from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_torch_logs
 from .overlaps import OverlapError
-from .own_gradients import OwnGradientError, retained_own_graphs
+from .own_gradients import OwnGradientError, traced_own_gradients
 from .rehearsal import (
     ASSIGNS_STATE,
     Called,
     Rehearsed,
+    SetsRequiresGradError,
     SideEffectError,
     Touched,
     is_compiling,
@@ -114,6 +115,7 @@ __all__ = [
     "OverlapError",
     "OwnGradientError",
     "Rehearsed",
+    "SetsRequiresGradError",
     "ShapeEnv",
     "SideEffectError",
     "Split",
@@ -166,7 +168,6 @@ __all__ = [
     "recorded_lines",
     "refuse_changes",
     "rehearse",
-    "retained_own_graphs",
     "split_regions",
     "statically_known_true",
     "stored_elements",
@@ -175,6 +176,7 @@ __all__ = [
     "symbols_in",
     "symbols_of",
     "tell_calls_apart",
+    "traced_own_gradients",
     "tree_children",
     "unguarded_convolutions",
     "varying_integer",

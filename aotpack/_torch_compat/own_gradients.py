@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 class OwnGradientError(Exception):
@@ -29,16 +30,26 @@ def refused_accumulation() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def retained_own_graphs() -> Iterator[None]:
-    """Keep what ``torch.autograd.grad`` would free.
+def traced_own_gradients() -> Iterator[None]:
+    """While a model is traced as it runs: keep what ``torch.autograd.grad`` would free.
 
     A joint graph holds gradients of every result, also of one whose graph the model has freed. Eager fails where a caller
     asks for these; the model itself sees no difference.
     """
-    with _engine(_retaining):
+    with _engine(_retaining), UnchangedRequiresGrad():
         yield
 
 
+class UnchangedRequiresGrad(TorchFunctionMode):
+    """Lets ``x.requires_grad = True`` pass where ``x`` requires a gradient already: a trace's arguments are no leaves."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _SET_REQUIRES_GRAD and args[0].requires_grad == args[1]:
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+_SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _ENGINE = "_engine_run_backward"
 
 

@@ -52,6 +52,14 @@ class SideEffectError(Exception):
     """The model changes something that the graphs of a bundle do not hold."""
 
 
+class SetsRequiresGradError(SideEffectError):
+    """The model calls ``requires_grad_()`` on arguments: a call must do so too. ``leaves``: their numbers."""
+
+    def __init__(self, leaves: frozenset[int]) -> None:
+        super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot repeat")
+        self.leaves = leaves
+
+
 ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
 
 
@@ -138,7 +146,8 @@ def rehearse(
     nothing to do: only running tells.
 
     Raises:
-        SideEffectError: ``requires_grad`` or ``data`` of a tensor is changed.
+        SideEffectError: ``data`` of a tensor is changed, or ``requires_grad`` of one that outlives the call.
+        SetsRequiresGradError: arguments are made to require gradients, and nothing else is wrong.
         Exception: whatever the model raises.
     """
     try:
@@ -176,7 +185,7 @@ def _run(
         given = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in given}
         known = [tensor.grad_fn for tensor in given]
-        watched = _RefusedFunctions(given)
+        watched = _RefusedFunctions(leaves, state)
         with contextlib.ExitStack() as stack:
             if operators is not None:
                 operators.clear()
@@ -190,6 +199,8 @@ def _run(
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
             result = torch.func.functional_call(model, state, args, kwargs)
         watched.check_results(result)
+        if strict and watched.made_to_require:
+            raise SetsRequiresGradError(frozenset(watched.made_to_require))
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
@@ -243,8 +254,9 @@ _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
 class _RefusedFunctions(TorchFunctionMode):
     """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read.
 
-    ``given``: the arguments, parameters and buffers. The caller sees their ``requires_grad``, and that of a result. That of any
-    other tensor which the model makes ends with the call: tracing follows it.
+    The caller sees ``requires_grad`` of its arguments (``leaves``, by number) and of parameters and buffers (``state``), and that
+    of a result. That of any other tensor which the model makes ends with the call: tracing follows it.
+    ``made_to_require``: numbers of arguments that the model calls ``requires_grad_()`` on before it does anything with them.
     """
 
     reads_nodes = False
@@ -252,10 +264,15 @@ class _RefusedFunctions(TorchFunctionMode):
     _sets_requires_grad = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
     _refused = _sets_requires_grad | {torch.Tensor.data.__set__}  # type: ignore[attr-defined]
 
-    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+    def __init__(self, leaves: Mapping[int, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self._given = {id(tensor) for tensor in given}
+        self.made_to_require: set[int] = set()
+        self._arguments: dict[int, list[int]] = {}
+        for i, tensor in leaves.items():
+            self._arguments.setdefault(id(tensor), []).append(i)
+        self._state = {id(tensor): name for name, tensor in state.items()}
         self._changed: list[torch.Tensor] = []
+        self._used: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
@@ -266,31 +283,44 @@ class _RefusedFunctions(TorchFunctionMode):
                 "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
             )
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
-            name = getattr(func, "__name__", str(func))
             if func not in self._sets_requires_grad:
+                name = getattr(func, "__name__", str(func))
                 raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
-            if not self._is_made_inside(args[0]):
-                raise SideEffectError(f"changes requires_grad of {_OUTSIDE}, which a bundle cannot repeat")
-            self._changed.append(args[0])
+            self._see_change(args[0])
         result = func(*args, **(kwargs or {}))
         for tensor in written(func, args, kwargs or {}) if _writes_unseen(func) else []:
             torch.autograd.graph.increment_version(tensor)
+        self._note_uses(args, kwargs, result)
         return result
 
-    def _is_made_inside(self, tensor: torch.Tensor) -> bool:
-        """Whether the model made ``tensor`` in this call; ``torch.func`` makes wrappers of its own."""
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return True
-        return isinstance(tensor, FakeTensor) and id(tensor) not in self._given
+    def _see_change(self, tensor: torch.Tensor) -> None:
+        """``requires_grad`` of ``tensor`` is changed: refuse that where a call cannot do so, too."""
+        if id(tensor) in self._arguments:
+            if tensor.requires_grad:
+                raise SideEffectError("calls requires_grad_(False) on an argument; use detach() of it")
+            if id(tensor) in self._used:
+                raise SideEffectError("calls requires_grad_() on an argument that it has already computed with; call it first")
+            self.made_to_require.update(self._arguments[id(tensor)])
+        elif id(tensor) in self._state:
+            raise SideEffectError(f"changes requires_grad of {self._state[id(tensor)]} while it runs; change it before the build")
+        elif not (isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+            raise SideEffectError("changes requires_grad of a tensor that the call did not make; use detach() or clone() of it")
+        else:
+            self._changed.append(tensor)
+
+    def _note_uses(self, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the arguments that something was computed with while they required no gradient."""
+        if not self._arguments or not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(result)):
+            return
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf is not result and id(leaf) in self._arguments and not leaf.requires_grad:
+                self._used.add(id(leaf))
 
     def check_results(self, result: Any) -> None:
         """Refuse a leaf as a result: its caller could ask for its gradient, and a graph's results are no leaves."""
         returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
         if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
             raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
-
-
-_OUTSIDE = "a tensor that the call did not make"
 
 
 def _writes_unseen(func: Any) -> bool:

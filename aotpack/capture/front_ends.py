@@ -71,6 +71,7 @@ def capture(
 
     Raises:
         CaptureError: every front end refused; the message has the reason of each.
+        SetsRequiresGradError: to be traced with arguments that require gradients.
     """
     refused: list[Reason] = []
     cause: Exception | None = None
@@ -94,7 +95,7 @@ def capture(
                 _check_constants(joint)
                 joint = with_dense_results(joint)
                 _check_layouts(joint)
-        except AotpackError:
+        except (AotpackError, compat.SetsRequiresGradError):
             raise
         except compat.AliasedOutputsError as error:
             raise _refused_aliases(error) from error

@@ -36,7 +36,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model):
         trial = rehearsals.rehearse(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
-        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.retained_own_graphs():
+        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
             joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, note=given.returned.note)
     return with_trial(trial, joint), lost(regions, joint)
 

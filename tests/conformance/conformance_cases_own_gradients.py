@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .harness import TRAIN, Case, g, module_case, t
+from .harness import TRAIN, Call, Case, g, inputs, laid_out, module_case, t
 
 Loss = Callable[[nn.Module, Tensor], Any]
 
@@ -101,6 +101,42 @@ def adds_to_gradients(net: nn.Module, x: Tensor) -> Tensor | None:
     return points.grad
 
 
+def of_the_argument(net: nn.Module, x: Tensor) -> Tensor:
+    """The caller sees it: the argument requires a gradient from then on, and gets one."""
+    x.requires_grad_(True)
+    return _residual(net, x)
+
+
+def of_the_argument_by_attribute(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    if not x.requires_grad:
+        x.requires_grad = True
+    return _residual(net, x), x
+
+
+def forces_on_the_argument(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.set_grad_enabled(True):
+        energy = net(x.requires_grad_()).sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=net.training)
+    return energy, -slope
+
+
+def of_a_used_argument(net: nn.Module, x: Tensor) -> Tensor:
+    value = net(x)
+    return value.mean() + _residual(net, x.requires_grad_())
+
+
+def on_and_off(net: nn.Module, x: Tensor) -> Tensor:
+    loss = _residual(net, x.requires_grad_())
+    x.requires_grad_(False)
+    return loss
+
+
+def of_a_parameter(net: nn.Module, x: Tensor) -> Tensor:
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    return net(x)
+
+
 def _case(loss: Loss, x: Any = None, **options: Any) -> Case:
     options = {"methods": ("train",), "calls": (TRAIN,), "rng": "eager", **options}
     return module_case(f"own gradients: {loss.__name__.strip('_')}", lambda: Field(loss), x or t(5, 2), **options)
@@ -112,4 +148,12 @@ CASES = [
     _case(constant_gradient),
     module_case("own gradients: forces", lambda: Field(forces), t(5, 2)),
     _case(adds_to_gradients),
+    _case(
+        of_the_argument,
+        dynamic_shapes={"x": {0: torch.export.Dim("points", min=2)}},
+        calls=(TRAIN, Call(2, inputs=inputs(t(3, 2))), Call(3, inputs=inputs(laid_out(t(5, 2), (1, 5))))),
+    ),
+    _case(of_the_argument_by_attribute),
+    module_case("own gradients: forces_on_the_argument", lambda: Field(forces_on_the_argument), t(5, 2)),
+    *[_case(loss) for loss in (of_a_used_argument, on_and_off, of_a_parameter)],
 ]

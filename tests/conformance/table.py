@@ -96,8 +96,10 @@ REFUSED: dict[str, str] = {
     "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
-    "outputs: requires_grad_() on an input inside": "requires_grad_\\(\\)",
     "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*conformance_cases_own_gradients.py:\d+",
+    "own gradients: of_a_used_argument": "already computed with; call it first",
+    "own gradients: on_and_off": r"requires_grad_\(False\) on an argument; use detach",
+    "own gradients: of_a_parameter": "changes requires_grad of net.0.weight while it runs; change it before the build",
     # What a graph cannot draw again, or not as eager does.
     "RNG: torch.manual_seed in the model": "random state itself.*seed before the call.*at .*random.py:\\d+",
     "RNG: torch.seed in the model": "random state itself.*at .*random.py:\\d+",

@@ -401,7 +401,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor.
 
     ``from_start``: it must begin at the first element of its storage. ``fixed_stride``: a copy with these strides does not do
-    in its place.
+    in its place. ``sets_requires_grad``: the original calls ``requires_grad_()`` on it, and so does a call.
     """
 
     path: str
@@ -413,6 +413,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
     subclass: Subclass | None = None
     from_start: bool = False
     fixed_stride: bool = False
+    sets_requires_grad: bool = False
 
 
 class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):

@@ -19,7 +19,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31, C32, A1, A2, and C36, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every rule that is broken, with its place.
@@ -236,6 +236,8 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
             yield from _sizes_problems(leaf.shape, leaf.stride, f"{at}.leaves[{i}]")
             if leaf.requires_grad and not _is_differentiable(leaf.dtype):
                 yield Problem(f"{at}.leaves[{i}]", f"C16: a tensor of {leaf.dtype} cannot require a gradient")
+            if leaf.sets_requires_grad and not leaf.requires_grad:
+                yield Problem(f"{at}.leaves[{i}]", "C33: requires_grad_() is called on it, and it requires no gradient")
     if _leaves(method.inputs) != len(method.leaves):
         yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
     if _leaves(method.outputs) + sum(_leaves(update.tree) for update in method.updates) != len(method.results):

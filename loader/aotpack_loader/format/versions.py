@@ -8,7 +8,8 @@ Log, one line a version:
 
 * 1.0 (2026-11-21): first release.
 * 1.1 (2026-11-23): ``modules`` and ``module_classes`` of the program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
-  the feature ``containers``: ``updates`` of methods, trees of type ``given``.
+  the feature ``containers``: ``updates`` of methods, trees of type ``given``;
+  the feature ``sets_requires_grad`` of tensor arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ FORMAT_VERSION: Final = Version(major=1, minor=1)
 CONTAINERS: Final = "containers"
 """The feature of programs that change or return containers of their callers (``Method.updates``, ``GivenNode``)."""
 
-KNOWN_FEATURES: Final = frozenset({CONTAINERS})
+SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
+"""The feature of programs that call ``requires_grad_()`` on arguments (``TensorLeaf.sets_requires_grad``)."""
+
+KNOWN_FEATURES: Final = frozenset({CONTAINERS, SETS_REQUIRES_GRAD})
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

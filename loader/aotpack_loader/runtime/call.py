@@ -64,6 +64,7 @@ class MethodCall:
         self.differentiable = None
         if backward is not None and method.backward is not None:
             self.differentiable = self._bridge(method.backward, backward, native=native)
+        self._made_to_require = [i for i, leaf in enumerate(method.leaves) if getattr(leaf, "sets_requires_grad", False)]
         # The original turns gradients on while its caller has them off.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
@@ -142,6 +143,8 @@ class MethodCall:
             self.written_leaves.check(given)
         if self._layouts is not None:
             self._layouts.check(given, laid_out)
+        if self._made_to_require:
+            given, laid_out, environment = self._requiring_gradients(given, laid_out, environment, args, kwargs)
         versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
         # The epilogue needs the caller's own tensors, too: read again only if some had to be laid out.
@@ -157,6 +160,16 @@ class MethodCall:
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(given, before)
         return results if self.containers is None else self.containers((args, kwargs), results)
+
+    def _requiring_gradients(
+        self, given: list[Any], laid_out: list[Any], environment: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any], dict[str, int]]:
+        """Do to arguments what the original does: call ``requires_grad_()`` on them. Copies of them are made anew."""
+        for leaf in self._made_to_require:
+            given[leaf].requires_grad_()
+        if all(given[leaf] is laid_out[leaf] for leaf in self._made_to_require):
+            return given, laid_out, environment
+        return self.inputs(args, kwargs)
 
     def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
         """Add the bases to the leaves; return the versions of what is written through each."""

@@ -71,6 +71,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it changes or returns containers of its caller": call.containers is not None,
         "an integer argument varies": any(isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves),
         "an argument must begin its storage": any(isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves),
+        "it calls requires_grad_() on an argument": any(getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves),
         "check='full' looks at every call": call.checks is not None,
         "its graphs return numbers": not all(graph.returns_tensors for graph in graphs),
         "its code returns fewer values than its target uses": any(_is_short(graph, library) for graph in graphs),
