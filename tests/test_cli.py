@@ -86,7 +86,7 @@ def handmade_method(forward: schema.Descriptor) -> schema.Method:
         primals=[schema.ParameterPrimal("w"), schema.InputPrimal(0)],
         forward=forward,
         num_outputs=1,
-        symbols=[schema.Symbol("s0", 2, 64)],
+        symbols=[schema.Symbol("s0", 2, 64, label="batch")],
         constraints=["s0 % 2 == 0"],
         captured_with="dynamo",
         parameters=["state"],
@@ -231,16 +231,16 @@ def test_inspect_reads_well(handmade: Path) -> None:
         "infer  serves eval() without grad",
         "  arguments",
         "  ├── state  dict",
-        "  │   ├── 'b'  float32[s0, 4], requires grad",
+        "  │   ├── 'b'  float32[batch, 4], requires grad",
         "  │   └── 'a'  int64[]",
         "  └── flag  = True (fixed)",
         "  results: Output",
-        "  ├── .y  float32[s0, 4], differentiable",
+        "  ├── .y  float32[batch, 4], differentiable",
         "  └── .extra  list",
         "      ├── [0]  is args[0]['b']",
         "      └── [1]  = '[not markup]'",
-        "  2 <= s0 <= 64",
-        "  s0 % 2 == 0",
+        "  2 <= batch <= 64",
+        "  batch % 2 == 0",
         "  captured with dynamo",
     ):
         assert expected in lines
@@ -252,7 +252,7 @@ def test_inspect_reads_well(handmade: Path) -> None:
 def test_inspect_json_is_complete(handmade: Path) -> None:
     found = document(invoke("inspect", "--json", handmade))
     assert found["digest"].startswith("sha256:")
-    assert found["program"]["methods"]["infer"]["symbols"] == [{"name": "s0", "minimum": 2, "maximum": 64}]
+    assert found["program"]["methods"]["infer"]["symbols"] == [{"name": "s0", "minimum": 2, "maximum": 64, "label": "batch"}]
     assert found["targets"]["portable"]["target"]["kind"] == "portable"
     assert found["size"] == sum(blob["size"] for blob in found["blobs"])
 

@@ -18,6 +18,7 @@ from rich.tree import Tree as RichTree
 from aotpack_loader.format import media_types, schema, subclasses
 from aotpack_loader.format.computations import computations
 from aotpack_loader.format.containers import shown
+from aotpack_loader.format.labels import Labels
 
 from .console import json_option, print_json, size_text, stdout, verbose_option
 
@@ -151,11 +152,11 @@ def _mode(mode: schema.Mode) -> str:
 
 
 def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
+    labels = Labels(method.symbols)
     for symbol in method.symbols:
-        top = "" if symbol.maximum is None else f" <= {symbol.maximum}"
-        name = f"{symbol.name} ({symbol.label})" if symbol.label else symbol.name
-        yield f"{symbol.minimum} <= {name}{top}" if top else f"{name} >= {symbol.minimum}"
-    yield from method.constraints
+        name, top = labels.name(symbol.name), symbol.maximum
+        yield f"{name} >= {symbol.minimum}" if top is None else f"{symbol.minimum} <= {name} <= {top}"
+    yield from map(labels.text, method.constraints)
     forward = len(bundle.graph(method.forward).nodes)
     if method.backward is None:
         yield f"graph: {_count(forward, 'operation')}"
@@ -178,7 +179,7 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
 def _inputs(method: schema.Method) -> RichTree:
     """The arguments by name; the tree of a method is always ``(args, kwargs)``."""
     root = RichTree("arguments")
-    leaves = iter([_leaf(leaf) for leaf in method.leaves])
+    leaves = map(Labels(method.symbols).text, map(_leaf, method.leaves))
     args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
     for position, item in enumerate(getattr(args, "items", [])):
         label = method.parameters[position] if position < len(method.parameters) else f"args[{position}]"
@@ -193,7 +194,7 @@ def _inputs(method: schema.Method) -> RichTree:
 
 def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
     graph = bundle.graph(method.forward)
-    leaves = iter([_result(method, graph, result) for result in method.results])
+    leaves = map(Labels(method.symbols).text, [_result(method, graph, result) for result in method.results])
     root = RichTree("results")
     if isinstance(method.outputs, schema.LeafNode):
         root.label = Text(f"result: {next(leaves, '')}")
