@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from aotpack_loader.trust import decide_trust, record_built
 
 from . import __version__, decompositions, existing, finish, program, tracing
 from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_kernels, free_sizes
+from ._torch_compat.recurrent import own_gru, recurrent_scans
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
@@ -95,7 +97,8 @@ def build(
     run = Run(observer)
     example = tracing.Example(model, args, kwargs, dynamic_shapes)
     work = tracing.start(run, example, options, _decompositions(chosen, options))
-    with free_sizes(), fakes_of_kernels(), BlobStore(out) as store:
+    scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else nullcontext()
+    with free_sizes(), fakes_of_kernels(), own_gru(), scans, BlobStore(out) as store:
         traced = tracing.trace(work)
         documents, graphs = program.describe(traced, work, store)
         graphs = specialize(graphs, specializations)

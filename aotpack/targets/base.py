@@ -64,7 +64,8 @@ def graphs_to_compile(
 class Target(Protocol):
     """Compiles the graphs of a program for one kind of machine.
 
-    One whose code is for fixed sizes has ``specializes = True``, and compiles each graph for its ``specializations``.
+    One whose code is for fixed sizes has ``specializes = True``, and compiles each graph for its ``specializations``. One whose
+    compiler keeps loops has ``keeps_loops = True``: recurrent layers are then traced as scans, not step by step.
     """
 
     @property

@@ -42,6 +42,7 @@ class XlaTarget:
     """
 
     specializes = True
+    keeps_loops = True
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant

@@ -1,0 +1,274 @@
+"""Recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, however long the sequence is.
+
+torch's rules decompose a layer into its cell, once for each step of time. Here a layer is a scan of the cell, and its gradient
+a scan in the other direction, over what the first has stacked. What needs no loop is outside: the products with the input,
+and the gradients of the weights.
+
+Tried on: torch 2.9.0 (with torch_xla), 2.13.0. What is wrapped: the functions for one layer in ``torch._decomp.decompositions``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._decomp import decompositions
+
+_SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
+
+State = Sequence[Tensor]
+"""What a cell passes on: the hidden state; of an LSTM the cell state too."""
+
+
+class _Cell(NamedTuple):
+    """The elementwise part of a step, and of its gradient.
+
+    ``forward(from_input, from_hidden, state)`` gives the next state, and what the gradient needs besides.
+    ``saved(before, after, kept)`` picks what ``backward`` reads of these.
+    ``backward(gradients, saved)``, of those of the next state, gives those of both products and of the state; None for one
+    that is in a product alone.
+    ``products_differ``: whether the gradients of the two products do.
+    """
+
+    forward: Callable[[Tensor, Tensor, State], tuple[State, State]]
+    saved: Callable[[State, State, State], State]
+    backward: Callable[[State, State], tuple[Tensor, Tensor, Sequence[Tensor | None]]]
+    products_differ: bool = False
+
+
+def _lstm(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
+    i, f, g, o = (from_input + from_hidden).chunk(4, -1)
+    gates = torch.cat([i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()], -1)
+    i, f, g, o = gates.chunk(4, -1)
+    memory = f * state[1] + i * g
+    return (o * memory.tanh(), memory), (gates,)
+
+
+def _lstm_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    before, after, gates = saved
+    i, f, g, o = gates.chunk(4, -1)
+    bent = after.tanh()
+    memory = gradients[1] + gradients[0] * o * (1 - bent * bent)
+    parts = [
+        memory * g * i * (1 - i),
+        memory * before * f * (1 - f),
+        memory * i * (1 - g * g),
+        gradients[0] * bent * o * (1 - o),
+    ]
+    product = torch.cat(parts, -1)
+    return product, product, (None, memory * f)
+
+
+def _gru(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
+    given, hidden = from_input.chunk(3, -1), from_hidden.chunk(3, -1)
+    r, z = (given[0] + hidden[0]).sigmoid(), (given[1] + hidden[1]).sigmoid()
+    n = (given[2] + hidden[2] * r).tanh()
+    return ((state[0] - n) * z + n,), (torch.cat([r, z, n], -1), hidden[2].clone())
+
+
+def _gru_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    before, gates, hidden = saved
+    (gradient,) = gradients
+    r, z, n = gates.chunk(3, -1)
+    new = gradient * (1 - z) * (1 - n * n)
+    update, reset = gradient * (before - n) * z * (1 - z), new * hidden * r * (1 - r)
+    return torch.cat([reset, update, new], -1), torch.cat([reset, update, new * r], -1), (gradient * z,)
+
+
+def _plain(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, State], tuple[State, State]]:
+    return lambda from_input, from_hidden, state: ((function(from_input + from_hidden),), ())
+
+
+def _plain_backward(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[State, State], tuple[Tensor, Tensor, tuple[None]]]:
+    def backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, tuple[None]]:
+        product = slope(gradients[0], saved[0])
+        return product, product, (None,)
+
+    return backward
+
+
+def _after(before: State, after: State, kept: State) -> State:
+    return after
+
+
+_TANH = _Cell(_plain(torch.tanh), _after, _plain_backward(lambda gradient, result: gradient * (1 - result * result)))
+_RELU = _Cell(_plain(torch.relu), _after, _plain_backward(lambda gradient, result: torch.where(result > 0, gradient, 0)))
+_LSTM = _Cell(_lstm, lambda before, after, kept: (before[1], after[1], *kept), _lstm_backward)
+_GRU = _Cell(_gru, lambda before, after, kept: (*before, *kept), _gru_backward, products_differ=True)
+
+
+class _Weights(NamedTuple):
+    """Of the hidden state: for the product with it, and what an LSTM projects it with."""
+
+    product: Tensor
+    bias: Tensor | None = None
+    projection: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A cell, and which operands its steps take: as many states, then the weights that there are."""
+
+    cell: _Cell
+    states: int
+    has_bias: bool
+    has_projection: bool
+
+    def weights(self, operands: State) -> _Weights:
+        left = iter(operands)
+        return _Weights(next(left), next(left) if self.has_bias else None, next(left) if self.has_projection else None)
+
+    def step(self, row: Tensor, state: State, weights: _Weights) -> tuple[State, State]:
+        (hidden, *rest), kept = self.cell.forward(row, F.linear(state[0], weights.product, weights.bias), state)
+        if weights.projection is not None:
+            hidden = F.linear(hidden, weights.projection)
+        return (hidden, *rest), kept
+
+    def scan(self, given: Tensor, operands: State, *, keeps: bool) -> tuple[State, State, State]:
+        """The last state, the states after each step, and what else of each a gradient needs; of those the first, or all."""
+        count = self.states
+        shown = count if keeps else 1
+
+        def step(*values: Tensor) -> list[Tensor]:
+            state, kept = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
+            return [*state, *(value.clone() for value in state[:shown]), *(kept if keeps else ())]
+
+        found = _SCANS.scan_op(step, list(operands[:count]), [given], tuple(operands[count:]))
+        return found[:count], found[count : count + shown], found[count + shown :]
+
+    def unrolled(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
+        """What :class:`_Scanned` gives, step by step."""
+        state, weights, rows = operands[: self.states], self.weights(operands[self.states :]), []
+        for row in given.unbind(0):
+            state, _ = self.step(row, state, weights)
+            rows.append(state[0])
+        return torch.stack(rows), *state
+
+    def gradients(self, gradients: State, operands: State, rows: State, kept: State) -> list[Tensor]:
+        """Those of the input and of the operands, of those of what :class:`_Scanned` gives."""
+        cell, count, weights = self.cell, self.states, self.weights(operands[self.states :])
+        before = [torch.cat([first.unsqueeze(0), row[:-1]]) for first, row in zip(operands, rows, strict=False)]
+        saved = cell.saved(before, rows, kept)
+
+        def step(*values: Tensor) -> list[Tensor]:
+            (hidden, *rest), row, values = values[:count], values[count], values[count + 1 :]
+            picked, constants = values[: len(saved)], values[len(saved) :]
+            hidden = hidden + row
+            inner = hidden if weights.projection is None else hidden @ constants[1]
+            of_input, of_hidden, (beside, *of_rest) = cell.backward((inner, *rest), picked)
+            through = of_hidden @ constants[0]
+            results = [through if beside is None else through + beside, *of_rest, of_input]
+            results += [of_hidden] if cell.products_differ else []
+            return results if weights.projection is None else [*results, hidden]
+
+        constants = (weights.product,) if weights.projection is None else (weights.product, weights.projection)
+        backwards = [value.flip(0) for value in (gradients[0], *saved)]
+        found = _SCANS.scan_op(step, list(gradients[1:]), backwards, constants)
+        of_states, of_rows = found[:count], [value.flip(0) for value in found[count:]]
+        of_hidden = of_rows[1] if cell.products_differ else of_rows[0]
+        results = [of_rows[0], *of_states, _of_weight(of_hidden, before[0])]
+        results += [of_hidden.sum((0, 1))] if self.has_bias else []
+        if self.has_projection:
+            inner = kept[0].chunk(4, -1)[3] * rows[1].tanh()
+            results.append(_of_weight(of_rows[-1], inner))
+        return results
+
+
+def _of_weight(gradient: Tensor, given: Tensor) -> Tensor:
+    """The gradient of a weight, all steps together, of that of its product with ``given``."""
+    return gradient.flatten(0, 1).t() @ given.flatten(0, 1)
+
+
+class _Scanned(torch.autograd.Function):
+    """``(hidden state after each step, last state…)`` of a layer, given the products with the input for all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: _Layer, given: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        last, rows, kept = layer.scan(given, operands, keeps=True)
+        ctx.layer, ctx.kept = layer, len(kept)
+        ctx.save_for_backward(given, *operands, *rows, *kept)
+        return rows[0], *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        layer: _Layer = ctx.layer
+        given, *saved = ctx.saved_tensors
+        count = len(saved) - layer.states - ctx.kept
+        operands, rows, kept = saved[:count], saved[count : count + layer.states], saved[count + layer.states :]
+        if not torch.is_grad_enabled():
+            return None, *layer.gradients(gradients, operands, rows, kept)
+        # For gradients of gradients: what was stacked is no result, and has none.
+        inputs = [value for value, needed in zip((given, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
+        found = iter(torch.autograd.grad(layer.unrolled(given, operands), inputs, gradients, create_graph=True))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+
+
+def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
+    """``(hidden states over time, last state…)`` of one layer in one direction; as torch's functions for one layer."""
+    weight, product, *rest = params
+    bias, own_bias = rest[:2] if has_biases else (None, None)
+    projection = rest[-1] if len(params) % 2 else None
+    given = F.linear(given, weight, bias)
+    operands = [*state, *(value for value in (product, own_bias, projection) if value is not None)]
+    if torch.is_autocast_enabled(given.device.type):
+        operands = [operand.to(given.dtype) for operand in operands]
+    layer = _Layer(cell, len(state), own_bias is not None, projection is not None)
+    given = given.flip(0) if reverse else given
+    with torch.autocast(given.device.type, enabled=False):
+        if torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):
+            rows, *last = _Scanned.apply(layer, given, *operands)
+        else:
+            last, (rows,), _ = layer.scan(given, operands, keeps=False)
+    return rows.flip(0) if reverse else rows, *last
+
+
+def _in_transform() -> bool:
+    """Whether a function transform runs, or forward-mode differentiation: those look into steps."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+@contextlib.contextmanager
+def recurrent_scans() -> Iterator[None]:
+    """Trace recurrent layers as scans."""
+    plain, lstm, select = decompositions.one_layer_rnn, decompositions.one_layer_lstm, decompositions.select_one_layer_lstm_function
+    cells = {torch.tanh: _TANH, torch.relu: _RELU, decompositions.gru_cell: _GRU}
+    make_cell = decompositions.rnn_cell
+
+    def one_layer_rnn(x: Tensor, hidden: Tensor, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
+        if _in_transform():
+            cell = hidden_fn if hidden_fn is decompositions.gru_cell else make_cell(hidden_fn)
+            return plain(x, hidden, params, has_biases, cell, reverse)
+        return _run(cells[hidden_fn], x, [hidden], params, has_biases, reverse)
+
+    def one_layer_lstm(x: Tensor, hidden: Any, params: Any, has_biases: bool, reverse: bool = False) -> Any:
+        if _in_transform():
+            return lstm(x, hidden, params, has_biases, reverse)
+        rows, *last = _run(_LSTM, x, hidden, params, has_biases, reverse)
+        return rows, tuple(last)
+
+    with (
+        mock.patch.object(decompositions, "rnn_cell", lambda function: function),
+        mock.patch.object(decompositions, "one_layer_rnn", one_layer_rnn),
+        mock.patch.object(decompositions, "one_layer_lstm", one_layer_lstm),
+        mock.patch.object(decompositions, "select_one_layer_lstm_function", lambda *_: one_layer_lstm),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def own_gru() -> Iterator[None]:
+    """Let ``torch.nn.GRU`` be torch's again: torch_xla, once imported, puts one in its place that runs on its devices alone."""
+    module = sys.modules.get("torch_xla.experimental.gru")
+    if module is None:
+        yield
+        return
+    with mock.patch.object(module.GRU, "forward", torch.nn.modules.rnn.GRU.forward):
+        yield
