@@ -284,9 +284,16 @@ def _wrappers_with_room(inputs: Any) -> Iterator[None]:
 def _trained_lstms() -> Iterator[None]:
     """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which keeps nothing for a backward.
 
-    torch takes it wherever the input alone needs no gradient.
+    torch takes it wherever the input alone needs no gradient. Torch 2.9 gives the last states of the others a dimension more.
     """
     select: Callable[..., Any] = lstm_decompositions.select_one_layer_lstm_function
+    layer: Callable[..., Any] = lstm_decompositions.one_layer_lstm
+
+    def one_layer_lstm(given: torch.Tensor, hidden: Any, *rest: Any, **how: Any) -> Any:
+        rows, last = layer(given, hidden, *rest, **how)
+        return rows, tuple(
+            state.squeeze(0) if state.dim() > first.dim() else state for state, first in zip(last, hidden, strict=True)
+        )
 
     def chosen(given: torch.Tensor, hidden: Any, weights: Any) -> Any:
         trained = torch.is_grad_enabled() and any(
@@ -294,7 +301,10 @@ def _trained_lstms() -> Iterator[None]:
         )
         return lstm_decompositions.one_layer_lstm if trained else select(given, hidden, weights)
 
-    with mock.patch.object(lstm_decompositions, "select_one_layer_lstm_function", chosen):
+    with (
+        mock.patch.object(lstm_decompositions, "select_one_layer_lstm_function", chosen),
+        mock.patch.object(lstm_decompositions, "one_layer_lstm", one_layer_lstm),
+    ):
         yield
 
 

@@ -24,10 +24,14 @@ def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
     return {**core_aten_decompositions(), **get_decompositions(list(also))}
 
 
-def trace(function: Callable[..., Any], examples: Sequence[torch.Tensor], table: Decompositions) -> torch.fx.Graph:
-    """The graph of ``function`` on fake tensors, whose fake mode must be on; its nodes carry ``meta["val"]``."""
+def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompositions) -> torch.fx.Graph:
+    """The graph of ``function`` on fake tensors, whose fake mode must be on; its nodes carry ``meta["val"]``.
+
+    Two of ``examples`` may be one fake tensor. ``make_fx`` tells arguments apart by identity, so it gets others.
+    """
+    distinct = [value.detach() if isinstance(value, torch.Tensor) else value for value in examples]
     with decomposed_as_eager():
-        return make_fx(function, decomposition_table=dict(table))(*examples).graph
+        return make_fx(function, decomposition_table=dict(table))(*distinct).graph
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decompositions
+from torch.nn.functional import linear
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
@@ -127,22 +127,32 @@ class _Layer:
         return _Weights(next(left), next(left) if self.has_bias else None, next(left) if self.has_projection else None)
 
     def step(self, row: Tensor, state: State, weights: _Weights) -> tuple[State, State]:
-        (hidden, *rest), kept = self.cell.forward(row, F.linear(state[0], weights.product, weights.bias), state)
+        (hidden, *rest), kept = self.cell.forward(row, linear(state[0], weights.product, weights.bias), state)
         if weights.projection is not None:
-            hidden = F.linear(hidden, weights.projection)
+            hidden = linear(hidden, weights.projection)
         return (hidden, *rest), kept
 
-    def scan(self, given: Tensor, operands: State, *, keeps: bool) -> tuple[State, State, State]:
-        """The last state, the states after each step, and what else of each a gradient needs; of those the first, or all."""
+    def scan(self, given: Tensor, operands: State) -> tuple[State, State, State]:
+        """The last state, the states after each step, and what else of each the gradient needs."""
         count = self.states
-        shown = count if keeps else 1
 
         def step(*values: Tensor) -> list[Tensor]:
             state, kept = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
-            return [*state, *(value.clone() for value in state[:shown]), *(kept if keeps else ())]
+            return [*state, *(value.clone() for value in state), *kept]
 
         found = _SCANS.scan_op(step, list(operands[:count]), [given], tuple(operands[count:]))
-        return found[:count], found[count : count + shown], found[count + shown :]
+        return found[:count], found[count : 2 * count], found[2 * count :]
+
+    def inference(self, given: Tensor, operands: State) -> State:
+        """The last state, and the hidden state after each step."""
+        count = self.states
+
+        def step(*values: Tensor) -> list[Tensor]:
+            state, _ = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
+            return [*state, state[0].clone()]
+
+        found: State = _SCANS.scan_op(step, list(operands[:count]), [given], tuple(operands[count:]))
+        return found
 
     def unrolled(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
         """What :class:`_Scanned` gives, step by step."""
@@ -151,6 +161,11 @@ class _Layer:
             state, _ = self.step(row, state, weights)
             rows.append(state[0])
         return torch.stack(rows), *state
+
+    def types(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
+        """Of what :class:`_Scanned` gives, and whether it requires gradients; the values are others."""
+        state, _ = self.step(given[0], operands[: self.states], self.weights(operands[self.states :]))
+        return state[0].expand(given.shape[0], *state[0].shape).clone(), *state
 
     def gradients(self, gradients: State, operands: State, rows: State, kept: State) -> list[Tensor]:
         """Those of the input and of the operands, of those of what :class:`_Scanned` gives."""
@@ -165,7 +180,7 @@ class _Layer:
             inner = hidden if weights.projection is None else hidden @ constants[1]
             of_input, of_hidden, (beside, *of_rest) = cell.backward((inner, *rest), picked)
             through = of_hidden @ constants[0]
-            results = [through if beside is None else through + beside, *of_rest, of_input]
+            results: list[Any] = [through if beside is None else through + beside, *of_rest, of_input]
             results += [of_hidden] if cell.products_differ else []
             return results if weights.projection is None else [*results, hidden]
 
@@ -192,7 +207,7 @@ class _Scanned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, given: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-        last, rows, kept = layer.scan(given, operands, keeps=True)
+        last, rows, kept = layer.scan(given, operands)
         ctx.layer, ctx.kept = layer, len(kept)
         ctx.save_for_backward(given, *operands, *rows, *kept)
         return rows[0], *last
@@ -216,18 +231,26 @@ def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
-    given = F.linear(given, weight, bias)
+    given = linear(given, weight, bias)
     operands = [*state, *(value for value in (product, own_bias, projection) if value is not None)]
     if torch.is_autocast_enabled(given.device.type):
         operands = [operand.to(given.dtype) for operand in operands]
     layer = _Layer(cell, len(state), own_bias is not None, projection is not None)
     given = given.flip(0) if reverse else given
     with torch.autocast(given.device.type, enabled=False):
-        if torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):
-            rows, *last = _Scanned.apply(layer, given, *operands)
+        if torch.compiler.is_exporting():  # torch.export keeps the operator as it is
+            rows, *last = layer.types(given, operands)
+        elif torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):
+            rows, *last = _Scanned.apply(layer, given, *operands)  # type: ignore[no-untyped-call]
         else:
-            last, (rows,), _ = layer.scan(given, operands, keeps=False)
+            *last, rows = layer.inference(given, operands)
     return rows.flip(0) if reverse else rows, *last
+
+
+def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bool) -> State:
+    """``(hidden states over time, hidden state, cell state)`` of an LSTM's layer with biases, without gradients."""
+    with torch.no_grad():
+        return _run(_LSTM, x, state, params, has_biases=True, reverse=reverse)
 
 
 def _in_transform() -> bool:
@@ -238,13 +261,13 @@ def _in_transform() -> bool:
 @contextlib.contextmanager
 def recurrent_scans() -> Iterator[None]:
     """Trace recurrent layers as scans."""
-    plain, lstm, select = decompositions.one_layer_rnn, decompositions.one_layer_lstm, decompositions.select_one_layer_lstm_function
-    cells = {torch.tanh: _TANH, torch.relu: _RELU, decompositions.gru_cell: _GRU}
-    make_cell = decompositions.rnn_cell
+    torchs: Any = decompositions
+    plain, lstm, make_cell = torchs.one_layer_rnn, torchs.one_layer_lstm, torchs.rnn_cell
+    cells = {torch.tanh: _TANH, torch.relu: _RELU, torchs.gru_cell: _GRU}
 
     def one_layer_rnn(x: Tensor, hidden: Tensor, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
         if _in_transform():
-            cell = hidden_fn if hidden_fn is decompositions.gru_cell else make_cell(hidden_fn)
+            cell = hidden_fn if hidden_fn is torchs.gru_cell else make_cell(hidden_fn)
             return plain(x, hidden, params, has_biases, cell, reverse)
         return _run(cells[hidden_fn], x, [hidden], params, has_biases, reverse)
 
@@ -255,10 +278,10 @@ def recurrent_scans() -> Iterator[None]:
         return rows, tuple(last)
 
     with (
-        mock.patch.object(decompositions, "rnn_cell", lambda function: function),
+        mock.patch.object(decompositions, "rnn_cell", lambda nonlinearity: nonlinearity),
         mock.patch.object(decompositions, "one_layer_rnn", one_layer_rnn),
         mock.patch.object(decompositions, "one_layer_lstm", one_layer_lstm),
-        mock.patch.object(decompositions, "select_one_layer_lstm_function", lambda *_: one_layer_lstm),
+        mock.patch.object(decompositions, "select_one_layer_lstm_function", return_value=one_layer_lstm),
     ):
         yield
 

@@ -104,9 +104,6 @@ KNOWN = {
         "torch_xla alone raises so too where one thread syncs while another computes",
         "eager works; .* TargetError: .*tensor_data:.*",
     ),
-    "autograd: an LSTM of whose arguments none needs a gradient": Known(
-        "traced so by torch 2.9: on portable too", r"out\[1\]\[[01]\](\.shape)?: eager .*2, 2, 3.*, bundle .*2, 1, 2, 3.*"
-    ),
     "autograd: autocast bf16 inside the model": Known(_HALF, rf".*{VALUES}", within=0.01),
     "autograd: autocast bf16 inside the model, bf16 result": Known(_HALF, rf".*{VALUES}", within=0.01),
     "autograd: autocast at call, none at build, is refused": _NOT_REFUSED,

@@ -13,6 +13,7 @@ import torch
 
 from ..._torch_compat import Decompositions
 from ..._torch_compat.decompose import core_decompositions
+from ..._torch_compat.recurrent import lstm_layer
 from . import attention, pools
 
 aten = torch.ops.aten
@@ -156,8 +157,27 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
     return gradient * mask * scale
 
 
+def _lstm_layer(
+    x: torch.Tensor,
+    of_input: torch.Tensor,
+    of_hidden: torch.Tensor,
+    bias: torch.Tensor,
+    own_bias: torch.Tensor,
+    hidden: torch.Tensor,
+    memory: torch.Tensor,
+    reverse: bool,
+    batch_sizes: list[int],
+    *_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """oneDNN's layer as torch's rules call it: one, in one direction, the steps first. Its last result is for a backward."""
+    params = [of_input, of_hidden, bias, own_bias]
+    rows, *last = lstm_layer(x, [hidden.squeeze(0), memory.squeeze(0)], params, reverse=reverse)
+    return rows, *(state.unsqueeze(0) for state in last), torch.empty(0, dtype=torch.uint8, device=x.device)
+
+
 WHEN_LOWERED: Decompositions = {
     torch.ops.higher_order.flex_attention: attention.flex_attention,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }

@@ -5,6 +5,7 @@ Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,10 +148,24 @@ def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
     known = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
     with node.graph.inserting_before(node):
         for item in inner.nodes:
-            if item.op not in ("placeholder", "output"):
+            if item.op == "get_attr":
+                known[item] = _adopted(item, node)
+            elif item.op not in ("placeholder", "output"):
                 known[item] = node.graph.node_copy(item, known.__getitem__)
                 known[item].meta = {**node.meta, "val": item.meta["val"]}
     return pytree.tree_map_only(Node, known.__getitem__, inner.output_node().args[0])
+
+
+def _adopted(item: Node, node: Node) -> Node:
+    """The graph that a rule's control flow runs, as one of the graph that ``node`` is in; before that."""
+    theirs, ours = item.graph.owning_module, node.graph.owning_module
+    assert theirs is not None
+    assert ours is not None
+    name = next(name for i in itertools.count() if not hasattr(ours, name := f"{node.name}_{item.target}_{i}"))
+    ours.register_module(name, normalise(theirs.get_submodule(str(item.target))))  # type: ignore[arg-type]
+    adopted = node.graph.get_attr(name)
+    adopted.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    return adopted
 
 
 def _name_dimensions(node: Node) -> None:
