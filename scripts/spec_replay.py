@@ -17,17 +17,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "spec/vectors"))
+import aotpack_vectors
+from spec_calls import MismatchError, Outcome, described, flatten, refused, run
+
 import aotpack_loader
 from aotpack_loader import errors
 from aotpack_loader.devices.literals import literal
 from aotpack_loader.format import schema
-from aotpack_loader.runtime.tree import flattener, unflattener
+from aotpack_loader.runtime.tree import unflattener
 
 BUNDLE, EXPECT, TENSORS = "bundle.aotpack", "expect.json", "expect.safetensors"
-
-
-class MismatchError(AssertionError):
-    """A vector and this loader disagree."""
 
 
 def observe(
@@ -92,16 +93,6 @@ def _at(tree: schema.Tree, path: Sequence[int], value: Any) -> Any:
     return value
 
 
-def flatten(tree: schema.Tree, value: Any) -> list[Any]:
-    """Leaves of ``value`` in order."""
-    leaves: list[Any] = []
-    problems: list[errors.Problem] = []
-    flattener(tree, "value")(value, leaves, problems)
-    if problems:
-        raise MismatchError("\n".join(map(str, problems)))
-    return leaves
-
-
 def arguments(
     method: schema.Method, tensors: Mapping[str, torch.Tensor], prefix: str, same: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,21 +118,69 @@ def replay_valid(folder: Path) -> int:
         raise MismatchError(f"{folder}/{BUNDLE} is {found}, expected {expect['file']}: vectors are never changed")
     compared = 0
     for call in expect["calls"]:
-        model = aotpack_loader.load(folder / BUNDLE, backend="portable", verify="full")
+        model = load(folder)
         if model.aotpack.digest != expect["bundle"]:
             raise MismatchError(f"the bundle digest is {model.aotpack.digest}, expected {expect['bundle']}")
-        method = model.aotpack.program.methods[call["method"]]
-        args, kwargs = arguments(method, tensors, call["prefix"], call.get("same", {}))
-        seen, others = observe(model, method, args, kwargs, training=call["training"], grad=call["grad"])
+        if "refused" in call:
+            _replay_refused(model, call, tensors)
+            compared += 1
+            continue
+        outcome = _outcome(model, call, tensors)
         prefix = call["prefix"] + "."
-        expected = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix) and ".input." not in n}
-        if others != call["others"]:
-            raise MismatchError(f"{call['prefix']}: results that are no tensors are {others}, expected {call['others']}")
-        problems = list(_differences(expected, seen, expect["tolerance"]))
+        given = (f"{prefix}input.", f"{prefix}memory.")
+        expected = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix) and not n.startswith(given)}
+        if outcome.others != call["others"]:
+            raise MismatchError(f"{call['prefix']}: results that are no tensors are {outcome.others}, expected {call['others']}")
+        problems = list(_differences(expected, outcome.tensors, expect["tolerance"]))
+        problems += list(_fact_differences(call["facts"], outcome.facts)) if "facts" in call else []
         if problems:
             raise MismatchError(f"{folder.name}, {call['prefix']}: " + "; ".join(problems))
         compared += len(expected)
     return compared
+
+
+def load(folder: Path) -> aotpack_loader.LoadedProgram:
+    """The vector's bundle, on the portable target, every digest checked, with all that vectors need to be given."""
+    return aotpack_loader.load(
+        folder / BUNDLE,
+        backend="portable",
+        verify="full",
+        operators=aotpack_vectors.OPERATORS,
+        subclasses=aotpack_vectors.CLASSES,
+    )
+
+
+def _outcome(model: Any, call: Any, tensors: Mapping[str, torch.Tensor]) -> Outcome:
+    method = model.aotpack.program.methods[call["method"]]
+    if "leaves" in call:
+        return run(model, method, call, _leaves(call, tensors))
+    args, kwargs = arguments(method, tensors, call["prefix"], call.get("same", {}))
+    return Outcome(*observe(model, method, args, kwargs, training=call["training"], grad=call["grad"]))
+
+
+def _leaves(call: Any, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
+    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in aotpack_vectors.CLASSES}
+    return described(call["leaves"], tensors, call["prefix"], classes)
+
+
+def _replay_refused(model: Any, call: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make a call that must be refused, and compare the error with the one expected."""
+    expected = call["refused"]
+    method = model.aotpack.program.methods[call["method"]]
+    error = refused(model, method, call, _leaves(call, tensors))
+    if error is None:
+        raise MismatchError(f"{call['prefix']}: was accepted, expected {expected['kind']} ({expected['rule']})")
+    if type(error).__name__ != expected["kind"] or expected["contains"] not in str(error):
+        raise MismatchError(f"{call['prefix']}: {type(error).__name__}: {error}; expected {expected}") from error
+
+
+def _fact_differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(expected.keys() | seen.keys()):
+        want, have = expected.get(name), seen.get(name)
+        if isinstance(want, dict) and isinstance(have, dict):
+            have = {key: value for key, value in have.items() if key in want}
+        if want != have:
+            yield f"{name} is {have}, expected {want}"
 
 
 def _differences(
@@ -154,7 +193,7 @@ def _differences(
         want, have = expected[name], seen[name]
         if want.shape != have.shape or want.dtype != have.dtype:
             yield f"{name} is {have.dtype}{list(have.shape)}, expected {want.dtype}{list(want.shape)}"
-        elif not torch.allclose(want, have, rtol=tolerance["relative"], atol=tolerance["absolute"]):
+        elif not torch.allclose(want, have, equal_nan=True, rtol=tolerance["relative"], atol=tolerance["absolute"]):
             yield f"{name} is off by {float((want - have).abs().max()):.2e}"
 
 
@@ -162,7 +201,7 @@ def replay_invalid(folder: Path) -> None:
     """Load the bundle, with every digest checked, and compare the error with the one expected."""
     expect = json.loads((folder / EXPECT).read_text())
     try:
-        aotpack_loader.load(folder / BUNDLE, backend="portable", verify="full")
+        load(folder)
     except errors.AotpackError as error:
         if type(error).__name__ != expect["kind"] or expect["contains"] not in str(error):
             raise MismatchError(f"{folder.name}: {type(error).__name__}: {error}; expected {expect}") from error

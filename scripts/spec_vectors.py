@@ -5,20 +5,19 @@
 
 Add-only: a vector that exists is never written again, so that every bundle of every release stays readable. A change
 of behaviour is a new case with a new name. Each valid case is a model of plain torch code below, built with a
-self-test; what the original makes of the recorded inputs goes to expect.safetensors. Each invalid case is one edit of
-the valid case ``scale`` with all digests made right again, so that exactly one rule is broken.
+self-test; what the original makes of the recorded inputs goes to expect.safetensors. Newer valid cases are in
+``scripts/spec_cases.py``, invalid ones in ``scripts/spec_invalid.py`` and ``scripts/spec_invalid_rules.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import hashlib
-import io
 import json
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +29,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
+from spec_calls import made, recorded, run
+from spec_cases import CASES, Function
+from spec_cases import Case as CallCase
+from spec_documents import Documents, tar
+from spec_invalid import INVALID, Invalid
+from spec_invalid_rules import MORE_INVALID
 from spec_replay import BUNDLE, EXPECT, TENSORS, flatten, observe, replay
 
 import aotpack
-from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.format import media_types
+from aotpack_loader.errors import AotpackError
+from aotpack_loader.format import schema
 
 VECTORS = Path(__file__).resolve().parent.parent / "spec/vectors/v1"
 TOLERANCE = {"relative": 1e-4, "absolute": 1e-6}
@@ -347,12 +352,34 @@ def write_valid(name: str, case: Case, folder: Path) -> None:
         call = {"prefix": prefix, "method": method_name, "training": training, "grad": training, "others": others}
         calls.append(call | {"same": same} if same else call)
     save_file(tensors, folder / TENSORS)
+    _write_expectation(folder, case.about, case.covers, report.digest, calls)
+
+
+def _seeded(make: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+def _as_specified(facts: Json, method: schema.Method) -> Json:
+    """Eager's facts, less what a reader is free in: an unviewed result is no view, one of a copied argument may be any."""
+    for i, result in enumerate(method.results):
+        fact = facts.get(f"result.{i}", {})
+        if getattr(result, "unviewed", False) and "is_view" in fact:
+            fact["is_view"] = False
+            fact.pop("base", None)
+        if getattr(result, "laid_out", False) or getattr(result, "reshaped", False):
+            fact.pop("is_view", None)
+            fact.pop("base", None)
+    return facts
+
+
+def _write_expectation(folder: Path, about: str, covers: list[str], digest: str, calls: Json) -> None:
     expect = {
-        "about": case.about,
-        "covers": case.covers,
+        "about": about,
+        "covers": covers,
         "producer": {"aotpack": aotpack.__version__, "torch": str(torch.__version__)},
-        "bundle": report.digest,
-        "file": "sha256:" + hashlib.sha256(bundle.read_bytes()).hexdigest(),
+        "bundle": digest,
+        "file": "sha256:" + hashlib.sha256((folder / BUNDLE).read_bytes()).hexdigest(),
         "tolerance": TOLERANCE,
         "calls": calls,
     }
@@ -375,349 +402,54 @@ def _write_json(path: Path, value: Json) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
+def write_case(name: str, case: CallCase, folder: Path) -> None:
+    """Build the bundle of ``case`` and record what the original does at its calls."""
+    bundle = folder / BUNDLE
+    with contextlib.ExitStack() as stack:
+        if case.prepare is not None:
+            stack.enter_context(case.prepare())
+        aotpack.build(
+            _seeded(case.model), *made((case.example(), case.kwargs())), out=bundle, targets=["portable"], name=name, **case.build
+        )
+    if case.edit is not None:
+        documents = Documents(bundle)
+        case.edit(documents)
+        bundle.write_bytes(tar(list(documents.files().items())))
+    with Bundle.open(bundle) as opened:
+        methods, digest = opened.program.methods, opened.digest
+    tensors: dict[str, torch.Tensor] = {}
+    calls = []
+    for number, call in enumerate(case.calls()):
+        mode = (call.training, call.grad)
+        served = [n for n, m in methods.items() if mode in [(s.training, s.grad) for s in m.serves]]
+        prefix = f"call_{number}"
+        leaves, given = recorded(call.leaves, prefix)
+        written = {"prefix": prefix, "training": call.training, "grad": call.grad, "leaves": leaves, **call.more}
+        written["method"] = served[0] if served else next(iter(methods))
+        tensors |= given
+        if call.refused:
+            written["refused"] = {"rule": call.refused, "kind": call.kind, "contains": call.contains}
+        else:
+            model = _seeded(case.model)
+            original = model if isinstance(model, nn.Module) else Function(model)
+            seen = run(original, methods[served[0]], written, call.leaves)
+            tensors |= {f"{prefix}.{key}": value.contiguous().clone() for key, value in seen.tensors.items()}
+            written |= {"others": seen.others, "facts": _as_specified(seen.facts, methods[served[0]])}
+        calls.append(written)
+    save_file(tensors, folder / TENSORS)
+    _write_expectation(folder, case.about, case.covers, digest, calls)
+
+
 # ---------------------------------------------------------------- invalid vectors
 
 
-class Documents:
-    """The documents of a bundle as plain JSON; :meth:`files` makes the digests right again, from the bottom up."""
-
-    def __init__(self, path: Path) -> None:
-        with tarfile.open(path) as archive:
-            self.others = {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
-        self.top = json.loads(self.others.pop("index.json"))
-        self.index = self._take(self.top["manifests"][0])
-        self.manifest = self._take(self.index["manifests"][0])
-        self.program = self._take(self.manifest["config"])
-        self.target = self._take(self.manifest["layers"][0])
-        self.method: Json = {}
-        self.forward: Json = {}
-
-    def reduce(self, method: str) -> None:
-        """Keep what ``method`` needs (``train``: both): what is broken is elsewhere, and the files stay small."""
-        del self.program["self_test"]
-        methods = self.program["methods"]
-        if method == "infer":
-            del methods["train"]
-        self.method = methods[method]
-        graphs = [item["forward"] for item in methods.values()]
-        graphs += [item["backward"]["graph"] for item in methods.values() if "backward" in item]
-        kept = {item["digest"] for item in (*graphs, *self.program["weights"], self.manifest["layers"][0])}
-        self.manifest["layers"] = [layer for layer in self.manifest["layers"] if layer["digest"] in kept]
-        names = {"oci-layout", *map(_blob_name, kept)}
-        self.others = {name: data for name, data in self.others.items() if name in names}
-        descriptor = self.method["forward"]
-        raw = int(descriptor["annotations"][media_types.ANNOTATION_RAW_SIZE])
-        self.forward = json.loads(compression.decompress(self.others[_blob_name(descriptor["digest"])], raw))
-
-    def replace(self, descriptor: Json, data: bytes, raw: bytes | None = None) -> None:
-        """Replace a blob, and every descriptor of it."""
-        self.others.pop(_blob_name(descriptor["digest"]), None)
-        fields: Json = {"digest": _digest(data), "size": len(data)}
-        if raw is not None:
-            notes = {media_types.ANNOTATION_RAW_SIZE: str(len(raw)), media_types.ANNOTATION_RAW_DIGEST: _digest(raw)}
-            fields["annotations"] = notes
-        old = descriptor["digest"]
-        for document in (self.program, self.manifest):
-            _update(document, old, fields)
-        self.others[_blob_name(fields["digest"])] = data
-
-    def set_forward(self) -> None:
-        """Store the edited forward graph."""
-        raw = _dump(self.forward)
-        self.replace(self.method["forward"], compression.compress(raw), raw)
-
-    def files(self) -> dict[str, bytes]:
-        files = dict(self.others)
-
-        def put(document: Json, descriptor: Json) -> None:
-            data = _dump(document)
-            files[_blob_name(_digest(data))] = data
-            descriptor.update(digest=_digest(data), size=len(data))
-
-        put(self.program, self.manifest["config"])
-        put(self.target, self.manifest["layers"][0])
-        put(self.manifest, self.index["manifests"][0])
-        put(self.index, self.top["manifests"][0])
-        files["index.json"] = _dump(self.top)
-        return dict(sorted(files.items()))
-
-    def _take(self, descriptor: Json) -> Json:
-        return json.loads(self.others.pop(_blob_name(descriptor["digest"])))
-
-
-def _blob_name(digest: str) -> str:
-    return "blobs/sha256/" + digest.removeprefix("sha256:")
-
-
-def _digest(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def _dump(document: Json) -> bytes:
-    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
-
-
-def _update(node: Json, old: str, fields: Json) -> None:
-    if isinstance(node, dict):
-        if node.get("digest") == old:
-            node.update(fields)
-        node = list(node.values())
-    for child in node if isinstance(node, list) else ():
-        _update(child, old, fields)
-
-
-def _tar(files: list[tuple[str, bytes]], kind: bytes = tarfile.REGTYPE) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size, info.type = len(data), kind if name == "blobs/link" else tarfile.REGTYPE
-            archive.addfile(info, io.BytesIO(data))
-    data = buffer.getvalue()
-    end = len(data.rstrip(b"\0"))
-    return data[: -(-end // 512) * 512 + 1024]  # two blocks of zeros, not a record of 10 KiB
-
-
-class Invalid(NamedTuple):
-    """An invalid vector: the rule it breaks, the error, and the edit that breaks it (of documents, or of the bytes).
-
-    ``backward``: the edit needs the method ``train``; the others do with ``infer``, which takes half the space.
-    """
-
-    constraint: str
-    contains: str
-    edit: Callable[[Documents], object] | None = None
-    damage: Callable[[bytes, Documents], bytes] | None = None
-    kind: str = "CorruptBundleError"
-    backward: bool = False
-
-
-def _set(node: Json, key: Json, value: Json) -> None:
-    node[key] = value
-
-
-def _flip(descriptor: Callable[[Documents], Json], offset: int) -> Callable[[bytes, Documents], bytes]:
-    """Flip one bit of a blob, found in the file by its content."""
-
-    def damage(data: bytes, documents: Documents) -> bytes:
-        digest = descriptor(documents)["digest"]
-        name = _blob_name(digest).encode()
-        at = data.index(name) + 512 + offset % descriptor(documents)["size"]
-        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-    return damage
-
-
-def _flip_header(data: bytes, documents: Documents) -> bytes:
-    at = data.index(b"oci-layout\0") + 136  # its time, which no reader looks at
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def _graph(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
-    def apply(documents: Documents) -> None:
-        edit(documents.forward)
-        documents.set_forward()
-
-    return apply
-
-
-def _method(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
-    return lambda documents: edit(documents.method)
-
-
-def _state(**fields: Any) -> Callable[[Documents], object]:
-    return lambda documents: documents.program["state"][0].update(fields)
-
-
-def _weights(change: Callable[[Json], object], extra: bytes = b"") -> Callable[[Documents], object]:
-    """Rewrite the header of the stored weights."""
-
-    def apply(documents: Documents) -> None:
-        descriptor = documents.program["weights"][0]
-        data = documents.others[_blob_name(descriptor["digest"])]
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        change(header)
-        text = _dump(header)
-        text += b" " * (-(8 + len(text)) % 64)
-        documents.replace(descriptor, len(text).to_bytes(8, "little") + text + data[8 + length :] + extra)
-
-    return apply
-
-
-def _second(entry: Json, **fields: Any) -> Json:
-    return {**entry, **fields}
-
-
-def _everywhere(documents: Documents, descriptor: Json, fields: Json) -> None:
-    for document in (documents.program, documents.manifest):
-        _update(document, descriptor["digest"], fields)
-
-
-def _second_program(documents: Documents) -> None:
-    def add(document: Json, media_type: str) -> Json:
-        data = _dump(document)
-        documents.others[_blob_name(_digest(data))] = data
-        return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
-
-    program = add({**documents.program, "name": "other"}, media_types.PROGRAM)
-    manifest = add({**documents.manifest, "config": program}, media_types.OCI_MANIFEST)
-    documents.index["manifests"].append(manifest)
-
-
-def _misaligned(header: Json) -> None:
-    header["__aotpack_padding.0"] = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
-    header["scale"]["data_offsets"] = [2, 18]
-
-
-def _drop_layer(documents: Documents, descriptor: Json) -> None:
-    kept = [layer for layer in documents.manifest["layers"] if layer["digest"] != descriptor["digest"]]
-    documents.manifest["layers"] = kept
-
-
-def _with_given_argument(method: Json) -> None:
-    """The only result is an argument's own object, and so is a further argument."""
-    method["inputs"]["items"][0]["items"].append({"type": "given", "path": [0, 0]})
-
-
-def _with_update(method: Json, kind: str, path: list[int]) -> None:
-    """Say that a dictionary of the caller's is changed, or that a further result is the caller's object."""
-    if kind == "given":
-        method["outputs"] = {"type": "tuple", "items": [method["outputs"], {"type": "given", "path": path}]}
-    else:
-        method["updates"] = [{"path": path, "tree": {"type": "dict", "keys": [], "items": []}}]
-
-
-INVALID: dict[str, Invalid] = {
-    # container
-    "truncated": Invalid("T6", "truncated", damage=lambda data, _: data[: len(data) // 2]),
-    "no_end_marker": Invalid("T6", "end marker", damage=lambda data, _: data[:-512]),
-    "data_after_end": Invalid("T6", "after the end marker", damage=lambda data, _: data + b"x" * 512),
-    "link_entry": Invalid(
-        "T1", "only files and directories", damage=lambda data, _: data[:-1024] + _tar([("blobs/link", b"")], tarfile.SYMTYPE)
-    ),
-    "foreign_entry": Invalid("T2", "which no bundle has", damage=lambda data, _: data[:-1024] + _tar([("../evil", b"x")])),
-    "duplicate_entry": Invalid("T3", "second entry", damage=lambda data, _: data[:-1024] + _tar([("index.json", b"{}")])),
-    "bad_checksum": Invalid("T4", "checksum", damage=_flip_header),
-    "padding_not_zero": Invalid("T5", "is not zero", damage=lambda data, _: data[:-1025] + b"x" + data[-1024:]),
-    "layout_version": Invalid("T7", "imageLayoutVersion", lambda d: _set(d.others, "oci-layout", b'{"imageLayoutVersion":"9"}')),
-    # descriptors
-    "malformed_digest": Invalid("D1", "is not a valid", lambda d: _set(d.program["weights"][0], "digest", "md5:00")),
-    "wrong_size": Invalid("D2", "bytes, expected", lambda d: _everywhere(d, d.program["weights"][0], {"size": 1})),
-    "flipped_program": Invalid("D3", "has digest", damage=_flip(lambda d: d.manifest["config"], 40)),
-    "flipped_graph": Invalid("D3", "has digest", damage=_flip(lambda d: d.method["forward"], 20)),
-    "flipped_weights": Invalid("D3", "has digest", damage=_flip(lambda d: d.program["weights"][0], -1)),
-    "graph_media_type": Invalid(
-        "D4", "not a graph", lambda d: _everywhere(d, d.method["forward"], {"mediaType": "application/json"})
-    ),
-    "no_raw_size": Invalid("D5", "does not say its size", lambda d: d.method["forward"].pop("annotations")),
-    "wrong_raw_size": Invalid(
-        "D5", "declares", lambda d: _set(d.method["forward"]["annotations"], media_types.ANNOTATION_RAW_SIZE, "7")
-    ),
-    "huge_raw_size": Invalid(
-        "D5", "the limit is", lambda d: _set(d.method["forward"]["annotations"], media_types.ANNOTATION_RAW_SIZE, str(1 << 40))
-    ),
-    "unlisted_blob": Invalid("D7", "is not a layer", lambda d: _drop_layer(d, d.method["forward"])),
-    # manifests
-    "two_images": Invalid(
-        "M1", "exactly one", lambda d: d.top["manifests"].append(d.top["manifests"][0]), kind="NotABundleError"
-    ),
-    "other_artifact": Invalid(
-        "M2", "not of an aotpack bundle", lambda d: _set(d.index, "artifactType", "text/plain"), kind="NotABundleError"
-    ),
-    "manifest_artifact": Invalid("M3", "artifactType", lambda d: _set(d.manifest, "artifactType", "text/plain")),
-    "config_type": Invalid("M3", "not a program", lambda d: _set(d.manifest["config"], "mediaType", "application/json")),
-    "two_programs": Invalid("M4", "not of one program", _second_program),
-    "no_target_layer": Invalid("M5", "is not a target", lambda d: _set(d.manifest["layers"][0], "mediaType", "application/json")),
-    "target_annotation": Invalid(
-        "M6", "annotated as another", lambda d: _set(d.manifest["annotations"], media_types.ANNOTATION_TARGET, "other")
-    ),
-    # version
-    "unknown_major": Invalid(
-        "V1", "format version 2.0", lambda d: _set(d.program, "format", {"major": 2, "minor": 0}), kind="UnsupportedVersionError"
-    ),
-    "unknown_feature": Invalid(
-        "V2", "time_travel", lambda d: _set(d.program, "features", ["time_travel"]), kind="UnsupportedVersionError"
-    ),
-    # the program
-    "sets_requires_grad_alone": Invalid(
-        "C33", "C33:", _method(lambda method: method["leaves"][0].update(requires_grad=False, sets_requires_grad=True))
-    ),
-    "name_twice": Invalid("C1", "C1:", lambda d: d.program["state"].append(d.program["state"][0])),
-    "reserved_name": Invalid("C2", "C2:", _state(name="aotpack.scale")),
-    "name_below_name": Invalid(
-        "C2", "C2:", lambda d: d.program["state"].append(_second(d.program["state"][0], name="scale.scale"))
-    ),
-    "stride_length": Invalid("C3", "C3:", _state(stride=[1, 1])),
-    "tied_to_nothing": Invalid("C4", "C4:", _state(tied_to="other")),
-    "mode_served_twice": Invalid(
-        "C5", "C5:", lambda d: _set(d.program["methods"]["infer"], "serves", d.method["serves"]), backward=True
-    ),
-    "no_methods": Invalid("C5", "C5:", lambda d: _set(d.program, "methods", {})),
-    "leaf_count": Invalid("C6", "C6:", _method(lambda m: _set(m, "outputs", {"type": "tuple", "items": []}))),
-    "unknown_parameter": Invalid("C7", "C7:", _method(lambda m: _set(m, "primals", [_other_name(p) for p in m["primals"]]))),
-    "mutated_primal": Invalid("C8", "C8:", _method(lambda m: _set(m, "mutations", [{"primal": 9, "output": 0}]))),
-    "result_out_of_range": Invalid("C9", "C9:", _method(lambda m: _set(m["results"][0], "output", 99))),
-    "gradient_count": Invalid("C10", "C10:", _method(lambda m: m["backward"]["gradients"].append(None)), backward=True),
-    "saved_out_of_range": Invalid(
-        "C11", "C11:", _method(lambda m: _set(m["backward"]["saved"], 0, {"type": "primal", "primal": 99})), backward=True
-    ),
-    "tangent_of_nothing": Invalid(
-        "C12", "C12:", _method(lambda m: _set(m["backward"]["tangents"][0], "output", 99)), backward=True
-    ),
-    "bad_expression": Invalid("C13", "C13:", _method(lambda m: _set(m, "constraints", ["s0 +"]))),
-    "unknown_symbol": Invalid("C13", "C13: unknown symbols", _method(lambda m: _set(m, "constraints", ["s0 == 4"]))),
-    "expression_too_deep": Invalid(
-        "E2", "nested too deeply", _method(lambda m: _set(m, "constraints", ["(" * 101 + "1" + ")" * 101]))
-    ),
-    "expression_calls": Invalid("E1", "unexpected", _method(lambda m: _set(m, "constraints", ["__import__('os')"]))),
-    "graph_arity": Invalid("C14", "C14:", _method(lambda m: _set(m, "num_outputs", m["num_outputs"] + 1))),
-    "executable_arity": Invalid("C14", "C14:", lambda d: _set(d.target, "executables", {"infer.forward": _executable(d)})),
-    "given_argument": Invalid("C36", "C36: an argument", _method(_with_given_argument)),
-    "given_nowhere": Invalid("C36", "C36: no argument is at", _method(lambda m: _with_update(m, "given", [0, 7]))),
-    "update_of_a_tensor": Invalid("C36", "C36: no such container", _method(lambda m: _with_update(m, "dict", [0, 0]))),
-    "containers_unsaid": Invalid("C36", "needs the feature", _method(lambda m: _with_update(m, "given", [0, 0]))),
-    "inputs_not_args_kwargs": Invalid("A1", "keyword arguments", _method(lambda m: _set(m, "inputs", {"type": "leaf"}))),
-    "unbound_symbol": Invalid("A2", "determines", _method(lambda m: _set(m, "symbols", [{"name": "s0", "minimum": 2}]))),
-    # graphs
-    "input_values": Invalid("G1", "G1:", _graph(lambda g: g["input_values"].pop())),
-    "value_twice": Invalid("G2", "G2:", _graph(lambda g: g["nodes"].append(g["nodes"][0]))),
-    "undefined_value": Invalid("G3", "G3:", _graph(lambda g: _set(g, "outputs", [{"type": "value", "name": "nothing"}]))),
-    "undefined_subgraph": Invalid(
-        "G4", "G4:", _graph(lambda g: g["nodes"][0]["args"].append({"type": "graph", "name": "nothing"}))
-    ),
-    "unknown_builtin": Invalid("G5", "no built-in", _graph(lambda g: _set(g["nodes"][0], "op", "builtin.exec"))),
-    "undeclared_namespace": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "prim.Print.default"))),
-    "file_operator": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.from_file.default"))),
-    "unknown_operator": Invalid(
-        "G6", "does not have", _graph(lambda g: _set(g["nodes"][0], "op", "aten.nothing.default")), kind="UnsupportedVersionError"
-    ),
-    # weights
-    "weights_header": Invalid("W1", "three fields", _weights(lambda h: h["scale"].pop("shape"))),
-    "weights_hole": Invalid("W2", "the blob at", _weights(lambda h: None, extra=bytes(4))),
-    "weights_offsets": Invalid("W2", "does not fit its offsets", _weights(lambda h: _set(h["scale"], "shape", [5]))),
-    "weights_dtype": Invalid("W3", "is stored as", _state(dtype="int32", requires_grad=False)),
-    "weights_out_of_range": Invalid("W4", "is needed", _state(offset=1)),
-    "weights_misaligned": Invalid("W6", "not a multiple of", _weights(_misaligned, extra=bytes(2))),
-    "weights_missing": Invalid("W5", "none of", _state(storage="other")),
-}
-
-
-def _other_name(primal: Json) -> Json:
-    return {**primal, "name": "other"} if primal["type"] == "parameter" else primal
-
-
-def _executable(documents: Documents) -> Json:
-    return {"code": documents.method["forward"], "inputs": [{"type": "value", "index": 99}], "outputs": [0]}
-
-
 def write_invalid(name: str, case: Invalid, folder: Path) -> None:
-    """Break one rule of the valid vector ``scale``."""
-    documents = Documents(VECTORS / "valid/scale" / BUNDLE)
-    documents.reduce("train" if case.backward else "infer")
+    """Break one rule of a valid vector."""
+    documents = Documents(VECTORS / "valid" / case.base / BUNDLE)
+    documents.reduce("train" if case.backward else "infer", whole=case.base != "scale")
     if case.edit is not None:
         case.edit(documents)
-    data = _tar(list(documents.files().items()))
+    data = tar(list(documents.files().items()))
     if case.damage is not None:
         data = case.damage(data, documents)
     (folder / BUNDLE).write_bytes(data)
@@ -737,10 +469,12 @@ def write(kind: str, name: str) -> None:
     with tempfile.TemporaryDirectory(dir=VECTORS) as scratch:
         folder = Path(scratch) / kind / name
         folder.mkdir(parents=True)
-        if kind == "valid":
+        if name in CASES and kind == "valid":
+            write_case(name, CASES[name], folder)
+        elif kind == "valid":
             write_valid(name, VALID[name], folder)
         else:
-            write_invalid(name, INVALID[name], folder)
+            write_invalid(name, (INVALID | MORE_INVALID)[name], folder)
         print(f"{kind}/{name}: {replay(folder)}", flush=True)
         folder.rename(final)
 
@@ -751,7 +485,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the cases and whether they are there")
     options = parser.parse_args()
     failed = 0
-    for kind, names in (("valid", list(VALID)), ("invalid", list(INVALID))):
+    for kind, names in (("valid", [*VALID, *CASES]), ("invalid", [*INVALID, *MORE_INVALID])):
         for name in names:
             there = (VECTORS / kind / name).exists()
             if options.list:
@@ -759,7 +493,16 @@ def main() -> int:
             elif not there:
                 try:
                     write(kind, name)
-                except AssertionError as error:
+                except (
+                    AssertionError,
+                    AotpackError,
+                    ArithmeticError,
+                    AttributeError,
+                    LookupError,
+                    RuntimeError,
+                    TypeError,
+                    ValueError,
+                ) as error:
                     failed += 1
                     print(f"{kind}/{name}: NOT WRITTEN: {error}", file=sys.stderr)
     return 1 if failed else 0

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from spec_replay import BUNDLE, EXPECT, observe, replay_invalid, replay_valid  # noqa: E402
 
 VECTORS = ROOT / "spec/vectors/v1"
-LIMIT = 2_000_000
+LIMIT = 4_000_000
 VALID = sorted((VECTORS / "valid").iterdir())
 INVALID = sorted((VECTORS / "invalid").iterdir())
 

@@ -110,7 +110,8 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     def replay(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         if not history:
             with torch.no_grad():
-                value = own(run(base, environment, kept), base).requires_grad_(requires_grad)
+                value = own(run(base, environment, kept), base)
+                value.requires_grad_(requires_grad and base.requires_grad)
         else:
             value = run(base, environment, kept)
             value = value.detach() if value.requires_grad and not requires_grad else own(value, base)

@@ -1,0 +1,423 @@
+"""The calls of a conformance vector: how a call is written down, made, and looked at (spec/vectors/README.md).
+
+A writer describes arguments with :class:`Own`, :class:`Seen` and :class:`Held`; :func:`recorded` turns them into JSON and
+tensors. A reader makes them again with :func:`arguments`. :func:`run` makes a call and notes what can be seen of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from aotpack_loader import errors
+from aotpack_loader.devices.literals import literal
+from aotpack_loader.format import schema
+from aotpack_loader.runtime.inputs import LayoutWarning
+from aotpack_loader.runtime.subclasses import _data as plain_data
+from aotpack_loader.runtime.tree import flattener, unflattener
+
+Json = Any
+Tensors = dict[str, torch.Tensor]
+
+
+class MismatchError(AssertionError):
+    """A vector and this loader disagree."""
+
+
+# ---------------------------------------------------------------- arguments, as a writer describes them
+
+
+@dataclass(eq=False)
+class Own:
+    """A tensor with a storage of its own. ``computed``: it is no leaf of autograd, but the result of an operation on one."""
+
+    tensor: torch.Tensor
+    requires_grad: bool = False
+    computed: bool = False
+
+
+@dataclass(eq=False)
+class Seen:
+    """A view of ``of``: elements as ``as_strided`` shows them. ``detached``: autograd does not know it as a view."""
+
+    of: Own
+    shape: list[int]
+    stride: list[int]
+    offset: int = 0
+    detached: bool = False
+    requires_grad: bool = False
+
+
+@dataclass(eq=False)
+class Held:
+    """A tensor subclass made of ``parts``."""
+
+    kind: type
+    parts: dict[str, Own | Held]
+    metadata: Any = None
+    requires_grad: bool = False
+
+
+def made(tree: Any) -> Any:
+    """The tree of arguments with real tensors; a description that stands twice is one tensor."""
+    return torch.utils._pytree.tree_map_only((Own, Seen, Held), _Maker().make, tree)
+
+
+class _Maker:
+    """Makes tensors from descriptions, each once."""
+
+    def __init__(self) -> None:
+        self.done: dict[int, torch.Tensor] = {}
+        self.leaves: dict[int, torch.Tensor] = {}
+
+    def make(self, item: Any) -> torch.Tensor:
+        if id(item) not in self.done:
+            self.done[id(item)] = self._make(item)
+        return self.done[id(item)]
+
+    def _make(self, item: Any) -> torch.Tensor:
+        if isinstance(item, Held):
+            parts = {name: self.make(part) for name, part in item.parts.items()}
+            kind: Any = item.kind
+            return kind.__tensor_unflatten__(parts, item.metadata, None, None).requires_grad_(item.requires_grad)
+        if isinstance(item, Seen):
+            base = self.make(item.of)
+            if item.detached or item.requires_grad:
+                base = base.detach()
+            seen = base.as_strided(item.shape, item.stride, item.offset)
+            return seen.detach().requires_grad_() if item.requires_grad else seen
+        leaf = _exact_clone(item.tensor).requires_grad_(item.requires_grad)
+        self.leaves[id(item)] = leaf
+        return leaf + 0 if item.computed else leaf
+
+
+def _exact_clone(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor.detach())
+
+
+# ---------------------------------------------------------------- arguments in a vector
+
+
+def recorded(leaves: list[Any], prefix: str) -> tuple[list[Json], Tensors]:
+    """Described leaves as JSON, and the tensors that they use by name."""
+    names: dict[int, str] = {}
+    first: dict[int, int] = {}
+    tensors: Tensors = {}
+
+    def own(item: Own) -> Json:
+        if id(item) not in names:
+            names[id(item)] = f"{prefix}.memory.{len(names)}"
+            tensors[names[id(item)]] = item.tensor.detach().contiguous().clone()
+        found: Json = {"memory": names[id(item)].removeprefix(f"{prefix}.")}
+        return found | _true(requires_grad=item.requires_grad, computed=item.computed)
+
+    def leaf(item: Any) -> Json:
+        if isinstance(item, Own):
+            return own(item)
+        if isinstance(item, Seen):
+            view = {"shape": item.shape, "stride": item.stride, "offset": item.offset}
+            return {"view": {**view, **_true(detached=item.detached, requires_grad=item.requires_grad)}, **own(item.of)}
+        if isinstance(item, Held):
+            parts = {name: leaf(part) for name, part in item.parts.items()}
+            name = f"{item.kind.__module__}.{item.kind.__qualname__}"
+            return {
+                "class": name,
+                "parts": parts,
+                "metadata": _metadata(item.metadata),
+                **_true(requires_grad=item.requires_grad),
+            }
+        return {"value": scalar(item)}
+
+    found = []
+    for i, item in enumerate(leaves):
+        if id(item) in first and isinstance(item, (Own, Seen, Held)):
+            found.append({"same": first[id(item)]})
+            continue
+        first[id(item)] = i
+        found.append(leaf(item))
+    return found, tensors
+
+
+def _true(**flags: bool) -> Json:
+    return {name: True for name, value in flags.items() if value}
+
+
+def scalar(value: Any) -> Json:
+    """A constant as documents write it."""
+    from aotpack.graph.literals import literal_argument
+
+    return value if isinstance(value, list) else msgspec.to_builtins(literal_argument(value))
+
+
+def _metadata(data: Any) -> Json:
+    from aotpack.subclasses import _data as written
+
+    return msgspec.to_builtins(written(data, "metadata", "a class"))
+
+
+def described(leaves: list[Json], tensors: Mapping[str, torch.Tensor], prefix: str, classes: Mapping[str, type]) -> list[Any]:
+    """Descriptions of recorded leaves: the inverse of :func:`recorded`."""
+    owned: dict[str, Own] = {}
+    found: list[Any] = []
+
+    def leaf(item: Json) -> Any:
+        if "same" in item:
+            return found[item["same"]]
+        if "value" in item:
+            value = item["value"]
+            return value if isinstance(value, list) else literal(msgspec.convert(value, schema.Scalar))
+        if "class" in item:
+            parts = {name: leaf(part) for name, part in item["parts"].items()}
+            return Held(
+                classes[item["class"]],
+                parts,
+                plain_data(msgspec.convert(item["metadata"], schema.Data)),
+                item.get("requires_grad", False),
+            )
+        name = item["memory"]
+        flags = {key: item.get(key, False) for key in ("requires_grad", "computed")}
+        memory = owned.setdefault(name, Own(tensors[f"{prefix}.{name}"], **flags))
+        return Seen(memory, **item["view"]) if "view" in item else memory
+
+    for item in leaves:
+        found.append(leaf(item))
+    return found
+
+
+# ---------------------------------------------------------------- one call
+
+
+@dataclass
+class Outcome:
+    """What was seen of a call: tensors by name, results that are no tensors, and facts that are no elements."""
+
+    tensors: Tensors = field(default_factory=dict)
+    others: Json = field(default_factory=dict)
+    facts: Json = field(default_factory=dict)
+
+
+def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[Any]) -> Outcome:
+    """Make one call of ``model``, original or loaded, with described ``leaves``, and note what can be seen of it."""
+    maker = _Maker()
+    values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
+    args, kwargs = _passed(method, call, values)
+    _prepare(model, call)
+    state = _state(model)
+    named = {f"input.{i}": v for i, v in enumerate(values) if isinstance(v, torch.Tensor)} | state
+    versions = {name: _version(tensor) for name, tensor in named.items()}
+    if "seed" in call:
+        torch.manual_seed(call["seed"])
+    with _modes(call), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LayoutWarning)  # a call may be about just that
+        returned = model(*args, **kwargs)
+    results = flatten(method.outputs, returned)
+    outcome = Outcome(others={str(i): _plain(r) for i, r in enumerate(results) if not isinstance(r, torch.Tensor)})
+    outcome.facts = _facts(named, versions, results) | (_storages(state) if call.get("storages") else {})
+    for i, result in enumerate(results):
+        if isinstance(result, torch.Tensor):
+            outcome.tensors |= _parts(f"result.{i}", result)
+    _between(model, call)
+    with _modes({**call, "grad": True}):
+        _backward(call, results, [*maker.leaves.values(), *(v for v in values if _is_leaf(v)), *model.parameters()])
+    for name, tensor in state.items():
+        if tensor.grad is not None:
+            outcome.tensors |= _parts(f"gradient.{name.removeprefix('state.')}", tensor.grad)
+        elif not isinstance(tensor, torch.nn.Parameter):
+            outcome.tensors |= _parts(f"buffer.{name.removeprefix('state.')}", tensor)
+    for number, memory in enumerate(maker.leaves.values()):
+        outcome.tensors |= _parts(f"after.memory.{number}", memory)
+        if memory.grad is not None:
+            outcome.tensors[f"input_gradient.memory.{number}"] = memory.grad
+    for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
+        if isinstance(leaf, (Seen, Held)) and _is_leaf(value) and value.grad is not None:
+            outcome.tensors |= _parts(f"input_gradient.{i}", value.grad)
+    return outcome
+
+
+def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[Any]) -> BaseException | None:
+    """The error that a call ends with, which must leave everything as it was; None where there is none."""
+    maker = _Maker()
+    values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
+    args, kwargs = _passed(method, call, values)
+    _prepare(model, call)
+    named = {f"input.{i}": v for i, v in enumerate(values) if isinstance(v, torch.Tensor)} | _state(model)
+    versions = {name: _version(tensor) for name, tensor in named.items()}
+    try:
+        with _modes(call), warnings.catch_warnings():
+            warnings.simplefilter("ignore", LayoutWarning)
+            results = [r for r in torch.utils._pytree.tree_leaves(model(*args, **kwargs)) if isinstance(r, torch.Tensor)]
+    except errors.AotpackError as error:
+        if {name: _version(tensor) for name, tensor in named.items()} != versions:
+            raise MismatchError("the refused call has written to a tensor") from error
+        return error
+    _between(model, call)
+    try:
+        _backward(call, results, [v for v in [*values, *model.parameters()] if _is_leaf(v)])
+    except RuntimeError as error:  # torch's own where autograd notices it
+        return error
+    return None
+
+
+def flatten(tree: schema.Tree, value: Any) -> list[Any]:
+    """Leaves of ``value`` in order."""
+    leaves: list[Any] = []
+    problems: list[errors.Problem] = []
+    flattener(tree, "value")(value, leaves, problems)
+    if problems:
+        raise MismatchError("\n".join(map(str, problems)))
+    return leaves
+
+
+def _passed(method: schema.Method, call: Json, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as the call passes them: as recorded by the method, or as ``passed`` says."""
+    if "passed" in call:
+        passed = call["passed"]
+        return tuple(values[i] for i in passed["args"]), {name: values[i] for name, i in passed["kwargs"].items()}
+    args, kwargs = unflattener(method.inputs)(iter(values))
+    return args, kwargs
+
+
+@contextlib.contextmanager
+def _modes(call: Json) -> Iterator[None]:
+    """Gradients, autocast and deterministic algorithms as the call asks for them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(call.get("deterministic", before))
+    autocast = getattr(torch, call.get("autocast", "bfloat16"))
+    try:
+        with torch.set_grad_enabled(call["grad"]), torch.autocast("cpu", autocast, enabled="autocast" in call):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _prepare(model: torch.nn.Module, call: Json) -> None:
+    """Set the mode, and change state as the call asks."""
+    model.train(call["training"])
+    for change in call.get("state", ()):
+        above, _, name = change["name"].rpartition(".")
+        owner = model.get_submodule(above)
+        tensor = getattr(owner, name)
+        if change["change"] == "thaw":
+            tensor.requires_grad_()
+        elif change["change"] == "double":
+            tensor.data = tensor.data.double()
+        elif isinstance(tensor, torch.nn.Parameter):
+            setattr(owner, name, torch.nn.Parameter(tensor.detach().clone()))
+        else:
+            setattr(owner, name, tensor.clone())
+
+
+def _between(model: torch.nn.Module, call: Json) -> None:
+    for name in call.get("written_between", ()):
+        with torch.no_grad():
+            model.get_parameter(name).mul_(2)
+
+
+def _backward(call: Json, results: list[Any], leaves: list[torch.Tensor]) -> None:
+    then = call.get("then", "backward")
+    heads = [r for i, r in enumerate(results) if _has_history(r) and i in call.get("heads", range(len(results)))]
+    if not heads:
+        return
+    ones = [torch.ones_like(head) for head in heads]
+    if then == "second":
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        first = torch.autograd.grad(heads, wanted, ones, create_graph=True, allow_unused=True)
+        sum((g * g).sum() for g in first if g is not None and g.requires_grad).backward()  # type: ignore[union-attr]
+        return
+    torch.autograd.backward(heads, ones, retain_graph=then == "retained")
+    if then in ("retained", "twice"):
+        torch.autograd.backward(heads, ones)
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _state(model: torch.nn.Module) -> Tensors:
+    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {f"state.{name}": tensor for name, tensor in found}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+# ---------------------------------------------------------------- facts
+
+
+def _facts(named: Tensors, versions: Mapping[str, int], results: list[Any]) -> Json:
+    """What can be seen of tensors beside their elements."""
+    facts: Json = {}
+    for name, tensor in named.items():
+        if _version(tensor) > versions[name]:
+            facts[name] = {"written": True, **_shape(tensor)}
+    objects = {id(tensor): name for name, tensor in reversed(named.items())}
+    tensors = dict(named)
+    for i, result in enumerate(results):
+        if not isinstance(result, torch.Tensor):
+            continue
+        name = f"result.{i}"
+        if id(result) in objects:
+            facts[name] = {"is": objects[id(result)]}
+            continue
+        objects[id(result)], tensors[name] = name, result
+        facts[name] = {"is_view": result._is_view(), **_shape(result)}
+        if result._is_view() and result._base is not None and id(result._base) in objects:
+            facts[name]["base"] = objects[id(result._base)]
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel():
+            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    shared = sorted(sorted(group) for group in groups.values() if len(group) > 1)
+    return facts | ({"shared_memory": shared} if shared else {})
+
+
+def _storages(state: Tensors) -> Json:
+    """How many bytes the storage of each parameter and buffer has, from its first element on."""
+    return {
+        f"{name}, bytes": tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+        for name, tensor in state.items()
+    }
+
+
+def _shape(tensor: torch.Tensor) -> Json:
+    found: Json = {"requires_grad": tensor.requires_grad, "is_leaf": tensor.is_leaf}
+    if tensor.layout is torch.strided:
+        found |= {"stride": list(tensor.stride()), "offset": tensor.storage_offset()}
+    else:
+        found |= {"layout": str(tensor.layout).removeprefix("torch.")}
+    return found
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Tensors:
+    """The plain tensors of a tensor, by name; a sparse one dense."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.Tensor:
+        attributes, _ = tensor.__tensor_flatten__()
+        return {n: t for a in attributes for n, t in _parts(f"{name}.{a}", getattr(tensor, a)).items()}
+    if tensor.layout is not torch.strided:
+        return {name: tensor.to_dense()}
+    if tensor.dtype in STORED:
+        return {name: tensor.clone()}
+    return {f"{name}:{str(tensor.dtype).removeprefix('torch.')}": tensor.contiguous().view(torch.uint8)}
+
+
+STORED = (torch.bool, torch.int64, torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+"""Types of which a vector stores elements; of others it stores bytes, and the type in the name."""
+
+
+def _plain(value: Any) -> Json:
+    """A result that is no tensor, as JSON."""
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if value is None or finite or isinstance(value, (bool, int, str)) else repr(value)

@@ -1,0 +1,87 @@
+"""Targets of every kind for the vector ``targets``. Their code is no code: no machine has their architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotpack_loader.archive import compression
+from aotpack_loader.format import media_types
+
+Json = Any
+NOWHERE = "vector"
+
+
+def add_targets(documents: Any) -> None:
+    """Add a target of each kind to a bundle of one linear layer with a batch that varies."""
+    method = documents.program["methods"]["train"]
+    symbol = method["symbols"][0]["name"]
+    machine = {"architecture": NOWHERE, "torch": "==2.13.*", "toolchain": {"compiler": "none"}}
+    writer = {"aotpack": "0.1.0", "torch": "2.13.0"}
+    native = machine | {"name": "cpu:vector", "kind": "aoti", "device": "cpu", "producer": writer}
+    native |= {"instruction_set": "vector-v1", "cpu_features": ["none_has_this"], "constraints": {"train": [f"{symbol} < 9"]}}
+    blobs: list[Json] = []
+    native |= _compiled(documents, blobs)
+    platform = {"architecture": NOWHERE, "os": "linux", "variant": "v3", "os.version": "1"}
+    documents.add_target(native, blobs, platform)
+    blobs = []
+    computed = {"name": "xla:vector", "kind": "xla", "device": "cpu", "packages": {"jaxlib": "==0.1.0"}, "topology": "1x1"}
+    computed |= machine | _computed(documents, blobs, symbol)
+    documents.add_target(computed, blobs, {"architecture": NOWHERE, "os": "linux"})
+
+
+def _compiled(documents: Any, blobs: list[Json]) -> Json:
+    """Executables of each graph: one in parts, one with all that an executable can have."""
+    code = _blob(documents, blobs, media_types.CODE_AOTI, b"no shared library")
+    fallbacks = _blob(documents, blobs, media_types.CODE_FALLBACKS, b"[]", compressed=False)
+    call = _blob(documents, blobs, media_types.CODE_CALL, b"no call library")
+    executables: Json = {}
+    sequences: Json = {}
+    for key, inputs, outputs, donated in documents.arities():
+        whole = {"code": code, "inputs": [{"type": "value", "index": i} for i in range(inputs)], "outputs": list(range(outputs))}
+        if key.endswith(".backward"):
+            whole |= {"fallbacks": fallbacks, **({"donated": donated} if donated else {})}
+            executables[key] = whole
+            continue
+        carried = [{"type": "size_carrier", "index": 0}, *whole["inputs"][1:]]
+        executables[f"{key}.0"] = {**whole, "inputs": carried, "numbers": [0]}
+        numbers = list(range(inputs, inputs + outputs))
+        sequences[key] = {"calls": [{"part": f"{key}.0", "inputs": list(range(inputs))}], "outputs": numbers}
+    library = {"code": call, "interface": 1, "torch": "2.13.0+none", "python": ".none.so"}
+    return {"executables": executables, "sequences": sequences, "call": library}
+
+
+def _computed(documents: Any, blobs: list[Json], symbol: str) -> Json:
+    """Computations for two sizes of a method, and for none of another."""
+    code = _blob(documents, blobs, media_types.CODE_PJRT, b"no executable")
+    program = _blob(documents, blobs, media_types.CODE_STABLEHLO, b"no program")
+    hlo = _blob(documents, blobs, media_types.CODE_HLO, b"no module")
+    array = {"dtype": "float32", "shape": [3, 2]}
+
+    def computation(inputs: int, outputs: int, donated: list[int], held: Json) -> Json:
+        parameters = [{"type": array, "input": i} for i in range(inputs)] + [{"type": {"dtype": "int64", "shape": []}}]
+        view = {"type": "view", "result": 0, "view": [{"op": "aten.t.default"}]}
+        made: list[Json] = [0, *range(1, outputs)]
+        if outputs > 2:
+            made[-2:] = [{"type": "value", "index": 0}, view]
+        found = {"parameters": parameters, "results": [array] * outputs, "outputs": made, **held}
+        return found | ({"donated": donated} if donated else {})
+
+    arities = {key: rest for key, *rest in documents.arities()}
+    compiled = {"code": code, "stablehlo": program}
+    sets = [
+        {
+            "sizes": {symbol: size},
+            "forward": computation(*arities["train.forward"], held=compiled),
+            "backward": computation(*arities["train.backward"], held=compiled),
+        }
+        for size in (3, 4)
+    ]
+    plain = computation(*arities["infer.forward"], held={"hlo": hlo, "stablehlo": program})
+    return {"specializations": {"train": sets}, "xla": {"infer.forward": plain}}
+
+
+def _blob(documents: Any, blobs: list[Json], media_type: str, raw: bytes, *, compressed: bool = True) -> Json:
+    """Store a blob and return its descriptor."""
+    descriptor = documents.add_blob(media_type, compression.compress(raw) if compressed else raw, raw if compressed else None)
+    blobs.append(descriptor)
+    return descriptor
