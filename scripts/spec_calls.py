@@ -300,6 +300,8 @@ def _modes(call: Json) -> Iterator[None]:
 def _prepare(model: torch.nn.Module, call: Json) -> None:
     """Set the mode, and change state as the call asks."""
     model.train(call["training"])
+    for path, flag in call.get("flags", {}).items():
+        model.get_submodule(path).train(flag)
     for change in call.get("state", ()):
         above, _, name = change["name"].rpartition(".")
         owner = model.get_submodule(above)

@@ -919,7 +919,38 @@ def _no_geometry(documents: Any) -> None:
                 del mutation["geometry"]
 
 
+class AlwaysEval(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> AlwaysEval:
+        return super().train(False)
+
+
+class AlwaysTrain(nn.Identity):
+    def train(self, mode: bool = True) -> AlwaysTrain:
+        return super().train(True)
+
+
+class Outer(nn.Module):
+    """Submodules that are shared, or in a mode of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.inner = nn.Sequential(AlwaysEval(2), AlwaysTrain(), self.first)
+        self.scale, self.helper = 2.0, torch.sin
+        self.train()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.helper(self.first(x))) * self.scale
+
+
 LAST_CASES: dict[str, Case] = {
+    "modules": Case(
+        "modules that are shared, or in a mode of their own",
+        ["N1", "N2", "N3"],
+        Outer,
+        lambda: (t(3, 2),),
+        lambda: [Call([t(3, 2)]), Call([t(3, 2)], **INFER)],
+    ),
     "from_start": Case(
         "an argument that must begin at the first element of its storage",
         ["A13"],

@@ -142,6 +142,11 @@ MORE_INVALID: dict[str, Invalid] = {
         "K5", "K5:", _method(lambda m: _set(m["backward"]["saved"][0], "part", 0)), backward=True
     ),
     "class_not_brought": Invalid("K6", "elsewhere.Unknown", _other_class, kind="SubclassError", **_SUBCLASS),
+    "modules_out_of_order": Invalid("N1", "N1:", lambda d: d.program["modules"].reverse(), base="modules"),
+    "module_class_unknown": Invalid("N1", "N1:", lambda d: _set(d.program["modules"][0], "kind", 99), base="modules"),
+    "module_within_itself": Invalid("N2", "N2:", lambda d: _set(d.program["modules"][2], "same_as", ""), base="modules"),
+    "state_in_no_module": Invalid("N3", "N3:", lambda d: d.program["modules"].pop(3), base="modules"),
+    "flag_of_no_module": Invalid("N4", "N4:", _method(lambda m: _set(m, "flags", {"nothing": True}))),
     "subgraph_arity": Invalid(
         "G7", "G7:", _graph(lambda g: _branch(g)["outputs"].pop()), base="control_flow"
     ),
