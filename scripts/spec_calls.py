@@ -17,10 +17,9 @@ import msgspec
 import torch
 
 from aotpack_loader import errors
-from aotpack_loader.devices.literals import literal
+from aotpack_loader.devices.literals import literal, plain_data
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.inputs import LayoutWarning
-from aotpack_loader.runtime.subclasses import _data as plain_data
 from aotpack_loader.runtime.tree import flattener, unflattener
 
 Json = Any

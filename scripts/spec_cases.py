@@ -463,7 +463,7 @@ def _defaults_calls() -> list[Call]:
         Call([x, y]),
         Call([x, y], more={"passed": {"args": [], "kwargs": {"y": 1, "x": 0}}}),
         Call([x, y, 2.0, 1, True], more={"passed": passed}),
-        Call([x, y, 2.5, 1, True], more={"passed": passed}, refused="A3", contains="args"),
+        Call([x, y, 2.5, 1, True], more={"passed": passed}, refused="A3", contains="2.5"),
         Call([x, y], more={"passed": {"args": [0], "kwargs": {}}}, refused="A3", contains="args"),
         Call([x, y], more={"passed": {"args": [0, 1], "kwargs": {"z": 0}}}, refused="A3", contains="z"),
     ]
