@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,6 +22,8 @@ TRIED_ON = ("2.13.0", "2.9.0")
 _LATE = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
 """Namespaces of operators that torch registers only when a function of its own is first called, and by which module."""
 
+_F = TypeVar("_F", bound=Any)
+
 _running_transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -29,6 +31,18 @@ def register_late(namespace: str) -> None:
     """Have torch register operators of its own that it otherwise registers at their first use."""
     if namespace in _LATE and find_spec(_LATE[namespace]) is not None:  # an earlier torch has neither
         import_module(_LATE[namespace])
+
+
+def opaque(function: _F) -> _F:
+    """Keep ``torch.compile`` out of a function, and out of all that it calls: it breaks the graph there.
+
+    What ``torch.compiler.disable`` does, without importing the compiler, and at no cost per call.
+    """
+    evaluation: Any = torch._C._dynamo.eval_frame
+    skip = evaluation._FrameAction.SKIP
+    evaluation.set_code_exec_strategy(function.__code__, evaluation._FrameExecStrategy(skip, skip))
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a loaded bundle is compiled already")
+    return function
 
 
 def keeps_graph() -> bool:

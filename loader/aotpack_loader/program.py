@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from msgspec import Struct
 
+from ._torch_compat import opaque
 from .edits import Edits, Watched
 from .errors import AotpackError, ModeError, Problem
 from .format import schema
@@ -68,6 +69,7 @@ class LoadedProgram(Watched):
         vars(self)["_aotpack_slots"] = add_state(self, info.program.state, state, edits)
         vars(self)["_aotpack_modes"] = modes_after(info.program)
 
+    @opaque
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))

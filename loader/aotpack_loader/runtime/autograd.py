@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_batched, keeps_graph, release_saved_tensors, saved_tensors_are_hooked
+from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked
 from ..errors import AutogradError
 from ..format import expressions, schema
 from .views import as_own, own_outputs
@@ -203,6 +203,7 @@ class _Step(torch.autograd.Function):
         return returned
 
     @staticmethod
+    @opaque
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         method = call.method
@@ -307,6 +308,7 @@ class _Anchor(torch.autograd.Function):
         return primal.new_empty(0)
 
     @staticmethod
+    @opaque
     def backward(ctx: Any, gradient: Any) -> None:
         return None
 
@@ -329,6 +331,7 @@ class _SecondDerivative(torch.autograd.Function):
         return values[:count]
 
     @staticmethod
+    @opaque
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         raise no_further(ctx.order)
 
