@@ -70,6 +70,22 @@ def test_transforms_with_gradients_are_refused(bundle: Path, transform: Callable
         transform(aotpack.load(bundle))
 
 
+def ensemble(f: nn.Module) -> Any:
+    """One call for three states; what it writes to buffers is written to those of each."""
+    states = [{name: value.detach() * factor for name, value in f.state_dict().items()} for factor in (1, 2, 3)]
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    out = vmap(lambda state: functional_call(f, state, (torch.arange(15.0).view(5, 3),)))(stacked)
+    return out, stacked
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_an_ensemble_of_states_that_are_written_to(tmp_path: Path, grad_mode: bool) -> None:
+    normed = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=True))
+    aotpack.build(normed, (torch.randn(5, 3),), out=tmp_path / "m", targets=("portable",), methods=("train",), cache=False)
+    with torch.set_grad_enabled(grad_mode):
+        torch.testing.assert_close(ensemble(aotpack.load(tmp_path / "m")), ensemble(normed))
+
+
 @pytest.mark.parametrize("transform", [mapped, pushed, dual])
 def test_compiled_code_follows_no_transform(bundle: Path, transform: Callable[[Any], Any]) -> None:
     """It reads memory: a tangent would be lost in silence."""

@@ -91,6 +91,13 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return not torch._C._has_storage(tensor)
 
 
+def with_memory(value: Any) -> Any:
+    """A tensor, or inside a transform of ``torch.func`` the tensor with memory that it stands for."""
+    while isinstance(value, torch.Tensor) and is_batched(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
 def is_one_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are views of one storage object, which on some devices has no address."""
     same: bool = first.untyped_storage()._cdata == second.untyped_storage()._cdata

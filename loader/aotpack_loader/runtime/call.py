@@ -182,6 +182,7 @@ class MethodCall:
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         graded = self.differentiable
         if graded is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
+            self._modes.check_gradients()
             if self._turns_on:
                 with torch.enable_grad():
                     outputs = graded(primals, environment)

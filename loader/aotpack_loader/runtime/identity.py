@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._torch_compat import in_transform, with_memory
 from ..errors import InputError, Problem
 from ..format import schema
 from .memory import extent, overlap, span
@@ -86,14 +87,17 @@ class Memory:
         Raises:
             InputError: names two that share memory; nothing was run.
         """
+        for a, b in self._same:
+            if leaves[a] is leaves[b]:
+                raise shared(self._paths[a], self._paths[b])
+        if in_transform():
+            leaves = [with_memory(leaf) for leaf in leaves]
+            state = {name: with_memory(value) for name, value in state.items()}
         for a, b in self.overlap:
             if self._overlapping(leaves[a], leaves[b]):
                 raise shared(self._paths[a], self._paths[b])
         for a, b in self._beside:
             if self._in_one_storage(leaves[a], leaves[b]):
-                raise shared(self._paths[a], self._paths[b])
-        for a, b in self._same:
-            if leaves[a] is leaves[b]:
                 raise shared(self._paths[a], self._paths[b])
         for leaf, entries in self.state:
             for name, _, written in self._near(leaves[leaf], entries, state):

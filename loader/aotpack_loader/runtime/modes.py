@@ -27,7 +27,7 @@ class Modes:
         self._kind = device.type
         self.autocast: torch.dtype | None = None if method.autocast is None else getattr(torch, method.autocast)
         self._undetermined = native and not method.deterministic
-        self._native, self._differentiable = native, method.backward is not None
+        self._native = native
 
     def check(self) -> None:
         """Compare with the caller's modes.
@@ -40,12 +40,17 @@ class Modes:
             raise self._other_autocast(current)
         if self._undetermined and torch.are_deterministic_algorithms_enabled():
             _refuse_undetermined()
-        if in_transform() and (self._native or (self._differentiable and torch.is_grad_enabled())):
-            raise ModeError(
-                "This bundle is called inside a transform of torch.func (vmap, grad, jvp, …) or with forward-mode gradients.",
-                hint="backward() and torch.autograd.grad() work. Without gradients the transforms do too: load it with "
-                "backend='portable' and call it under torch.no_grad().",
-            )
+        if self._native and in_transform():
+            raise _transformed()
+
+    def check_gradients(self) -> None:
+        """Refuse a call whose results are to have gradients, inside a transform: that asks for a gradient of its own.
+
+        Raises:
+            ModeError: one is running.
+        """
+        if in_transform():
+            raise _transformed()
 
     def _other_autocast(self, current: torch.dtype | None) -> ModeError:
         built = "without autocast" if self.autocast is None else f"under autocast to {self.autocast}"
@@ -54,6 +59,14 @@ class Modes:
             f"This bundle was built {built}, and autocast is {now} at this call.",
             hint="Call it in the state it was built in, or build it in the state it is called in.",
         )
+
+
+def _transformed() -> ModeError:
+    return ModeError(
+        "This bundle is called inside a transform of torch.func (vmap, grad, jvp, …) or with forward-mode gradients.",
+        hint="backward() and torch.autograd.grad() work. Without gradients the transforms do too: load it with "
+        "backend='portable' and call it under torch.no_grad(), or with nothing that requires a gradient.",
+    )
 
 
 def _refuse_undetermined() -> None:
