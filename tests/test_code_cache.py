@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -22,11 +23,14 @@ from support.archive import (
 
 from aotpack.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.weights import write_weights
+from aotpack_loader import BackendWarning, load
 from aotpack_loader.archive import cache
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices import aoti
 from aotpack_loader.errors import (
     AotpackError,
     CorruptBundleError,
+    DirectoryError,
 )
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
@@ -169,3 +173,30 @@ def test_concurrent_processes_extract_one_file(cache_dir: Path) -> None:
     names = os.listdir(cache_dir / "code" / "sha256")
     assert len(names) == 100
     assert all(name.endswith(".so") for name in names)
+
+
+def _no_space(path: Path, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("fault", ["full", "full for packages", "a file", "of others", "records of others"])
+def test_without_a_directory_for_code_a_bundle_runs_portable(
+    digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AOTPACK_STATE" if fault == "records of others" else "AOTPACK_CACHE", str(folder))
+    if fault == "full":
+        monkeypatch.setattr(cache, "_write", _no_space)
+    elif fault == "full for packages":
+        monkeypatch.setattr(aoti.tempfile, "mkdtemp", lambda **options: _no_space(folder, b""))
+    elif fault == "a file":
+        folder.write_bytes(b"")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.warns(BackendWarning, match=r"portable graphs.*(cannot be|may write)"):
+        model = load(digits_bundle)
+    assert model.aotpack.backend == "portable"
+    assert model(torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3]))["loss"].requires_grad
+    with pytest.raises(DirectoryError, match=r"AOTPACK_(CACHE|STATE)"):
+        load(digits_bundle, backend="cpu")

@@ -67,6 +67,10 @@ class TrustError(AotpackError):
     """The bundle holds native code and nothing says that it may run."""
 
 
+class DirectoryError(AotpackError):
+    """A directory of this user's, for extracted code or for records of what was built, cannot be used."""
+
+
 class SubclassError(AotpackError):
     """The bundle holds tensors of classes that it was not given."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -15,7 +15,7 @@ from . import _collector, _heap
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
 from .devices.select import Selection, select
-from .errors import AotpackError
+from .errors import AotpackError, DirectoryError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from .program import LoadedProgram, LoadInfo, Mode
@@ -71,6 +71,7 @@ def load(
         TargetError: no target can run here, or not the one asked for.
         SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
         TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
+        DirectoryError: a native target was asked for, and the directory for its code cannot be used.
     """
     if verify not in ("code", "full"):
         raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
@@ -102,19 +103,12 @@ def _load(
     if verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, subclasses)
-    chosen = select(opened, backend=backend, device=device, trust=trust, agreed=operators)
-    if donate:
-        chosen = _updating_in_place(chosen)
-    program = opened.program
-    state = _state(opened, program, weights, classes)
+    state = _state(opened, opened.program, weights, classes)
+    pick = partial(select, opened, backend=backend, device=device, trust=trust, agreed=operators)
+    make = partial(_calls, opened, classes=classes, check=check)
+    chosen, program, calls = _runnable(pick, make, {}, opened.program, asked=backend is not None, donate=donate)
     if chosen.target.device == "xla":
-        from .devices.xla import without_strides
-
-        program = without_strides(program)
         state = {name: tensor.to(chosen.device.device) for name, tensor in state.items()}
-    else:
-        _heap.warm()
-    calls = _calls(opened, program, chosen, classes, check)
     info = LoadInfo(
         path=os.fspath(bundle),
         digest=opened.digest,
@@ -125,6 +119,35 @@ def _load(
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
     return LoadedProgram(info, state, _by_mode(program, calls)), chosen.fallback
+
+
+def _runnable(
+    pick: Callable[..., Selection],
+    make: Callable[..., dict[str, MethodCall]],
+    unusable: dict[str, DirectoryError],
+    program: schema.Program,
+    *,
+    asked: bool,
+    donate: bool,
+) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
+    """A target, the program as it is on its device, and the calls. Unless a target was ``asked`` for, one whose code cannot be
+    extracted counts as ``unusable``, and the next is taken."""
+    chosen = pick(unusable=unusable)
+    if donate:
+        chosen = _updating_in_place(chosen)
+    adapted = program
+    if chosen.target.device == "xla":
+        from .devices.xla import without_strides
+
+        adapted = without_strides(program)
+    else:
+        _heap.warm()
+    try:
+        return chosen, adapted, make(adapted, chosen)
+    except DirectoryError as error:
+        if asked:
+            raise
+        return _runnable(pick, make, {**unusable, chosen.target.name: error}, program, asked=asked, donate=donate)
 
 
 def _updating_in_place(chosen: Selection) -> Selection:
@@ -175,7 +198,7 @@ def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[M
     return {(mode.training, mode.grad): calls[name] for name, method in program.methods.items() for mode in method.serves}
 
 
-def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, classes: Classes, check: str) -> dict[str, MethodCall]:
+def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classes: Classes, check: str) -> dict[str, MethodCall]:
     """By the names of their methods; ``program`` as it is on the device."""
     entries = {entry.name: entry for entry in program.state}
     constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}

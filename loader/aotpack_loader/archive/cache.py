@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import AotpackError, CorruptBundleError, Problem
+from ..errors import CorruptBundleError, DirectoryError, Problem
 from . import digest as digests
 
 _MODE = 0o500
@@ -29,7 +29,7 @@ def cache_root() -> Path:
     """Return ``$AOTPACK_CACHE``, else ``$XDG_CACHE_HOME/aotpack``, else ``~/.cache/aotpack``; made if missing.
 
     Raises:
-        AotpackError: it cannot be made, belongs to another user, or others may write to it.
+        DirectoryError: it cannot be made, belongs to another user, or others may write to it.
     """
     return private_directory(user_directory("AOTPACK_CACHE", "XDG_CACHE_HOME", ".cache"), "AOTPACK_CACHE")
 
@@ -44,14 +44,14 @@ def user_directory(variable: str, xdg_variable: str, fallback: str) -> Path:
     try:
         return Path.home() / fallback / "aotpack"
     except RuntimeError as error:
-        raise AotpackError("This user has no home directory.", hint=f"Set {variable} to a directory.") from error
+        raise DirectoryError("This user has no home directory.", hint=f"Set {variable} to a directory.") from error
 
 
 def private_directory(path: Path, variable: str) -> Path:
     """Make ``path`` for this user alone (mode 0700) and return it; ``variable`` is what the user may set instead.
 
     Raises:
-        AotpackError: it cannot be made, belongs to another user, or others may write to it.
+        DirectoryError: it cannot be made, belongs to another user, or others may write to it.
     """
     hint = f"Set {variable} to a directory that only you can write to."
     try:
@@ -64,11 +64,11 @@ def private_directory(path: Path, variable: str) -> Path:
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        raise AotpackError(f"The directory {path} cannot be used: {error.strerror}.", hint=hint) from error
+        raise DirectoryError(f"The directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if status.st_uid != os.geteuid():
-        raise AotpackError(f"The directory {path} belongs to another user (uid {status.st_uid}).", hint=hint)
+        raise DirectoryError(f"The directory {path} belongs to another user (uid {status.st_uid}).", hint=hint)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise AotpackError(f"Other users may write to the directory {path}.", hint=f"Run `chmod 700 {path}`. {hint}")
+        raise DirectoryError(f"Other users may write to the directory {path}.", hint=f"Run `chmod 700 {path}`. {hint}")
     return path
 
 
@@ -85,7 +85,7 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
 
     Raises:
         CorruptBundleError: ``produce`` gave other bytes.
-        AotpackError: the cache cannot be written to.
+        DirectoryError: the cache cannot be written to.
     """
     folder = cache_root()
     for part in ("code", "sha256"):
@@ -102,7 +102,7 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
     try:
         _write(path, data)
     except OSError as error:
-        raise AotpackError(
+        raise DirectoryError(
             f"Compiled code cannot be written to {path}: {error.strerror}.",
             hint="Set AOTPACK_CACHE to a directory with enough space.",
         ) from error

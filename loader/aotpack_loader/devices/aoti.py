@@ -18,7 +18,7 @@ import torch
 from .._torch_compat import aoti_runner
 from ..archive import digest
 from ..archive.bundle import Bundle
-from ..errors import AotpackError, CorruptBundleError, TargetError
+from ..errors import CorruptBundleError, DirectoryError, TargetError
 from ..format import schema
 from .call_library import CallLibrary, open_library
 
@@ -218,7 +218,7 @@ def _package(library: Path, fallbacks: bytes | None) -> Path:
             for leftover in (made, aside):
                 shutil.rmtree(leftover, ignore_errors=True)
     except OSError as error:
-        raise AotpackError(
+        raise DirectoryError(
             f"Compiled code cannot be laid out in {package}: {error.strerror}.",
             hint="Set AOTPACK_CACHE to a directory with enough space.",
         ) from error

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 
 from ..archive.bundle import Bundle
-from ..errors import Problem, TargetError, TrustError
+from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
 from ..trust import check_trust, decide_trust
@@ -40,25 +40,31 @@ def select(
     device: str | torch.device | None,
     trust: str | Collection[str] | None,
     agreed: Collection[str] = (),
+    unusable: Mapping[str, DirectoryError] | None = None,
 ) -> Selection:
     """Choose and open a target.
 
     Native targets are preferred, those with the widest instruction set first; those for an XLA device run where that device or
     such a target is asked for. ``agreed`` are the namespaces of others that portable graphs may call although the bundle is not
-    trusted.
+    trusted. ``unusable`` are targets whose code could not be extracted.
 
     Raises:
+        DirectoryError: native code was asked for, or there is no other, and cannot be extracted here.
         TargetError: none fits, or not the one asked for; gives the reason of each.
         TrustError: the one asked for is native, or calls operators of others, and nothing says it may.
     """
-    place = _device(device)
+    place = _place(device)
     candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
         have = ", ".join(bundle.targets)
         raise TargetError(f"This bundle has no target {backend!r}.", hint=f"It has: {have}.")
     rejected: dict[str, str] = {}
+    failed = dict(unusable or {})
     trust_error: TrustError | None = None
     for target in candidates:
+        if target.name in failed:
+            rejected[target.name] = failed[target.name].summary
+            continue
         reason = _elsewhere(target, place, backend) or unfit(target, bundle.program, bundle.manifests[target.name].platform)
         if reason:
             rejected[target.name] = reason
@@ -69,13 +75,18 @@ def select(
                 why = _why(backend, "runs anywhere")
                 return Selection(target, _open(bundle, target, place), why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust)
+            opened = _open(bundle, target, place)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
             trust_error = error
             continue
-        return Selection(target, _open(bundle, target, place), _why(backend, f"fits this machine; {trusted}"), rejected)
-    if trust_error is not None:
-        raise trust_error
+        except DirectoryError as error:
+            failed[target.name], rejected[target.name] = error, error.summary
+            continue
+        return Selection(target, opened, _why(backend, f"fits this machine; {trusted}"), rejected)
+    for refusal in (trust_error, *failed.values()):
+        if refusal is not None:
+            raise refusal
     raise TargetError(
         "No target of this bundle can run here." if backend is None else f"The target {backend!r} cannot run here.",
         [Problem(name, reason) for name, reason in rejected.items()],
@@ -186,7 +197,7 @@ def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> 
 _CPU = torch.device("cpu")
 
 
-def _device(device: str | torch.device | None) -> torch.device | None:
+def _place(device: str | torch.device | None) -> torch.device | None:
     if device is None:
         return None
     try:
