@@ -21,6 +21,7 @@ from . import capture, graph
 from .bundle import BlobStore
 from .capture.examples import parameters
 from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .interface import describe_pretrained, describe_signature
 from .modules import describe_modules
 from .options import METHODS
 from .targets import GraphToCompile, graphs_to_compile
@@ -131,6 +132,8 @@ def assemble(name: str, producer: schema.Producer, work: Work, contents: Content
         training=work.module.training,
         modules=modules,
         module_classes=classes,
+        signature=describe_signature(work.model),
+        pretrained=describe_pretrained(work.module) if work.model is work.module else None,
         features=_features(methods),
     )
     with as_a_loader():

@@ -121,6 +121,10 @@ def _with_update(method: Json, kind: str, path: list[int]) -> None:
         method["updates"] = [{"path": path, "tree": {"type": "dict", "keys": [], "items": []}}]
 
 
+_PARAMETER = {"name": "x", "kind": "keyword_only", "optional": True}
+_UNEVEN = {"type": "mapping", "keys": ["a", "b"], "items": [1]}
+
+
 INVALID: dict[str, Invalid] = {
     # container
     "truncated": Invalid("T6", "truncated", damage=lambda data, _: data[: len(data) // 2]),
@@ -224,6 +228,13 @@ INVALID: dict[str, Invalid] = {
     "file_operator": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.from_file.default"))),
     "unknown_operator": Invalid(
         "G6", "does not have", _graph(lambda g: _set(g["nodes"][0], "op", "aten.nothing.default")), kind="UnsupportedVersionError"
+    ),
+    # what tools ask
+    "signature_of_no_data": Invalid(
+        "N5", "one item for each key", lambda documents: documents.program.update(signature=[{**_PARAMETER, "default": _UNEVEN}])
+    ),
+    "embeddings_nowhere": Invalid(
+        "N5", "is no module", lambda documents: documents.program.update(pretrained={"input_embeddings": "wte"})
     ),
     # weights
     "weights_header": Invalid("W1", "three fields", _weights(lambda h: h["scale"].pop("shape"))),

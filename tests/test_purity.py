@@ -48,7 +48,7 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "program", "trust",
+    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "own_class", "program", "trust",
     "archive", "archive.bundle", "archive.cache", "archive.digest", "archive.layout", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
     "format", "format.codec", "format.donations", "format.expressions", "format.media_types", "format.schema",

@@ -18,6 +18,7 @@ from .devices.select import Selection, select
 from .errors import AotpackError, DirectoryError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
+from .own_class import class_of
 from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
 
@@ -118,7 +119,7 @@ def _load(
         rejected=chosen.rejected,
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
-    return LoadedProgram(info, state, _by_mode(program, calls)), chosen.fallback
+    return class_of(program)(info, state, _by_mode(program, calls)), chosen.fallback
 
 
 def _runnable(

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 from msgspec import Struct
+from torch import nn
 
 from ._torch_compat import opaque
 from .edits import Edits, Watched
@@ -59,7 +60,7 @@ class LoadedProgram(Watched):
 
     # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
     def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, MethodCall]) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # past other classes that a program's own may stand on
         self.aotpack = info
         self._aotpack_calls = dict(calls)
         self.training = info.program.training

@@ -753,6 +753,35 @@ class Module(Document, frozen=True):
     same_as: str | None = None
 
 
+class Parameter(Document, frozen=True):
+    """A parameter of the original's ``forward``, in order, for who asks for its signature.
+
+    ``optional``: it has a default, which is ``default``; ``opaque``: which is no plain data.
+    """
+
+    name: Name
+    kind: Literal["positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"]
+    optional: bool = False
+    default: Data = None
+    opaque: bool = False
+
+
+class Pretrained(Document, frozen=True):
+    """What tools ask of a model of the library ``transformers`` beside its call. Nothing here changes what is computed.
+
+    ``config`` and ``generation_config`` are plain data, null: it has none. ``input_embeddings`` and ``output_embeddings`` are
+    paths of modules. ``attributes`` are plain attributes of its class. ``unsaved`` are state entries that
+    its ``save_pretrained`` leaves out because they are tied to others.
+    """
+
+    config: Data = None
+    generation_config: Data = None
+    input_embeddings: str | None = None
+    output_embeddings: str | None = None
+    attributes: dict[Name, Data] = {}
+    unsaved: list[Name] = []
+
+
 class Program(Document, frozen=True):
     """The program: the config blob of every manifest of a bundle."""
 
@@ -768,6 +797,8 @@ class Program(Document, frozen=True):
     training: bool = True
     modules: list[Module] = []
     module_classes: list[ModuleClass] = []
+    signature: list[Parameter] | None = None
+    pretrained: Pretrained | None = None
 
 
 # ---------------------------------------------------------------- targets

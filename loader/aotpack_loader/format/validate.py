@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, donations, expressions, modules, schema, subclasses
+from . import containers, donations, expressions, interface, modules, schema, subclasses
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -27,7 +27,8 @@ def validate_program(program: schema.Program, where: str) -> None:
     # What walks a tree or a subclass below may rely on its depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
-    refuse(where, [*problems, *subclasses.problems(program), *modules.problems(program), *containers.problems(program)])
+    problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
+    refuse(where, problems)
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:

@@ -7,7 +7,8 @@ number only. A reader refuses another major version and ignores optional fields 
 Log, one line a version:
 
 * 1.0 (2026-11-21): first release.
-* 1.1 (2026-11-23): ``modules`` and ``module_classes`` of the program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
+* 1.1 (2026-11-23): ``modules``, ``module_classes``, ``signature`` and ``pretrained`` of the
+  program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
   the feature ``containers``: ``updates`` of methods, trees of type ``given``;
   the feature ``sets_requires_grad`` of tensor arguments.
 """

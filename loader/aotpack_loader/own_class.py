@@ -1,0 +1,97 @@
+"""The class of a loaded program, one for each load: named as the original's, with the signature of its ``forward``.
+
+Tools ask for it: ``transformers.Trainer`` and others drop arguments that ``inspect.signature(model.forward)`` does not show.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from inspect import Parameter, Signature
+from types import FunctionType
+from typing import Any
+
+from .devices.literals import plain_data
+from .format import schema
+from .program import LoadedProgram
+
+_LIBRARY = "transformers.modeling_utils"
+_LOSS_ARGUMENT = "num_items_in_batch"
+
+
+def class_of(program: schema.Program) -> type[LoadedProgram]:
+    """A class of its own for ``program``; below ``PreTrainedModel`` where it was, and the caller has imported that."""
+    forward = FunctionType(LoadedProgram.forward.__code__, LoadedProgram.forward.__globals__, "forward")
+    forward.__doc__ = LoadedProgram.forward.__doc__
+    body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
+    if program.signature is not None:
+        setattr(forward, "__signature__", _signature(program.signature))  # noqa: B010 - types know no such attribute
+        if any(parameter.kind == "var_keyword" for parameter in program.signature):
+            body["accepts_loss_kwargs"] = True if _takes_loss_argument(program) else property(_accepts_no_loss_argument)
+    bases: tuple[type, ...] = (LoadedProgram,)
+    if program.pretrained is not None:
+        from .pretrained import members, models  # few programs are of that library
+
+        body |= members(program.pretrained)
+        if _LIBRARY in sys.modules:
+            bases = models(sys.modules[_LIBRARY])
+    return type(_name(program), bases, body)
+
+
+class LossWarning(UserWarning):
+    """A trainer's loss is scaled otherwise than that of the original, because of how the bundle was built."""
+
+
+def _accepts_no_loss_argument(program: LoadedProgram) -> bool:
+    """Asked by ``transformers.Trainer``, which else passes the argument to all models that take any keyword."""
+    warnings.warn(
+        f"This bundle was built without the keyword {_LOSS_ARGUMENT}, so a trainer cannot have its loss divided by the number of "
+        f"items in a batch. For the losses of the original, build with {_LOSS_ARGUMENT}=torch.tensor(1.0) among the inputs.",
+        LossWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def _name(program: schema.Program) -> str:
+    if not program.modules:
+        return LoadedProgram.__name__
+    short = program.module_classes[program.modules[0].kind].name.rpartition(".")[2]
+    return short if short.isidentifier() else LoadedProgram.__name__
+
+
+def _takes_loss_argument(program: schema.Program) -> bool:
+    """Whether the calls that the bundle was built for pass the number of items that the loss is divided by."""
+    return any(
+        _LOSS_ARGUMENT in tree.keys
+        for method in program.methods.values()
+        if isinstance(method.inputs, schema.TupleNode)
+        for tree in method.inputs.items
+        if isinstance(tree, schema.DictNode)
+    )
+
+
+def _signature(parameters: list[schema.Parameter]) -> Signature | None:
+    """The signature of ``forward`` with ``self``; null, so that Python tells its own, where the names make none."""
+    shown = [Parameter("self", Parameter.POSITIONAL_ONLY)]
+    try:
+        shown += [_parameter(parameter) for parameter in parameters]
+        return Signature(shown)
+    except ValueError:
+        return None
+
+
+def _parameter(parameter: schema.Parameter) -> Parameter:
+    default: Any = Parameter.empty
+    if parameter.optional:
+        default = ... if parameter.opaque else plain_data(parameter.default)
+    return Parameter(parameter.name, _KINDS[parameter.kind], default=default)
+
+
+_KINDS = {
+    "positional_only": Parameter.POSITIONAL_ONLY,
+    "positional_or_keyword": Parameter.POSITIONAL_OR_KEYWORD,
+    "var_positional": Parameter.VAR_POSITIONAL,
+    "keyword_only": Parameter.KEYWORD_ONLY,
+    "var_keyword": Parameter.VAR_KEYWORD,
+}

@@ -1,0 +1,179 @@
+"""Programs whose original was a model of ``transformers``: what that library's tools ask for, from recorded plain data.
+
+Where the caller has imported the library, a program is one of its ``PreTrainedModel``: tools then save and describe it as the
+original. What that class offers beyond this works on code that a bundle does not hold, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from torch import nn
+
+from .devices.literals import plain_data
+from .errors import EditError, Problem
+from .format import schema
+from .program import LoadedProgram
+
+_KEPT = frozenset({
+    "add_model_tags", "can_generate", "device", "dtype", "estimate_tokens", "floating_point_ops", "get_memory_footprint",
+    "get_parameter_or_buffer", "input_modalities", "main_input_name", "model_tags", "named_non_persistent_buffers",
+    "num_parameters", "should_save_on_this_rank", "warn_if_padding_and_no_attention_mask",
+    "barrier_after_gathered_checkpoint_save", "gather_sharded_state_dict_for_save",
+})  # fmt: skip
+"""Methods of the library that only read what a program has."""
+_HINTS = {
+    "gradient_checkpointing_enable": "Call it on the model itself before the build, or build with a memory budget.",
+    "activation_checkpointing_enable": "Call it on the model itself before the build, or build with a memory budget.",
+    "from_pretrained": "Load the bundle, and fill it with load_state_dict().",
+    "push_to_hub": "Save it with save_pretrained(), and upload the directory.",
+}
+
+
+class Config:
+    """A model's recorded configuration: its values as attributes. Other values are saved, but compiled code does not ask."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values by name."""
+        return dict(self.__dict__)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """All values: which of them are defaults is not known here."""
+        return self.to_dict()
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """The values as JSON."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=_shown) + "\n"
+
+    def to_json_file(self, path: str | Path, use_diff: bool = True) -> None:
+        """Write the values as JSON."""
+        Path(path).write_text(self.to_json_string(), encoding="utf-8")
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Config:
+        """The configuration itself."""
+        return self
+
+    def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
+        """Write ``config.json``, which the library reads."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.to_json_file(Path(folder, "config.json"))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.__dict__
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of ``name``."""
+        return self.__dict__.get(name, default)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.to_json_string()}"
+
+
+def _shown(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def members(recorded: schema.Pretrained) -> dict[str, Any]:
+    """What the class of a program has beside its ``forward``."""
+    body: dict[str, Any] = {name: plain_data(value) for name, value in recorded.attributes.items() if _is_told(name)}
+    if recorded.config is not None:
+        body["config"] = _Configured(recorded.config, "config")
+    if recorded.generation_config is not None:
+        body["generation_config"] = _Configured(recorded.generation_config, "generation_config")
+    body["get_input_embeddings"] = _embeddings(recorded.input_embeddings)
+    body["get_output_embeddings"] = _embeddings(recorded.output_embeddings)
+    body["_aotpack_unsaved"] = frozenset(recorded.unsaved)
+    body["save_pretrained"] = save_pretrained
+    body["tie_weights"] = _tied
+    return body
+
+
+def _is_told(name: str) -> bool:
+    """Nothing that torch's modules or programs have, or Python asks for, comes from a bundle."""
+    return not hasattr(LoadedProgram, name) and not name.startswith("__")
+
+
+class _Configured:
+    """The configuration of each program of a class, made when it is first asked for."""
+
+    def __init__(self, recorded: schema.Data, name: str) -> None:
+        self._recorded, self._name = recorded, name
+
+    def __get__(self, program: nn.Module | None, owner: type | None = None) -> Any:
+        if program is None:
+            return self
+        values = plain_data(self._recorded)
+        made = vars(program)[self._name] = Config(values if isinstance(values, dict) else {})
+        return made
+
+
+def _embeddings(path: str | None) -> Callable[[nn.Module], nn.Module | None]:
+    def embeddings(self: nn.Module) -> nn.Module | None:
+        """The module that holds them; like all submodules it only holds parameters."""
+        return None if path is None else self.get_submodule(path)
+
+    return embeddings
+
+
+def _tied(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Tied parameters stay tied: nothing is to be done."""
+
+
+def save_pretrained(
+    self: Any,
+    save_directory: str | Path,
+    is_main_process: bool = True,
+    state_dict: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Write the weights and the configuration as the original does: its library's ``from_pretrained`` reads them.
+
+    Of tied weights one is written. All weights go into one file.
+    """
+    if not is_main_process:
+        return
+    from safetensors.torch import save_file  # comes with the library
+
+    folder = Path(save_directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = self.state_dict() if state_dict is None else state_dict
+    kept = {name: tensor.contiguous() for name, tensor in state.items() if name not in self._aotpack_unsaved}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    if isinstance(config := getattr(self, "config", None), Config):
+        config.save_pretrained(folder)
+    if isinstance(generation := getattr(self, "generation_config", None), Config):
+        generation.to_json_file(folder / "generation_config.json")
+
+
+def models(library: ModuleType) -> tuple[type, ...]:
+    """The bases of a program that is one of the library's models."""
+    base: type = library.PreTrainedModel
+    refused: dict[str, Any] = {}
+    for name in dir(base):
+        if name.startswith("_") or hasattr(nn.Module, name) or name in _KEPT:
+            continue
+        if callable(getattr(base, name)):
+            refused[name] = _refusal(name)
+    return LoadedProgram, type("Refusals", (), refused), base
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise EditError(
+            "A loaded bundle does not hold the code of its model.",
+            [Problem(f"{name}()", "works on that code, which is compiled in")],
+            hint=_HINTS.get(name, "Call it on the model itself, and build the bundle again."),
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+__all__ = ["Config", "members", "models"]
