@@ -371,3 +371,96 @@ def test_another_element_type_names_the_parameters(loaded: aotpack.LoadedProgram
         assert "half(), bfloat16(), double() and to(dtype)" in caught.value.hint
         assert f"To compute in {wanted}, build" in caught.value.hint
     loaded.float()(IMAGES)
+
+
+# ---------------------------------------------------------------- modes of submodules
+
+
+def _noise(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Reads the mode of a module that it is given, as attention functions of transformers do."""
+    return nn.functional.dropout(x, 0.5, training=module.training)
+
+
+class Noisy(nn.Module):
+    """Its mode is read by a function outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _noise(self, self.linear(x))
+
+
+class Plain(Noisy):
+    """Nobody reads its mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Frozen(nn.Module):
+    """A normalisation whose statistics stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(Plain(), nn.BatchNorm1d(3), Plain(), nn.BatchNorm1d(3), Noisy())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+class KeepsFrozen(Frozen):
+    """``train()`` leaves the first normalisation in eval mode."""
+
+    def train(self, mode: bool = True) -> KeepsFrozen:
+        super().train(mode)
+        self.body[1].eval()
+        return self
+
+
+POINTS = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+
+def _steps(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    result = model(POINTS)
+    result.sum().backward()
+    return [result.detach(), *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "trace"])
+def test_a_branch_that_was_frozen_at_build_stays_so(tmp_path: Path, front_end: str) -> None:
+    torch.manual_seed(0)
+    model = Frozen()
+    model.body[1].eval()
+    aotpack.build(model, (POINTS,), out=tmp_path / "m", targets=("portable",), rng="eager", front_ends=(front_end,))
+    assert [m.training for m in model.body] == [True, False, True, True, True]
+    loaded = aotpack.load(tmp_path / "m")
+    assert [m.training for m in loaded.body] == [True, False, True, True, True]
+    flags = {name: method.flags for name, method in loaded.aotpack.program.methods.items()}
+    assert flags["train"] == {"body.1": False, "body.3": True, "body.4": True}
+    assert flags["infer"] == {"body.1": False, "body.3": False, "body.4": False}
+    torch.testing.assert_close(_steps(loaded), _steps(model))
+    loaded.train()  # as in eager: all of it, the frozen branch as well
+    with pytest.raises(ModeError, match=r"body\.1: was in eval\(\) when the bundle was built, and is in train\(\)") as caught:
+        loaded(POINTS)
+    assert len(caught.value.problems) == 1
+    loaded.body[1].eval()
+    loaded.body[0].eval()  # does not matter
+    torch.testing.assert_close(_steps(loaded)[0], _steps(model)[0])
+    loaded.body[4].eval()
+    with pytest.raises(ModeError, match=r"body\.4"):
+        loaded(POINTS)
+
+
+def test_a_model_that_keeps_a_branch_frozen_does_so_when_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = KeepsFrozen().train()
+    aotpack.build(model, (POINTS,), out=tmp_path / "m", targets=("portable",), rng="eager")
+    loaded = aotpack.load(tmp_path / "m")
+    for mode in (False, True):
+        for one in (model, loaded):
+            one.train(mode)
+        assert [m.training for m in loaded.modules()] == [m.training for m in model.modules()]
+    torch.testing.assert_close(_steps(loaded), _steps(model))
