@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec import structs
+from support.archive import Documents, pack
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils import prune
@@ -464,3 +465,24 @@ def test_a_model_that_keeps_a_branch_frozen_does_so_when_loaded(tmp_path: Path) 
             one.train(mode)
         assert [m.training for m in loaded.modules()] == [m.training for m in model.modules()]
     torch.testing.assert_close(_steps(loaded), _steps(model))
+
+
+# ---------------------------------------------------------------- documents that lie
+
+
+def test_attributes_of_a_bundle_replace_nothing_of_ours(net_bundle: Path, tmp_path: Path) -> None:
+    documents = Documents(net_bundle)
+    names = ["forward", "_modules", "training", "__class__", "_aotpack_edits", "_aotpack_path", "state_dict", "aotpack"]
+    for module in documents.program["modules"]:
+        if "same_as" not in module:
+            module["attributes"] = dict.fromkeys(names, 3)
+    for kind in documents.program["module_classes"]:
+        kind |= {"name": "a.\0b", "base": "LazyLinear" if kind.get("base") else "system"}
+    (tmp_path / "m").write_bytes(pack(documents.files()))
+    loaded, honest = aotpack.load(tmp_path / "m").eval(), aotpack.load(net_bundle).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(IMAGES), honest(IMAGES))
+    assert type(loaded.head).__name__ == "Module"
+    assert not isinstance(loaded.head, nn.Linear)
+    assert loaded.aotpack.path == str(tmp_path / "m")
+    assert loaded.state_dict().keys() == honest.state_dict().keys()

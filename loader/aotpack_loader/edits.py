@@ -153,6 +153,10 @@ class Watched(nn.Module):
     _aotpack_held: set[str]
     _aotpack_is_root = False
 
+    # Classes of torch.nn below this one have others, for attributes that a stand-in has not.
+    _apply = nn.Module._apply
+    __setstate__ = nn.Module.__setstate__
+
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
         """From now on edits are looked at."""
         for name, value in known.items():

@@ -28,8 +28,6 @@ class Submodule(Watched):
 
     _aotpack_base: type[nn.Module] = nn.Module
     _aotpack_text = ""
-    _apply = nn.Module._apply
-    __setstate__ = nn.Module.__setstate__
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """What torch's own methods make of the class: a slice of a ``ModuleList`` is a plain one."""
@@ -91,6 +89,11 @@ def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[st
     return slots
 
 
+def root_base(program: schema.Program) -> type[nn.Module]:
+    """The class of ``torch.nn`` that the original's own is or derives from."""
+    return _class_of_torch(program.module_classes[program.modules[0].kind].base) if program.modules else nn.Module
+
+
 def modes_after(program: schema.Program) -> dict[bool, list[str]]:
     """The submodules that ``train()`` and ``eval()`` of the root leave in the other mode, as the original's own do."""
     return {
@@ -135,11 +138,15 @@ def _attributes(module: schema.Module) -> dict[str, Any]:
 def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
     """A class that is called as the original's, below its class of ``torch.nn``. Nothing is imported."""
     short = name.rpartition(".")[2]
-    found = getattr(nn.modules, base, None) if base in nn.modules.__all__ and not base.startswith("Lazy") else None
-    kind = found if isinstance(found, type) and issubclass(found, nn.Module) else nn.Module
+    kind = _class_of_torch(base)
     bases = (Submodule,) if kind is nn.Module else (Submodule, kind)
     namespace = {"__module__": __name__, "_aotpack_base": kind, "_aotpack_names": frozenset(names)}
     return type(short if short.isidentifier() else "Module", bases, namespace)
 
 
-__all__ = ["Slots", "Submodule", "Submodules", "add_modules", "add_state", "modes_after"]
+def _class_of_torch(name: str) -> type[nn.Module]:
+    found = getattr(nn.modules, name, None) if name in nn.modules.__all__ and not name.startswith("Lazy") else None
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else nn.Module
+
+
+__all__ = ["Slots", "Submodule", "Submodules", "add_modules", "add_state", "modes_after", "root_base"]
