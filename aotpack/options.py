@@ -51,6 +51,7 @@ class Options:
     branches: str = "refuse"
     second_derivatives: bool = False
     optional: Collection[str] = ()
+    warm_up: bool = False
 
     @property
     def exact_random(self) -> bool:

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from ._torch_compat.recurrent import own_gru, recurrent_scans
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
+from .capture.eager import warmed_up
 from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
 from .selftest import record
@@ -55,6 +56,7 @@ def build(
     layout: Literal["file", "directory"] = "file",
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
+    warm_up: bool = False,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Build a bundle from a model and example inputs.
@@ -82,6 +84,8 @@ def build(
             with gradients.
         specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for, each a value for every size that
             varies, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
+        warm_up: first call a copy of the model on the example inputs, in eager, so that what a first call sets up is there when
+            the copy is traced: caches, tensors that are made late, parameters that are initialised from data.
         observer: watches progress.
 
     Raises:
@@ -90,15 +94,15 @@ def build(
     kwargs = dict(kwargs or {})
     asked = DEFAULT_METHODS if methods is None else methods
     optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
-    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional)
+    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional, warm_up)
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
-    example = tracing.Example(model, args, kwargs, dynamic_shapes)
-    work = tracing.start(run, example, options, _decompositions(chosen, options))
-    scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else nullcontext()
-    with free_sizes(), fakes_of_kernels(), own_gru(), scans, BlobStore(out) as store:
+    scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
+    warmed = _warmed(run, model, args, kwargs, options)
+    with warmed as model, free_sizes(), fakes_of_kernels(), own_gru(), scans, BlobStore(out) as store:
+        work = tracing.start(run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options))
         traced = tracing.trace(work)
         documents, graphs = program.describe(traced, work, store)
         graphs = specialize(graphs, specializations)
@@ -123,6 +127,19 @@ def build(
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
     built = [m.plan.name for m in traced]
     return replace(report, methods=tuple(method for method in asked if method in built), saved_bytes=saved)
+
+
+@contextlib.contextmanager
+def _warmed(
+    run: Run, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Iterator[torch.nn.Module | Callable[..., Any]]:
+    """The model, or where that was asked for a copy that has been called."""
+    with contextlib.ExitStack() as stack:
+        if options.warm_up:
+            with run.stage("warm-up"):
+                plans = [(plan, plan.name not in options.optional) for plan in options.plans]
+                model = stack.enter_context(warmed_up(model, args, kwargs, plans))
+        yield model
 
 
 def compile_bundle(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 import aotpack
-from aotpack_loader.errors import CaptureError
+from aotpack_loader.errors import BuildError, CaptureError
 
 
 def _likelihood(x: Tensor) -> Tensor:
@@ -33,3 +33,99 @@ def test_distributions_check_their_arguments_again_after_a_build(tmp_path: Path,
         assert Distribution._validate_args is checks
     finally:
         Distribution.set_default_validate_args(before)
+
+
+class Cached(nn.Module):
+    """Its first call fills a cache and initialises a parameter from data, and every call counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.scale = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Parameter(torch.ones(3))
+        self.angles: Tensor | None = None
+        self.ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            self.ready = True
+            self.scale.data.copy_(x.std(0))
+        if self.angles is None or len(self.angles) < len(x):
+            self.angles = torch.arange(len(x), dtype=x.dtype).sin()
+        return (self.norm(self.layer(x)) * self.scale * self.angles[: len(x), None]).square().mean()
+
+
+def test_a_warm_up_sets_up_a_copy(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, out = Cached(), torch.randn(5, 3), tmp_path / "m.aotpack"
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(BuildError, match=r"warm_up=True \(--warm-up\)"):
+        aotpack.build(model, (x,), out=out, targets=("portable",))
+
+    aotpack.build(model, (x,), out=out, targets=("portable",), warm_up=True)
+    assert model.angles is None
+    assert not model.ready
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    bundle = aotpack.load(out)
+    with torch.no_grad():
+        model.eval()(x)  # sets up
+    model.train()
+    losses = [module(x) for module in (model, bundle)]
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(*losses)
+    assert torch.equal(model.layer.weight.grad, bundle.get_parameter("layer.weight").grad)
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.table = nn.BatchNorm1d(3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(3)
+        return self.norm(x) * self.table
+
+
+def test_a_warm_up_leaves_statistics_as_they_were(tmp_path: Path) -> None:
+    out = tmp_path / "m.aotpack"
+    aotpack.build(Counted(), (torch.randn(5, 3),), out=out, targets=("portable",), warm_up=True)
+    bundle = aotpack.load(out)
+    assert bundle.get_buffer("norm.num_batches_tracked") == 0
+    assert torch.equal(bundle.get_buffer("norm.running_mean"), torch.zeros(3))
+
+
+def _fails(x: Tensor) -> Tensor:
+    return x @ torch.ones(x.shape[1] + 1, 2)
+
+
+def test_a_model_that_fails_by_itself_shows_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError) as caught:
+        aotpack.build(_fails, (torch.ones(2, 3),), out=tmp_path / "m.aotpack", targets=("portable",))
+    text = str(caught.value)
+    assert text.startswith("The model fails on its own example inputs in train mode: RuntimeError: mat1 and mat2 shapes")
+    assert "test_capture.py" in text
+    assert "return x @ torch.ones(x.shape[1] + 1, 2)" in text
+    assert "front end" not in text
+
+
+def _residual(x: Tensor) -> Tensor:
+    points = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(points.sin().sum(), points, create_graph=True)
+    return slope.square().mean()
+
+
+def test_a_loss_that_needs_gradients_builds_without_infer(tmp_path: Path) -> None:
+    """Without gradients it fails in eager, too."""
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _residual(self.layer(x)) + self.layer(x).mean()
+
+    report = aotpack.build(Loss(), (torch.ones(2, 3),), out=tmp_path / "m.aotpack", targets=("portable",))
+    assert report.methods == ("train",)
+    assert any("The model fails on its own example inputs in eval mode, without gradients" in text for text in report.warnings)

@@ -70,7 +70,8 @@ def refuse_changes(changed: Collection[str]) -> None:
         raise UnsupportedError(
             "The model reads Python values and changes them while it runs; a bundle keeps tensors only.",
             [Problem(name.replace("L['self']", "self"), "read, and changed for the next call") for name in sorted(changed)],
-            hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)).",
+            hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)). "
+            "If only the first call sets it, build with warm_up=True (--warm-up).",
         )
 
 

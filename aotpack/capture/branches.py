@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from aotpack_loader.runtime.branches import ANOTHER_WAY
 
 from .._torch_compat import SideEffectError
 from . import places
+from .eager import run_on_copies
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,8 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         found.append(Branch(function(tensor), places.here()))
         return found[-1].value
 
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-    state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, twin, (args, kwargs))
-    with torch.random.fork_rng(devices=[]), _Reads(read):
-        torch.func.functional_call(model, state, args, kwargs)
+    with _Reads(read):
+        run_on_copies(model, args, kwargs)
     return found
 
 

@@ -28,6 +28,7 @@ from ..graph import source_line
 from . import dynamo, export, rehearsals, trace
 from .branches import Branch, follow, observe
 from .dynamic_shapes import DynamicShapes
+from .eager import explained
 from .front_end import Given, has_modes
 from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
@@ -65,7 +66,8 @@ def capture(
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
 
-    Nothing of the model is run on real data, and the model's mode is restored. ``exact_random`` keeps every draw. With
+    Nothing of the model is run on real data, unless all front ends refuse it: then a run in eager tells whether the model fails
+    by itself. The model's mode is restored. ``exact_random`` keeps every draw. With
     ``follow_example`` the model is run once if Dynamo does not take it as it is, and the other front ends follow the way that
     its Python branches go (:mod:`.branches`).
 
@@ -110,7 +112,10 @@ def capture(
             continue
         rejected = tuple(each.problem for each in merged(refused))
         return Captured(joint, returned, name, rejected, lost, tuple(followed))
-    raise _no_front_end(by_use(merged(refused)), training=training, follow_example=follow_example) from cause
+    refusal = _no_front_end(by_use(merged(refused)), training=training, follow_example=follow_example)
+    refusal.__cause__ = cause
+    with _mode(model, training), torch.set_grad_enabled(grad):
+        raise explained(model, args, kwargs, refusal)
 
 
 def depends_on_gradients(

@@ -26,6 +26,12 @@ def of_error(error: BaseException) -> str:
     return inner if not own or own[-1] == inner else f"{inner}, called from {own[-1]}"
 
 
+def frames_of(error: BaseException) -> list[str]:
+    """``file:line: source`` of the user's lines behind an exception, outermost first; a library's where there are none."""
+    places = _places(traceback.extract_tb(error.__traceback__))
+    return [text for path, text in places if origin.is_users_own(path)] or [text for _, text in places]
+
+
 def of_stack(stack: traceback.StackSummary) -> str:
     """``file:line: source`` of the user's innermost line, or nothing."""
     return next((text for path, text in reversed(_places(stack)) if origin.is_users_own(path)), "")

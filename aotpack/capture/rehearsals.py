@@ -121,8 +121,8 @@ def _other_second_run(
     refusal = UnsupportedError(
         "The model does something else when it is called again: it keeps Python values, and a bundle keeps tensors only.",
         [Problem(where, f"{one.call} at the first call, {other.call} at the second")],
-        hint="Keep such a value in a buffer, and change it in place. If only the first call sets something up, call the model "
-        "once before the build.",
+        hint="Keep such a value in a buffer, and change it in place. If only the first call sets something up, "
+        "build with warm_up=True (--warm-up).",
     )
     refusal.__cause__ = cause
     return refusal

@@ -53,6 +53,11 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
     help="Python branches on tensors' truth values: refuse the model, or go the example inputs' way and check it at each call.",
 )
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
+@click.option(
+    "--warm-up",
+    is_flag=True,
+    help="First call a copy of the model in eager, so that what a first call sets up (caches) is there when it is traced.",
+)
 @click.option("--second-derivatives", is_flag=True, help="Also hold gradients of gradients (create_graph=True).")
 @specialize_option
 @no_cache_option
