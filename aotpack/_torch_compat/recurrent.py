@@ -10,6 +10,7 @@ Tried on: torch 2.9.0 (with torch_xla), 2.13.0. What is wrapped: the functions f
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decompositions
 from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
@@ -286,12 +288,45 @@ def recurrent_scans() -> Iterator[None]:
         yield
 
 
+class PackedSequenceError(Exception):
+    """A recurrent layer is given a packed sequence: the sizes of its steps are values of a tensor."""
+
+
+@contextlib.contextmanager
+def refused_packing() -> Iterator[None]:
+    """Refuse layers of packed sequences; torch's own reasons while it traces are those of some operator in the layer.
+
+    Raises:
+        PackedSequenceError: from the layer's line.
+    """
+
+    def watched(kind: Any) -> Callable[..., Any]:
+        forward: Callable[..., Any] = kind.forward
+
+        @functools.wraps(forward)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(arg, PackedSequence) for arg in (*args, *kwargs.values())):
+                raise PackedSequenceError(f"gives a packed sequence to {kind.__name__}")
+            return forward(self, *args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for kind in (torch.nn.LSTM, torch.nn.RNN, torch.nn.modules.rnn.GRU, *_other_grus()):
+            stack.enter_context(mock.patch.object(kind, "forward", watched(kind)))
+        yield
+
+
+def _other_grus() -> list[Any]:
+    """The class that torch_xla, once imported, puts in the place of ``torch.nn.GRU``."""
+    module = sys.modules.get("torch_xla.experimental.gru")
+    return [] if module is None else [module.GRU]
+
+
 @contextlib.contextmanager
 def own_gru() -> Iterator[None]:
-    """Let ``torch.nn.GRU`` be torch's again: torch_xla, once imported, puts one in its place that runs on its devices alone."""
-    module = sys.modules.get("torch_xla.experimental.gru")
-    if module is None:
-        yield
-        return
-    with mock.patch.object(module.GRU, "forward", torch.nn.modules.rnn.GRU.forward):
+    """Let ``torch.nn.GRU`` be torch's again: torch_xla's runs on its devices alone."""
+    with contextlib.ExitStack() as stack:
+        for kind in _other_grus():
+            stack.enter_context(mock.patch.object(kind, "forward", torch.nn.modules.rnn.GRU.forward))
         yield

@@ -24,6 +24,7 @@ from .._torch_compat.asserted import AssertedArguments
 from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.moves import unmoved_modules
 from .._torch_compat.randomness import traced_random
+from .._torch_compat.recurrent import PackedSequenceError, refused_packing
 from ..graph import source_line
 from . import dynamo, export, rehearsals, trace
 from .branches import Branch, follow, observe
@@ -106,6 +107,8 @@ def capture(
                 raise _refused_overlap(model, args, kwargs, error) from error
         except compat.GradientWriteError as error:
             raise _refused_gradient_write(error) from error
+        except PackedSequenceError as error:
+            raise _refused_packing(error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
             refused.append(reason(name, error))
             cause = cause or error
@@ -152,6 +155,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         traced_random(exact=exact_random),
         AssertedArguments(),
         unmoved_modules(),
+        refused_packing(),
     ):
         yield
 
@@ -202,6 +206,15 @@ def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedErro
         "The model has an autograd.Function whose backward writes to a gradient that others have, too.",
         [Problem(where or "the model", str(error))],
         hint="Write to grad_output.clone(), or compute a new tensor: autograd says never to change grad_output in place.",
+    )
+
+
+def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
+    return UnsupportedError(
+        "The model has a recurrent layer run over packed sequences, whose sizes depend on data.",
+        [Problem(line_of(error) or "the model", str(error))],
+        hint="Give the layer padded sequences. In the forward direction its results up to a sequence's end are the same; "
+        "mask those behind it, and take the last state from the results at the end.",
     )
 
 

@@ -53,6 +53,18 @@ class Grad(nn.Module):
         return self.trained(h)
 
 
+class Packs(nn.Module):
+    """A recurrent layer over packed sequences."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, _ = self.layer(nn.utils.rnn.pack_padded_sequence(x, [5, 3]))
+        return nn.utils.rnn.pad_packed_sequence(rows)[0]
+
+
 class EnableGrad(nn.Module):
     """Turns gradients on inside."""
 
@@ -797,6 +809,8 @@ CASES: list[Case] = [
         "autograd: a function has no modes", lambda x: x * 2, g(3), calls=(Call(1), Call(2, grad=False), Call(3, training=False))
     ),
     module_case("autograd: an LSTM of whose arguments none needs a gradient", lambda: nn.LSTM(4, 3, num_layers=2), n(5, 2, 4)),
+    module_case("autograd: packed sequences, LSTM", lambda: Packs(nn.LSTM(4, 3)), g(5, 2, 4)),
+    module_case("autograd: packed sequences, GRU", lambda: Packs(nn.modules.rnn.GRU(4, 3)), g(5, 2, 4)),
     module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
     module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
     module_case(
