@@ -919,6 +919,18 @@ def _no_geometry(documents: Any) -> None:
                 del mutation["geometry"]
 
 
+class Half(nn.Module):
+    """A dropout that stays off while the module around it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(2)
+        self.drop.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.drop(x))
+
+
 class AlwaysEval(nn.BatchNorm1d):
     def train(self, mode: bool = True) -> AlwaysEval:
         return super().train(False)
@@ -950,6 +962,17 @@ LAST_CASES: dict[str, Case] = {
         Outer,
         lambda: (t(3, 2),),
         lambda: [Call([t(3, 2)]), Call([t(3, 2)], **INFER)],
+    ),
+    "flags": Case(
+        "a submodule that must be in eval mode while the module trains",
+        ["N4"],
+        Half,
+        lambda: (t(3, 2),),
+        lambda: [
+            Call([t(3, 2)], more={"flags": {"drop": False}}),
+            Call([t(3, 2)], refused="N4", kind="ModeError", contains="drop"),
+            Call([t(3, 2)], more={"flags": {"drop": False, "norm": False}}, refused="N4", kind="ModeError", contains="norm"),
+        ],
     ),
     "from_start": Case(
         "an argument that must begin at the first element of its storage",

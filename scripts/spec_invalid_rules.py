@@ -132,6 +132,12 @@ MORE_INVALID: dict[str, Invalid] = {
         kind="UnsupportedVersionError",
     ),
     "real_expression": Invalid("E4", "real number", _method(lambda m: _set(m, "constraints", ["1 / 2"]))),
+    "subclass_size_too_large": Invalid(
+        "C3", "C3:", _method(lambda m: _set(m["leaves"][0]["subclass"]["parts"][0], "shape", [2**62 + 1, 3])), **_SUBCLASS
+    ),
+    "subclass_size_negative": Invalid(
+        "C3", "C3:", _method(lambda m: _set(m["leaves"][0]["subclass"]["parts"][0], "stride", [-1, 1])), **_SUBCLASS
+    ),
     "attribute_twice": Invalid(
         "K1", "K1:", _method(lambda m: _set(m["leaves"][0]["subclass"], "attributes", ["a", "a"])), **_SUBCLASS
     ),

@@ -283,7 +283,7 @@ class Producer(Document, frozen=True):
 class Requirements(Document, frozen=True):
     """What a reader needs to run the program.
 
-    ``torch``: releases (PEP 440 specifier). ``operators``: namespaces beyond torch's own. ``subclasses``: classes of tensors
+    ``torch``: releases (a subset of PEP 440: spec/targets.md). ``operators``: namespaces beyond torch's own. ``subclasses``: classes of tensors
     that the caller must bring, by qualified name.
     """
 

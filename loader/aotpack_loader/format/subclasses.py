@@ -8,6 +8,7 @@ from ..errors import Problem
 from . import schema
 
 MAX_DEPTH = 16
+MAX_SIZE = 2**62
 """Of subclasses in subclasses, and of containers in their metadata: no class nests as deeply."""
 
 Placed = tuple[str, schema.Subclass]
@@ -145,6 +146,8 @@ def problems(program: schema.Program) -> Iterator[Problem]:
         every = [subclass, *_below(subclass)]
         if any(len(part.shape) != len(part.stride) for part in every):
             yield Problem(at, "C3: shape and stride differ in length")
+        if any(isinstance(size, int) and not 0 <= size <= MAX_SIZE for size in sizes(subclass)):
+            yield Problem(at, f"C3: a size or stride is not in 0..{MAX_SIZE}")
         if unlisted := _names(subclass) - required:
             yield Problem(at, f"K2: {', '.join(sorted(unlisted))} is not among the required subclasses")
     for i, entry in enumerate(program.state):

@@ -1,6 +1,6 @@
 """Rules that span several fields: what a document must satisfy beyond having the right types.
 
-Each rule has a number, cited by the prose in spec/graph-signature.md and by the tests. Checking them once, when a bundle
+Each rule has a number, cited by the prose in spec/ and by the tests. Checking them once, when a bundle
 is opened, lets everything above trust its indices.
 """
 
