@@ -919,6 +919,31 @@ def _no_geometry(documents: Any) -> None:
                 del mutation["geometry"]
 
 
+class Signed(nn.Module):
+    """A forward with parameters of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor, /, y: Tensor, *rest: Any, act: Any = torch.sin, shift: float = 1.0, **others: Any) -> Tensor:
+        return act(self.head(self.embed(x))) + y + shift
+
+
+def _pretrained(documents: Any) -> None:
+    """What a writer tells of a model of transformers."""
+    config = {"type": "mapping", "keys": ["model_type", "vocab_size"], "items": ["tiny", 5]}
+    documents.program["pretrained"] = {
+        "config": config,
+        "generation_config": {"type": "mapping", "keys": ["max_length"], "items": [20]},
+        "input_embeddings": "embed",
+        "output_embeddings": "head",
+        "attributes": {"main_input_name": "x"},
+        "unsaved": ["head.weight"],
+    }
+
+
 class Half(nn.Module):
     """A dropout that stays off while the module around it trains."""
 
@@ -973,6 +998,14 @@ LAST_CASES: dict[str, Case] = {
             Call([t(3, 2)], refused="N4", kind="ModeError", contains="drop"),
             Call([t(3, 2)], more={"flags": {"drop": False, "norm": False}}, refused="N4", kind="ModeError", contains="norm"),
         ],
+    ),
+    "interface": Case(
+        "parameters of every kind, and what tools ask of a model of transformers",
+        ["N5"],
+        Signed,
+        lambda: (Own(torch.tensor([1, 4])), t(2, 5)),
+        lambda: [Call([Own(torch.tensor([1, 4])), t(2, 5)]), Call([Own(torch.tensor([0, 4])), t(2, 5)], **INFER)],
+        edit=_pretrained,
     ),
     "from_start": Case(
         "an argument that must begin at the first element of its storage",

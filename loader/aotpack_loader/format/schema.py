@@ -283,8 +283,8 @@ class Producer(Document, frozen=True):
 class Requirements(Document, frozen=True):
     """What a reader needs to run the program.
 
-    ``torch``: releases (a subset of PEP 440: spec/targets.md). ``operators``: namespaces beyond torch's own. ``subclasses``: classes of tensors
-    that the caller must bring, by qualified name.
+    ``torch``: releases (a subset of PEP 440: spec/targets.md). ``operators``: namespaces beyond torch's own. ``subclasses``:
+    classes of tensors that the caller must bring, by qualified name.
     """
 
     torch: str
