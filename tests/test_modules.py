@@ -486,3 +486,38 @@ def test_attributes_of_a_bundle_replace_nothing_of_ours(net_bundle: Path, tmp_pa
     assert not isinstance(loaded.head, nn.Linear)
     assert loaded.aotpack.path == str(tmp_path / "m")
     assert loaded.state_dict().keys() == honest.state_dict().keys()
+
+
+# ---------------------------------------------------------------- the root
+
+
+class Stack(nn.Sequential):
+    """A container of a class of the user's own."""
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Stack])
+def test_a_container_as_the_root(tmp_path: Path, kind: type[nn.Sequential]) -> None:
+    torch.manual_seed(0)
+    model = kind(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    aotpack.build(model, (POINTS,), out=tmp_path / "m", targets=("portable",))
+    loaded = aotpack.load(tmp_path / "m")
+    assert isinstance(loaded, nn.Sequential)
+    assert type(loaded).__name__ == kind.__name__
+    assert [repr(module) for module in loaded] == [repr(module) for module in model]
+    assert (len(loaded), loaded[-1].out_features) == (3, 2)
+    seen = []
+    for one in (model, copy.deepcopy(loaded), loaded):
+        for parameter in one[:2].parameters():
+            parameter.requires_grad_(False)
+        seen.append(_steps(one))
+        assert one[0].weight.grad is None
+    torch.testing.assert_close(seen[1], seen[0])
+    torch.testing.assert_close(seen[2], seen[0])
+    assert type(loaded[:2]) is nn.Sequential
+    with pytest.raises(EditError, match="3: a ReLU cannot be added"):
+        loaded.append(nn.ReLU())
+    with pytest.raises(EditError, match="2: cannot become a Identity"):
+        loaded[2] = nn.Identity()
+    loaded[1].eval()
+    with pytest.raises(ModeError, match=r"\n  1: was in train"):
+        loaded(POINTS)

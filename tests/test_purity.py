@@ -48,13 +48,14 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "own_class", "program", "trust",
+    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "loading", "modules", "own_class", "program", "trust",
     "archive", "archive.bundle", "archive.cache", "archive.digest", "archive.layout", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
-    "format", "format.codec", "format.donations", "format.expressions", "format.media_types", "format.schema",
-    "format.subclasses", "format.validate", "format.versions",
-    "runtime", "runtime.autograd", "runtime.bases", "runtime.call", "runtime.epilogue", "runtime.identity", "runtime.inputs",
-    "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native", "runtime.state", "runtime.tree", "runtime.views",
+    "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.media_types",
+    "format.modules", "format.schema", "format.subclasses", "format.validate", "format.versions",
+    "runtime", "runtime.arguments", "runtime.autograd", "runtime.bases", "runtime.branches", "runtime.call", "runtime.epilogue",
+    "runtime.identity", "runtime.inputs", "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native",
+    "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip
 """Modules of the loader that a start of native code imports. Each costs 0.1 to 0.4 ms there: what only some bundles need is
 imported where one needs it."""

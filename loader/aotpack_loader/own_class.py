@@ -11,9 +11,12 @@ from inspect import Parameter, Signature
 from types import FunctionType
 from typing import Any
 
+from torch import nn
+
 from .devices.literals import plain_data
 from .format import schema
-from .program import LoadedProgram
+from .modules import root_base
+from .program import LoadedProgram, LoadInfo
 
 _LIBRARY = "transformers.modeling_utils"
 _LOSS_ARGUMENT = "num_items_in_batch"
@@ -28,7 +31,10 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
         setattr(forward, "__signature__", _signature(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
             body["accepts_loss_kwargs"] = True if _takes_loss_argument(program) else property(_accepts_no_loss_argument)
+    base = root_base(program)
     bases: tuple[type, ...] = (LoadedProgram,)
+    if base is not nn.Module:
+        bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
     if program.pretrained is not None:
         from .pretrained import members, models  # few programs are of that library
 
@@ -36,6 +42,17 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
         if _LIBRARY in sys.modules:
             bases = models(sys.modules[_LIBRARY])
     return type(_name(program), bases, body)
+
+
+def _made_by(base: type[nn.Module]) -> Any:
+    """``__new__`` of a class below ``base``, whose own methods make others of it: a slice of a ``Sequential`` is a plain one."""
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if args and not isinstance(args[0], LoadInfo):
+            return base(*args, **kwargs)
+        return object.__new__(cls)
+
+    return new
 
 
 class LossWarning(UserWarning):
