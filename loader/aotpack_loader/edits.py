@@ -7,7 +7,7 @@ else a user may change is compiled in: submodules, plain attributes, hooks of su
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -48,10 +48,12 @@ class Edits:
         """
         hooks = [problem for module in root.modules() if module is not root for problem in _hooks(module)]
         if hooks:
+            below = [module for module in root.modules() if isinstance(module, Watched) and module is not root]
             raise EditError(
                 "Hooks of submodules would never run: a bundle is called as a whole.",
                 hooks,
-                hint="Remove them (handle.remove()). Hooks of the bundle itself run. To see a value inside, return it from the "
+                hint=_instead([hook for module in below for hook in _hooks_of(module)])
+                or "Remove them (handle.remove()). Hooks of the bundle itself run. To see a value inside, return it from the "
                 "model, and build the bundle again.",
             )
         flags = {path: (root.get_submodule(path), flag) for path, flag in call.method.flags.items()}
@@ -70,6 +72,17 @@ class Edits:
         self.sound.add(call.name)
 
 
+def _instead(used: Iterable[Any]) -> str:
+    """What to do instead of using these hooks or wrappers, where that is known."""
+    from .runtime.parallel import advice  # only for errors
+
+    return advice(getattr(item, "__module__", None) or "" for item in used)
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Any]:
+    return (hook for attribute in _HOOKS for hook in vars(module)[attribute].values())
+
+
 def _hooks(module: nn.Module) -> Iterator[Problem]:
     if not isinstance(module, Watched):
         return  # a parametrization: it does run
@@ -85,13 +98,13 @@ class Submodules(dict[str, Any]):
         super().__init__()
         self.path = path
 
-    def _refuse(self, name: Any, what: str) -> NoReturn:
-        raise _refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", _WRAP)
+    def _refuse(self, name: Any, what: str, hint: str = "") -> NoReturn:
+        raise _refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", hint or _WRAP)
 
     def __setitem__(self, name: str, module: Any) -> None:
         if self.get(name) is not module and not is_parametrization(name, module):
             what = f"cannot become a {type(module).__name__}" if name in self else f"a {type(module).__name__} cannot be added"
-            self._refuse(name, what)
+            self._refuse(name, what, _instead([type(module)]))
         super().__setitem__(name, module)
 
     def __delitem__(self, name: str) -> None:
@@ -224,7 +237,7 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
     if isinstance(value, nn.Module) or name in attributes["_modules"]:
         if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
             what = f"cannot become a {type(value).__name__}" if name in attributes["_modules"] else "a module cannot be added"
-            raise _refusal(path, f"{what}; the submodules are compiled in", _WRAP)
+            raise _refusal(path, f"{what}; the submodules are compiled in", _instead([type(value)]) or _WRAP)
     elif name in module._aotpack_held or name == "training":
         pass  # looked at by the next call
     elif isinstance(value, (nn.Parameter, nn.Buffer)):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,7 +35,13 @@ WRAPS: dict[str, Wrap] = {
     "fsdp2": lambda model: fully_shard(model, reshard_after_forward=True),
     "fsdp2 no reshard": lambda model: fully_shard(model, reshard_after_forward=False),
     "fsdp2 bf16": lambda model: fully_shard(model.float(), mp_policy=_BF16),
-    "tensor parallel": lambda model: parallelize_module(model, init_device_mesh("cpu", (2,)), {"linear": ColwiseParallel()}),
+    "refused: fully_shard of a part": lambda model: fully_shard(model.linear) and fully_shard(model),
+    "refused: fsdp1 with a policy": lambda model: FullyShardedDataParallel(
+        model, device_id=CPU, auto_wrap_policy=ModuleWrapPolicy({nn.Linear})
+    ),
+    "refused: tensor parallel": lambda model: parallelize_module(
+        model, init_device_mesh("cpu", (2,)), {"linear": ColwiseParallel()}
+    ),
 }
 
 

@@ -72,11 +72,16 @@ class State:
             if isinstance(value, torch.Tensor) and value.dtype != expected.dtype
         ]
         hint = "The bundle's code was compiled for the original types and shapes; load it again to get them back."
-        if cast:
+        from .parallel import advice  # only for errors
+
+        if instead := advice(type(value).__module__ for value in values):
+            hint = instead
+        elif cast:
             hint = (
                 "The bundle's code was compiled for the original element types: half(), bfloat16(), double() and to(dtype) "
                 "cannot change them. Put them back, or load the bundle again. "
-                f"To compute in {cast[0]}, build the bundle from a model in it, or build and call it under torch.autocast."
+                f"To compute in {cast[0]}, build the bundle from a model in it, or build and call it under torch.autocast. "
+                "A policy that casts parameters (FSDP) works with a bundle built in that type: load(...).float(), then wrap it."
             )
         return InputError("Parameters or buffers of the module no longer fit this bundle.", problems, hint=hint)
 

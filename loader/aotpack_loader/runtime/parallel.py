@@ -1,0 +1,23 @@
+"""What to do instead, for those who split a loaded bundle over processes in a way that compiled code cannot follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_WHOLE = (
+    "A bundle is one unit: shard it as a whole, with fully_shard(model), or with FullyShardedDataParallel(model) and no policy "
+    "that wraps submodules. DistributedDataParallel(model) works too."
+)
+_ADVICE = {
+    "torch.distributed.tensor": f"Tensor parallelism splits the operations of a model, which are compiled in. {_WHOLE}",
+    "torch.distributed.fsdp": _WHOLE,
+    "torch.distributed._composable": _WHOLE,
+    "accelerate": "Offloading by submodules is not possible: the weights are used all at once.",
+    "deepspeed": _WHOLE,
+}
+
+
+def advice(homes: Iterable[str]) -> str:
+    """The hint for who uses a tool of one of the modules ``homes``; empty: none is known."""
+    found = (hint for home in homes for prefix, hint in _ADVICE.items() if home.startswith(prefix))
+    return next(found, "")
