@@ -6,6 +6,7 @@ Tried on: torch 2.13.0, 2.9.0.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -43,6 +44,12 @@ def opaque(function: _F) -> _F:
     evaluation.set_code_exec_strategy(function.__code__, evaluation._FrameExecStrategy(skip, skip))
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a loaded bundle is compiled already")
     return function
+
+
+def backward_is_compiled() -> bool:
+    """Whether compiled autograd is on, which takes autograd nodes of Python and none of a foreign library."""
+    module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and module.compiled_autograd_enabled
 
 
 def keeps_graph() -> bool:

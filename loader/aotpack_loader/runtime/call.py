@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch_compat import backward_is_compiled
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
@@ -114,7 +115,7 @@ class MethodCall:
 
     def natively(self, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> list[Any] | None:
         """The flat results of a call in native code, or null where this method or call is not for it and nothing has happened."""
-        if self.native is None:
+        if self.native is None or (self.differentiable is not None and backward_is_compiled()):
             return None
         problems: list[Problem] = []
         leaves = self.inputs.flatten(args, kwargs, problems)
