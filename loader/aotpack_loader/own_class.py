@@ -25,6 +25,7 @@ _LOSS_ARGUMENT = "num_items_in_batch"
 def class_of(program: schema.Program) -> type[LoadedProgram]:
     """A class of its own for ``program``; below ``PreTrainedModel`` where it was, and the caller has imported that."""
     forward = FunctionType(LoadedProgram.forward.__code__, LoadedProgram.forward.__globals__, "forward")
+    vars(forward).update(vars(LoadedProgram.forward))  # opaque to torch.compile, too
     forward.__doc__ = LoadedProgram.forward.__doc__
     body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
     if program.signature is not None:
