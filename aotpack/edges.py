@@ -25,6 +25,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 from . import _torch_compat as compat
 from . import signature
 from .capture import rehearsals
+from .capture.calls import Calls, is_one_program
 from .capture.returned import result_leaves
 from .graph import source_line
 from .graph.expressions import size_expression
@@ -92,6 +93,42 @@ def refused(
             constraints.append(found.constraint)
 
 
+def takes_one(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    convention: signature.Convention,
+    names: Collection[str],
+) -> bool:
+    """Whether the graphs do what the model does where sizes are 1, though torch has asked whether they are.
+
+    At 1, at the example's size and at another, the model must call the same functions of torch on the same values. And on fake
+    tensors the graphs must agree with the model at 1.
+    """
+    symbols: Sequence[schema.Symbol] = convention.method["symbols"]
+    example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
+    if len(example) < len(symbols) or len({example[name] for name in names}) > 1:
+        return False
+    size = example[next(iter(names))]
+    maximum = min((s.maximum for s in symbols if s.name in names and s.maximum is not None), default=size + 1)
+    other = size + 1 if maximum > size else size - 1
+    if size < 2 or other < 2:
+        return False
+    runs = []
+    for chosen in (1, size, other):
+        trial, calls = _Trial(convention, example | dict.fromkeys(names, chosen)), Calls()
+        if not trial.calls(model, args, kwargs, calls):
+            return False
+        runs.append((chosen, calls.made))
+    if not is_one_program(runs):
+        return False
+    trials = [_Trial(convention, example | dict.fromkeys(names, chosen), strict=True) for chosen in (1, size)]
+    for trial in trials:
+        trial.run(model, args, kwargs)
+    at_one, usual = trials
+    return at_one.ran and at_one.marks == usual.marks and not at_one.simplified and at_one.differs.keys() <= usual.differs.keys()
+
+
 def _take(constraints: Sequence[str], sizes: Sizes) -> bool:
     return all(_holds(text, sizes) for text in constraints)
 
@@ -146,10 +183,12 @@ class _Trial:
         marks: which arguments' version counters the model moves, and which results require a gradient.
         differs: what the graphs do otherwise than the model, by kind: fails, sizes, layout, gradients, memory.
         simplified: what compiled code computes otherwise than the graphs, or nothing.
+        strict: whether tensors of other sizes than the graphs say, and outputs of other strides, count as that.
     """
 
     convention: signature.Convention
     sizes: Sizes
+    strict: bool = False
     mode: compat.FakeTensorMode = field(default_factory=compat.fake_mode_with_shapes)
     ran: bool = False
     operators: list[torch._ops.OpOverload] = field(default_factory=list)
@@ -162,6 +201,15 @@ class _Trial:
         """Run both."""
         with compat.quiet_torch_logs():
             self.differs = self._difference(model, args, kwargs)
+
+    def calls(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Calls) -> bool:
+        """Run the model, and note in ``watch`` what it calls; false where it does not run."""
+        try:
+            with compat.quiet_torch_logs(), rehearsals.unchanged(model), compat.kept_state_changes():
+                watch.returned(compat.rehearse(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
+        except Exception:  # the model takes no such size, or nobody can tell on fake tensors
+            return False
+        return True
 
     def another_way(self, other: _Trial) -> str:
         """How the model itself goes another way than at the sizes of the ``other`` trial, or nothing."""
@@ -310,6 +358,8 @@ class _Trial:
     def _look(self, node: Node, value: Any) -> None:
         """Note a number that a graph computes of sizes otherwise than torch has simplified it, for positive sizes."""
         described = node.meta.get("val")
+        if self.strict and isinstance(described, torch.Tensor) and isinstance(value, torch.Tensor):
+            self._look_at_sizes(node, described, value)
         if self.simplified or not isinstance(described, torch.SymInt) or not isinstance(value, int):
             return
         size = size_expression(described, self.convention.shape_env)
@@ -317,6 +367,17 @@ class _Trial:
             return  # it depends on data
         if (simplified := expressions.evaluate(size, self.sizes)) != value:
             self.simplified = f"{node.target} of sizes is {value}, and {simplified} where torch has simplified it"
+
+    def _look_at_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
+        """Note a tensor of other sizes than the graph says; of what it returns, strides too."""
+        is_output = any(user.op == "output" for user in node.users)
+        for kind, told, found in (("sizes", described.shape, value.shape), ("strides", described.stride(), value.stride())):
+            expected = [size_expression(size, self.convention.shape_env) for size in told]
+            known = all(isinstance(size, int) or expressions.symbols(size) <= self.sizes.keys() for size in expected)
+            if known and (kind == "sizes" or is_output) and not self.simplified:
+                values = [expressions.evaluate(size, self.sizes) for size in expected]
+                if values != [*found]:
+                    self.simplified = f"{node.target} has the {kind} {[*found]}, and {values} by the graph"
 
     def _run(self, half: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """What a graph gives, and why it cannot."""

@@ -42,6 +42,7 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     The same tensor under two names is stored once (``tied_to``); distinct tensors over one storage keep
     sharing it.
     """
+    _refuse_uninitialised(model)
     entries: list[schema.StateEntry] = []
     first_name: dict[int, str] = {}
     storages: dict[int, tuple[str, int]] = {}
@@ -84,6 +85,19 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     if problems:
         raise UnsupportedError("Some of the model's parameters or buffers cannot be stored.", problems)
     return entries
+
+
+def _refuse_uninitialised(model: torch.nn.Module) -> None:
+    """Lazy modules have parameters without sizes until they are first called.
+
+    Raises:
+        UnsupportedError: names all that have none yet.
+    """
+    lazy = [Problem(name, "has no size yet") for name, _, tensor, _ in named_state(model) if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UnsupportedError(
+            "The model has lazy modules that were never called.", lazy, hint="Call the model once on its example inputs."
+        )
 
 
 def named_state(model: torch.nn.Module) -> list[tuple[str, Kind, torch.Tensor, bool]]:

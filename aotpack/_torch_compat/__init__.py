@@ -63,7 +63,7 @@ from .rehearsal import (
     suspended_while_compiling,
 )
 from .strides import decomposed_like_kernels, strides_of_kernels
-from .symbols import SIZE_FUNCTIONS, Symbols, divided, modulo
+from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, divided, modulo
 from .tensors import (
     Bounds,
     DynamicDims,
@@ -124,6 +124,7 @@ __all__ = [
     "Touched",
     "ViewAndMutationMeta",
     "Written",
+    "allow_one",
     "blank_like",
     "call_library_fingerprint",
     "can_name_instruction_set",

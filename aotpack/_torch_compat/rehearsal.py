@@ -191,6 +191,8 @@ def _run(
                 operators.clear()
                 stack.enter_context(_noted(mode, operators))
             if watch is not None:
+                if begin := getattr(watch, "begin", None):
+                    begin({f"argument {i}": leaf for i, leaf in leaves.items()} | state)
                 stack.enter_context(_kept_to_itself(mode))
                 stack.enter_context(watch)
             if strict:

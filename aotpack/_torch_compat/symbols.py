@@ -121,3 +121,10 @@ class Symbols:
     def bindings(self, value: Any, pending: set[Any]) -> dict[Any, Any]:
         """Where in ``value`` unbacked symbols of ``pending`` are found first; they are taken out of it."""
         return _free_unbacked_symbols_with_path(value, (), shape_env=self.env, pending=pending)
+
+
+def allow_one(env: ShapeEnv | None, name: str) -> None:
+    """Let a size be 1 that a trace has guarded to be larger: what compiles the graphs may assume no more."""
+    for symbol, limits in [] if env is None else list(env.var_to_range.items()):
+        if str(symbol) == name:
+            env.var_to_range[symbol] = type(limits)(min(1, limits.lower), limits.upper)  # type: ignore[union-attr]

@@ -1,0 +1,108 @@
+"""Sizes of 1 that torch or the model asks about while it is traced: taken where the model is one program, refused elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotpack
+from aotpack_loader.errors import BuildError
+
+BATCH = torch.export.Dim("batch", min=1, max=8)
+
+
+class Broadcasts(nn.Module):
+    """Expands positions where there is something to expand, and shifts its labels, as transformers' decoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1]).unsqueeze(0)
+        if ids.shape[0] != positions.shape[0]:
+            positions = positions.expand(ids.shape[0], -1)
+        logits = self.head(self.words(ids) + self.places(positions))
+        labels = ids[..., 1:].contiguous()
+        return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 11), labels.view(-1))
+
+
+class Encodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Tensor]]]] = {
+    "Broadcasts": lambda: (Broadcasts(), lambda batch: torch.randint(11, (batch, 6))),
+    "TransformerEncoderLayer": lambda: (Encodes(), lambda batch: torch.randn(batch, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_last_batch_of_one_trains(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager, make = MODELS[name]()
+    sizes, out = ({0: BATCH},), tmp_path / "m.aotpack"
+    aotpack.build(copy.deepcopy(eager), (make(3),), out=out, targets=("portable",), methods=("train",), dynamic_shapes=sizes)
+    loaded = aotpack.load(out, backend="portable")
+    for batch in (5, 1, 2):
+        x = make(batch)
+        results = [model(x) for model in (eager, loaded)]
+        torch.testing.assert_close(*results)
+        assert results[0].stride() == results[1].stride()
+        for result in results:
+            result.square().sum().backward()
+    for (parameter, a), (_, b) in zip(eager.named_parameters(), loaded.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=parameter)
+
+
+class Asks(nn.Module):
+    """Computes something else for one row."""
+
+    def __init__(self, at_one: Callable[[Any, Tensor], Tensor], else_: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.ways = at_one, else_
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ways[0](self, x) if x.shape[0] == 1 else self.ways[1](self, x)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (lambda m, x: x * m.a * 2, lambda m, x: x * m.a * 3),
+        (lambda m, x: x * m.a, lambda m, x: x * m.b),
+        (lambda m, x: x[:, :2] * m.a[0], lambda m, x: x[:, 2:] * m.a[0]),
+        (lambda m, x: x * m.a, lambda m, x: x * m.a.sin()),
+        (lambda m, x: (x * m.a).sum(0), lambda m, x: (x * m.a).mean(0)),
+    ],
+    ids=["a number", "a parameter", "a slice", "a call more", "another call"],
+)
+def test_another_way_for_one_is_refused(ways: Any, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="asked to vary more than the model allows"):
+        aotpack.build(
+            Asks(*ways),
+            (torch.randn(3, 4),),
+            out=tmp_path / "m.aotpack",
+            targets=("portable",),
+            methods=("train",),
+            dynamic_shapes=({0: BATCH},),
+        )
+
+
+def test_a_lazy_module_that_was_never_called_is_refused_by_name(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(BuildError, match=r"0\.weight: has no size yet"):
+        aotpack.build(model, (torch.randn(2, 4),), out=tmp_path / "m.aotpack", targets=("portable",))
