@@ -129,9 +129,10 @@ class _Layer:
         return _Weights(next(left), next(left) if self.has_bias else None, next(left) if self.has_projection else None)
 
     def step(self, row: Tensor, state: State, weights: _Weights) -> tuple[State, State]:
-        (hidden, *rest), kept = self.cell.forward(row, linear(state[0], weights.product, weights.bias), state)
+        product = linear(state[0].to(weights.product.dtype), weights.product, weights.bias)
+        (hidden, *rest), kept = self.cell.forward(row, product, state)
         if weights.projection is not None:
-            hidden = linear(hidden, weights.projection)
+            hidden = linear(hidden.to(weights.projection.dtype), weights.projection)
         return (hidden, *rest), kept
 
     def scan(self, given: Tensor, operands: State) -> tuple[State, State, State]:
@@ -169,7 +170,7 @@ class _Layer:
         state, _ = self.step(given[0], operands[: self.states], self.weights(operands[self.states :]))
         return state[0].expand(given.shape[0], *state[0].shape).clone(), *state
 
-    def gradients(self, gradients: State, operands: State, rows: State, kept: State) -> list[Tensor]:
+    def gradients(self, gradients: State, given: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
         """Those of the input and of the operands, of those of what :class:`_Scanned` gives."""
         cell, count, weights = self.cell, self.states, self.weights(operands[self.states :])
         before = [torch.cat([first.unsqueeze(0), row[:-1]]) for first, row in zip(operands, rows, strict=False)]
@@ -181,9 +182,11 @@ class _Layer:
             hidden = hidden + row
             inner = hidden if weights.projection is None else hidden @ constants[1]
             of_input, of_hidden, (beside, *of_rest) = cell.backward((inner, *rest), picked)
-            through = of_hidden @ constants[0]
-            results: list[Any] = [through if beside is None else through + beside, *of_rest, of_input]
-            results += [of_hidden] if cell.products_differ else []
+            of_input, of_hidden = of_input.to(given.dtype), of_hidden.to(given.dtype)
+            through = (of_hidden @ constants[0]).to(hidden.dtype)
+            of_states: list[Any] = [through if beside is None else through + beside, *of_rest]
+            results = [value.to(state.dtype) for value, state in zip(of_states, (hidden, *rest), strict=True)]
+            results += [of_input, of_hidden] if cell.products_differ else [of_input]
             return results if weights.projection is None else [*results, hidden]
 
         constants = (weights.product,) if weights.projection is None else (weights.product, weights.projection)
@@ -201,7 +204,7 @@ class _Layer:
 
 def _of_weight(gradient: Tensor, given: Tensor) -> Tensor:
     """The gradient of a weight, all steps together, of that of its product with ``given``."""
-    return gradient.flatten(0, 1).t() @ given.flatten(0, 1)
+    return gradient.flatten(0, 1).t() @ given.flatten(0, 1).to(gradient.dtype)
 
 
 class _Scanned(torch.autograd.Function):
@@ -221,7 +224,7 @@ class _Scanned(torch.autograd.Function):
         count = len(saved) - layer.states - ctx.kept
         operands, rows, kept = saved[:count], saved[count : count + layer.states], saved[count + layer.states :]
         if not torch.is_grad_enabled():
-            return None, *layer.gradients(gradients, operands, rows, kept)
+            return None, *layer.gradients(gradients, given, operands, rows, kept)
         # For gradients of gradients: what was stacked is no result, and has none.
         inputs = [value for value, needed in zip((given, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
         found = iter(torch.autograd.grad(layer.unrolled(given, operands), inputs, gradients, create_graph=True))
@@ -234,12 +237,16 @@ def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
     given = linear(given, weight, bias)
-    operands = [*state, *(value for value in (product, own_bias, projection) if value is not None)]
-    if torch.is_autocast_enabled(given.device.type):
-        operands = [operand.to(given.dtype) for operand in operands]
+    weights = [value for value in (product, own_bias, projection) if value is not None]
+    casts = torch.is_autocast_enabled(given.device.type)
     layer = _Layer(cell, len(state), own_bias is not None, projection is not None)
     given = given.flip(0) if reverse else given
     with torch.autocast(given.device.type, enabled=False):
+        if casts:
+            weights = [value.to(given.dtype) for value in weights]
+            made, _ = layer.step(given[0], state, layer.weights(weights))  # the loop carries what a step makes of its state
+            state = [value.to(after.dtype) for value, after in zip(state, made, strict=True)]
+        operands = [*state, *weights]
         if torch.compiler.is_exporting():  # torch.export keeps the operator as it is
             rows, *last = layer.types(given, operands)
         elif torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):

@@ -131,6 +131,31 @@ def test_dropout_between_layers(tmp_path: Path, device: torch.device) -> None:
     assert not torch.equal(once[1][1], again[1][1])
 
 
+class Cast(nn.Module):
+    """A layer under autocast: the hidden state of a GRU stays as wide as it begins, that of an RNN does not."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_autocast_inside(kind: type[nn.RNNBase], tmp_path: Path, device: torch.device) -> None:
+    torch.manual_seed(0)
+    model, x = Cast(kind(WIDTH, 3)), torch.rand(STEPS, BATCH, WIDTH).requires_grad_()
+    loaded = load(build(model, (x,), tmp_path / "model.aotpack", methods=("train",)), device="xla")
+    there = x.detach().to(device).requires_grad_()
+    found, expected = loaded(there), model(x)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0.02, atol=0.02)  # types too
+    for result in (found, expected):
+        result.sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), x.grad, rtol=0.02, atol=0.02)
+
+
 def penalised(x: Tensor, weights: Tensor, hidden: Tensor) -> Tensor:
     """Gradients of gradients are taken step by step."""
     rows, _ = torch.gru(x, torch.zeros(1, BATCH, 3), (weights, hidden), False, 1, 0.0, True, False, False)
