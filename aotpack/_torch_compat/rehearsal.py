@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 from .. import origin
+from .constants import KnownConstants
 from .overlaps import RefusedOverlaps
 from .own_gradients import refused_accumulation
 from .tensors import blank_like
@@ -195,6 +196,7 @@ def _run(
                     begin({f"argument {i}": leaf for i, leaf in leaves.items()} | state)
                 stack.enter_context(_kept_to_itself(mode))
                 stack.enter_context(watch)
+            stack.enter_context(KnownConstants())
             if strict:
                 stack.enter_context(RefusedOverlaps())
                 stack.enter_context(refused_accumulation())

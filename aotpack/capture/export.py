@@ -10,6 +10,7 @@ import torch
 
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.constants import KnownConstants
 from .._torch_compat.randomness import no_python_random
 from ..graph import source_line, views
 from . import containers, rehearsals
@@ -26,7 +27,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
         raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model):
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
         trial = rehearsals.rehearse(model, args, kwargs)
         if trial.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")

@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
+from .._torch_compat.constants import KnownConstants
 from .._torch_compat.randomness import no_python_random
 from . import containers, rehearsals
 from .dynamic_shapes import DynamicShapes
@@ -33,7 +34,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model):
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
         trial = rehearsals.rehearse(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():

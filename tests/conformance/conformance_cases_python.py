@@ -210,6 +210,20 @@ def scales(module: nn.Module, count: int) -> Tensor:
     return arange(count)
 
 
+def dimensions_by_a_tensor(x: Tensor) -> Tensor:
+    return x.sin().sum(torch.arange(1, x.dim()).tolist()) * torch.linspace(0, 1, 3)[1].item()
+
+
+def branch_on_a_constant(x: Tensor) -> Tensor:
+    return x * 2 if torch.equal(torch.arange(2), torch.tensor([0, 1])) and torch.tensor([0, 1]).any() else x
+
+
+def constant_written_by_a_view(x: Tensor) -> Tensor:
+    dims = torch.arange(2)
+    dims.narrow(0, 0, 1).fill_(1)
+    return x.sum(dims[:1].tolist())
+
+
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
     module_case("values: a tensor from a cache that the first call fills", Cached, g(2, 3), front_ends=("export",)),
@@ -231,4 +245,9 @@ CASES += [
             ("gaussian_nll_loss", gaussian, g(3, 5), g(3, 5)),
         )
     ),
+]
+CASES += [
+    case(f"constants: {function.__name__}, {end}", function, g(2, 3), front_ends=(end,), calls=(TRAIN,), methods=("train",))
+    for function in (dimensions_by_a_tensor, branch_on_a_constant, constant_written_by_a_view)
+    for end in ("export", "trace")
 ]

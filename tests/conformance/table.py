@@ -101,6 +101,10 @@ REFUSED: dict[str, str] = {
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*conformance_cases_own_gradients.py:\d+",
+    **dict.fromkeys(
+        [f"constants: constant_written_by_a_view, {end}" for end in ("export", "trace")],
+        "a number that is read off a tensor.*conformance_cases_python.py",
+    ),
     "own gradients: of_a_used_argument": "already computed with; call it first",
     "own gradients: on_and_off": r"requires_grad_\(False\) on an argument; use detach",
     "own gradients: of_a_parameter": "changes requires_grad of net.0.weight while it runs; change it before the build",
