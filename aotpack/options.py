@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import schema
 
 from . import capture
 
@@ -19,11 +20,20 @@ LAYOUTS = ("file", "directory")
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """A method to build: the mode it is traced in. ``train`` keeps gradients in train mode, ``infer`` neither."""
+    """A method to build: the mode it is traced in. ``train`` keeps gradients in train mode, ``infer`` neither.
+
+    ``autocast`` is the element type of the autocast that it is traced under (``bfloat16``); null: none.
+    """
 
     name: str
     training: bool
     grad: bool
+    autocast: schema.DType | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its name in :data:`METHODS`, whatever autocast it is traced under."""
+        return self.name.partition(".")[0]
 
 
 METHODS = {plan.name: plan for plan in (
@@ -34,6 +44,9 @@ METHODS = {plan.name: plan for plan in (
 """Methods a build knows. ``eval`` is optional: gradients through the eval-mode graph (frozen BatchNorm, no dropout)."""
 
 
+AUTOCAST: dict[str, schema.DType | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
+"""What ``autocast`` takes, and the element type of each; in the order of the methods of a bundle that has several."""
+
 DEFAULT_METHODS = ("train", "infer")
 OPTIONAL_METHODS = frozenset({"infer"})
 """Default methods that a build leaves out, with a warning, where they cannot be built: training does not need them."""
@@ -41,7 +54,10 @@ OPTIONAL_METHODS = frozenset({"infer"})
 
 @dataclass(frozen=True)
 class Options:
-    """How the methods are traced and split; each as :func:`aotpack.build` takes it. ``optional``: methods that may fail."""
+    """How the methods are traced and split; each as :func:`aotpack.build` takes it. ``optional``: methods that may fail.
+
+    ``autocast`` are the element types of the autocasts that each method is built for; null: none.
+    """
 
     methods: Sequence[str] = DEFAULT_METHODS
     partitioner: str = "min-cut"
@@ -52,6 +68,7 @@ class Options:
     second_derivatives: bool = False
     optional: Collection[str] = ()
     warm_up: bool = False
+    autocast: Sequence[schema.DType | None] = (None,)
 
     @property
     def exact_random(self) -> bool:
@@ -59,7 +76,29 @@ class Options:
 
     @property
     def plans(self) -> list[MethodPlan]:
-        return [METHODS[name] for name in self.methods]
+        return [_variant(METHODS[name], state, first=i == 0) for i, state in enumerate(self.autocast) for name in self.methods]
+
+
+def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) -> MethodPlan:
+    """A method under an autocast: those of the first have the plain names."""
+    word = next((word for word, dtype in AUTOCAST.items() if dtype == autocast), str(autocast))
+    return replace(plan, name=plan.name if first else f"{plan.name}.{word}", autocast=autocast)
+
+
+def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | None) -> tuple[schema.DType | None, ...]:
+    """The element types that ``autocast`` asks for, ``current`` is that of the caller's autocast.
+
+    Raises:
+        BuildError: there is no such autocast.
+    """
+    if asked is None:
+        return (current,)
+    words = [word.strip() for item in ([asked] if isinstance(asked, str) else asked) for word in item.split(",")]
+    unknown = [word for word in words if word not in AUTOCAST]
+    if unknown or not words:
+        problems = [Problem("autocast", f"{word!r} is none of {', '.join(AUTOCAST)}") for word in unknown]
+        raise BuildError("The build's options are not valid.", problems or [Problem("autocast", "at least one is needed")])
+    return tuple(dtype for word, dtype in AUTOCAST.items() if word in words)
 
 
 def check_options(args: Any, options: Options, layout: str) -> None:

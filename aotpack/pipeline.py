@@ -22,11 +22,12 @@ from aotpack_loader.trust import decide_trust, record_built
 from . import __version__, decompositions, existing, finish, program, tracing
 from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_kernels, free_sizes
 from ._torch_compat.recurrent import own_gru, recurrent_scans
+from .autocast import current_autocast
 from .bundle import BlobStore
 from .cache import CompileCache
 from .capture import FRONT_ENDS
 from .capture.eager import warmed_up
-from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, check_options, layout_problems
+from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
 from .selftest import record
 from .specializations import refuse_unused, specialize
@@ -50,6 +51,7 @@ def build(
     front_ends: Sequence[str] = FRONT_ENDS,
     rng: RandomMode = "default",
     branches: str = "refuse",
+    autocast: str | Sequence[str] | None = None,
     self_test: bool = False,
     name: str | None = None,
     cache: bool = True,
@@ -76,6 +78,8 @@ def build(
             eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
         branches: Python branches on truth values of tensors: ``"refuse"``, or ``"example"`` to go the way that they go when the
             model is run on copies of the example inputs; a call on which one would go another way is an error.
+        autocast: what each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``, or several (``("none", "bf16")``), of
+            which each call takes the one that its caller's ``torch.autocast`` asks for. Null: the caller's autocast now.
         self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name; default the model's class.
         cache: reuse compiled code of unchanged graphs.
@@ -94,7 +98,8 @@ def build(
     kwargs = dict(kwargs or {})
     asked = DEFAULT_METHODS if methods is None else methods
     optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
-    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional, warm_up)
+    states = autocast_states(autocast, current_autocast())
+    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional, warm_up, states)
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
@@ -126,7 +131,8 @@ def build(
     record_built(report.digest)
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
     built = [m.plan.name for m in traced]
-    return replace(report, methods=tuple(method for method in asked if method in built), saved_bytes=saved)
+    wanted = [plan.name for plan in options.plans]
+    return replace(report, methods=tuple(method for method in wanted if method in built), saved_bytes=saved)
 
 
 @contextlib.contextmanager
@@ -137,7 +143,7 @@ def _warmed(
     with contextlib.ExitStack() as stack:
         if options.warm_up:
             with run.stage("warm-up"):
-                plans = [(plan, plan.name not in options.optional) for plan in options.plans]
+                plans = [(plan, plan.kind not in options.optional) for plan in options.plans]
                 model = stack.enter_context(warmed_up(model, args, kwargs, plans))
         yield model
 

@@ -14,16 +14,15 @@ from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD
+from aotpack_loader.format.versions import AUTOCAST_VARIANTS, CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD
 from aotpack_loader.runtime.tree import holds_given
 
 from . import capture, graph
 from .bundle import BlobStore
 from .capture.examples import parameters
-from .graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .graph.literals import NOT_A_LITERAL, literal_argument
 from .interface import describe_pretrained, describe_signature
 from .modules import describe_modules
-from .options import METHODS
 from .targets import GraphToCompile, graphs_to_compile
 from .tracing import TracedMethod, Work
 
@@ -39,7 +38,6 @@ def describe(
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
     served = _served(traced, has_modes=work.model is work.module and capture.has_modes(work.module))
     positional, defaults = _positional_parameters(work.model), _defaults(work)
-    autocast = dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
     methods: dict[str, schema.Method] = {}
     for item in traced:
         name = item.plan.name
@@ -53,7 +51,7 @@ def describe(
             defaults=defaults if name in served else {},
             identical=item.identical,
             distinct=item.distinct,
-            autocast=autocast,
+            autocast=item.plan.autocast,
             deterministic=torch.are_deterministic_algorithms_enabled(),
             rng=item.rng,
             flags=dict(item.flags),
@@ -145,6 +143,7 @@ def _features(methods: Mapping[str, schema.Method]) -> list[str]:
     """What a loader must know of beyond the first version of the format."""
     leaves = [leaf for method in methods.values() for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf)]
     used = {
+        AUTOCAST_VARIANTS: len({method.autocast for method in methods.values()}) > 1,
         CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
         SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
     }
@@ -165,20 +164,20 @@ def as_a_loader() -> Iterator[None]:
 
 
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
-    """The caller's modes each method is right for; no mode is served twice.
+    """The caller's modes each method is right for; no mode is served twice under one autocast.
 
     A graph with gradients also serves its mode without them, unless the model does something else there. A plain function, or
     what ``torch.export`` has made, has no train and eval mode, so one graph serves both.
     """
-    plans = [item.plan for item in traced if item.plan.name in METHODS]
-    served = {plan.name: [(plan.training, plan.grad)] for plan in plans}
+    plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
+    served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
 
     def add(name: str, mode: tuple[bool, bool]) -> None:
-        if not any(mode in modes for modes in served.values()):
+        if not any(mode in modes for other, modes in served.items() if plans[other].autocast == plans[name].autocast):
             served[name].append(mode)
 
     for item in traced:
-        if item.plan in plans and item.plan.grad and not item.gradients_only:
+        if item.plan.name in plans and item.plan.grad and not item.gradients_only:
             add(item.plan.name, (item.plan.training, False))
     if not has_modes:
         for name, modes in list(served.items()):

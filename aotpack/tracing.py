@@ -18,6 +18,7 @@ from aotpack_loader.format.labels import Labels
 from . import _torch_compat as compat
 from . import capture, edges, layouts, partition, second, signature
 from ._torch_compat import Decompositions, SetsRequiresGradError
+from .autocast import under_autocast
 from .capture import containers
 from .capture.branches import Branch
 from .capture.containers import Containers
@@ -117,9 +118,11 @@ def _gaps(
 
 def trace(work: Work) -> list[TracedMethod]:
     """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
-    traced = [method for plan in work.options.plans for method in _if_possible(work, plan)]
-    if work.options.second_derivatives:
-        traced = [method for first in traced for method in _with_second(work, first)]
+    traced: list[TracedMethod] = []
+    for plan in work.options.plans:
+        with under_autocast(plan.autocast):
+            found = _if_possible(work, plan)
+            traced += [m for first in found for m in _with_second(work, first)] if work.options.second_derivatives else found
     return traced
 
 
@@ -133,12 +136,12 @@ def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
     try:
         return [_with_flags(work, _trace_method(work, plan))]
     except BuildError as error:
-        if plan.name not in work.options.optional:
+        if plan.kind not in work.options.optional:
             raise
         work.stored.tensors.clear()
         work.stored.tensors.update(stored)
         mode = f"{'train()' if plan.training else 'eval()'} with gradients {'on' if plan.grad else 'off'}"
-        work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.name}): {error}")
+        work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.kind}): {error}")
         return []
 
 
@@ -216,10 +219,11 @@ def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
 
 def _is_for_gradients_only(work: Work, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
     """Whether calls without gradients, which no other method is made for, need other graphs than ``plan``'s."""
+    plans = work.options.plans
     if (
         not plan.grad
-        or plan not in work.options.plans
-        or any(other.training == plan.training and not other.grad for other in work.options.plans)
+        or plan not in plans
+        or any((other.training, other.grad, other.autocast) == (plan.training, False, plan.autocast) for other in plans)
     ):
         return False
     if not capture.depends_on_gradients(work.module, work.args, work.kwargs, branches, training=plan.training):

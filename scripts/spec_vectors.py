@@ -58,6 +58,7 @@ class Case(NamedTuple):
     inputs: Callable[[], Args]
     dynamic_shapes: Any = None
     more: Callable[[], Args] | None = None
+    autocast: str | None = None
 
 
 # ---------------------------------------------------------------- models
@@ -290,6 +291,13 @@ VALID: dict[str, Case] = {
         Changing,
         lambda: (({"x": torch.randn(3, requires_grad=True), "old": torch.randn(2)}, [torch.randn(2)]), {}),
     ),
+    "autocast_variants": Case(
+        "methods for calls without autocast and under autocast to bfloat16, called without",
+        ["C5", "A9"],
+        Mlp,
+        lambda: ((torch.randn(5, 6), torch.randint(3, (5,))), {}),
+        autocast="none,bf16",
+    ),
     "refusing_values": Case(
         "an operator that may refuse the values of a call, and its line",
         [],
@@ -331,7 +339,7 @@ def write_valid(name: str, case: Case, folder: Path) -> None:
     bundle = folder / BUNDLE
     report = aotpack.build(
         copy.deepcopy(model), *_copied((args, kwargs)), out=bundle, targets=["portable"], self_test=True,
-        dynamic_shapes=case.dynamic_shapes, name=name,
+        dynamic_shapes=case.dynamic_shapes, name=name, autocast=case.autocast,
     )  # fmt: skip
     with Bundle.open(bundle) as opened:
         methods = opened.program.methods

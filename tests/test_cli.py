@@ -386,6 +386,22 @@ def test_bench_measures_every_target_that_fits(tiny_bundle: Path) -> None:
     assert figures["faster"] is None
 
 
+def test_bench_says_what_was_run_and_what_is_faster(tiny_bundle: Path) -> None:
+    from aotpack.cli.bench import compared
+
+    result = invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--threads", 1)
+    assert "One fresh process of each row; a step is the median of 2 in a process. Threads: 1." in " ".join(result.stdout.split())
+    words = {0.01: "100 times faster", 0.87: "13 % less time (faster)", 1.001: "the same", 1.2: "20 % more time (slower)"}
+    assert {ratio: compared(ratio) for ratio in words} == words
+    assert compared(3) == "3 times slower"
+
+
+@pytest.mark.parametrize("module", ["aotpack", "aotpack.cli"])
+def test_the_command_is_a_module_too(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: aotpack [OPTIONS]")
+
+
 def test_bench_says_why_a_process_failed(tmp_path: Path, tiny_bundle: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text("import torch\ndef example_inputs(): return (torch.ones(3),)\ndef model(): return lambda x: 1 / 0\n")

@@ -15,6 +15,9 @@ from .importing import import_modules, import_option
 if TYPE_CHECKING:
     from ..measure import Figures
 
+REFERENCE = "torch.compile, warm cache"
+COMPARED = "warm torch.compile"
+
 
 @click.command("bench", short_help="Measure a bundle's start and step.")
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -58,19 +61,47 @@ def command(
         print_json([asdict(item) for item in figures])
     else:
         stdout().print(_table(figures))
+        stdout().print(_what_was_run(figures, iterations), highlight=False)
 
 
 def _table(figures: list[Figures]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     headings = ["", "start", "load", "first step", "step", "peak memory"]
     if any(item.faster is not None for item in figures):
-        headings += ["start, of warm compile", "step, of warm compile"]
+        headings += [f"start, against {COMPARED}", f"step, against {COMPARED}"]
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for item in figures:
         cells = [time_text(item.start), time_text(item.load), time_text(item.first_step), time_text(item.step)]
         cells.append(size_text(item.peak_memory))
         if item.faster is not None and item.step_ratio is not None:
-            cells += [f"{item.faster:.3g} times sooner", f"{item.step_ratio:.2f} times"]
+            cells += ["", ""] if item.name == REFERENCE else [compared(1 / item.faster), compared(item.step_ratio)]
         table.add_row(item.name, *cells)
     return table
+
+
+def compared(ratio: float) -> str:
+    """A time as a share of another, in words that say which is the faster one."""
+    if ratio <= 0.5:
+        return f"{1 / ratio:.3g} times faster"
+    if ratio >= 2:
+        return f"{ratio:.3g} times slower"
+    percent = round(abs(1 - ratio) * 100)
+    if percent == 0:
+        return "the same"
+    return f"{percent} % less time (faster)" if ratio < 1 else f"{percent} % more time (slower)"
+
+
+def _what_was_run(figures: list[Figures], iterations: int) -> str:
+    """What stands behind the figures."""
+    several = max(item.runs for item in figures)
+    threads = sorted({item.threads for item in figures})
+    words = [
+        f"Medians of {several} fresh processes of each row, which took turns" if several > 1 else "One fresh process of each row",
+        f"; a step is the median of {iterations} in a process.",
+        f" Threads: {', '.join(map(str, threads))}.",
+    ]
+    once = [item.name for item in figures if item.runs < several]
+    if once:
+        words.append(f" Run once: {', '.join(once)}.")
+    return "".join(words)

@@ -52,6 +52,11 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
     show_default=True,
     help="Python branches on tensors' truth values: refuse the model, or go the example inputs' way and check it at each call.",
 )
+@click.option(
+    "--autocast",
+    metavar="LIST",
+    help="What calls run under: none, bf16, fp16; or several (none,bf16), of which each call takes its caller's. Default: none.",
+)
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option(
     "--warm-up",

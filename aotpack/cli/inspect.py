@@ -171,6 +171,8 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
         yield f"changes in place: {', '.join(mutated[:3])}{more}"
     if method.rng == "eager":
         yield "random numbers: eager's"
+    if method.autocast is not None:
+        yield f"for calls under autocast to {method.autocast}"
     if method.captured_with:
         yield f"captured with {method.captured_with}"
     yield from method.notes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,8 @@ from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from aotpack_loader.format.schema import Method
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,10 @@ def _run(
     torch.manual_seed(seed)
     model.train(training)
     losses, norms, times = [], [], []
+    call = partial(_as_built, model, info.program.methods["train" if training else "infer"])
     for _ in range(steps):
         start = time.perf_counter()
-        loss, norm = _train_step(model, args, kwargs, lr) if training else (_infer_step(model, args, kwargs), None)
+        loss, norm = _train_step(model, call, args, kwargs, lr) if training else (_infer_step(call, args, kwargs), None)
         times.append(time.perf_counter() - start)
         losses.append(loss)
         norms.append(norm)
@@ -140,12 +144,22 @@ def _inputs(path: Path, method: str, seed: int, subclasses: Sequence[type]) -> t
     return args, kwargs, f"random, seed {seed}"
 
 
-def _train_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lr: float) -> tuple[float, float]:
+def _as_built(model: nn.Module, method: Method, *args: Any, **kwargs: Any) -> Any:
+    """Call the model under the autocast that the method was built for."""
+    from aotpack_loader.runtime.modes import as_built
+
+    with as_built(method):
+        return model(*args, **kwargs)
+
+
+def _train_step(
+    model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lr: float
+) -> tuple[float, float]:
     import torch
 
     from aotpack_loader.runtime.subclasses import plain_tensors
 
-    loss = _loss(model(*args, **kwargs))
+    loss = _loss(call(*args, **kwargs))
     loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -165,11 +179,11 @@ def _number(loss: Tensor) -> float:
     return float(next(plain_tensors(loss)).item())
 
 
-def _infer_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _infer_step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     import torch
 
     with torch.no_grad():
-        return _number(_loss(model(*args, **kwargs)))
+        return _number(_loss(call(*args, **kwargs)))
 
 
 def _loss(outputs: Any) -> Tensor:

@@ -33,7 +33,7 @@ class Figures:
 
     ``start`` begins after ``import torch`` and ends with the first step; ``load`` is its part before that step. ``faster`` and
     ``step_ratio`` compare with ``torch.compile`` with a warm cache: how many times sooner the first step is done, and the
-    step's time as a share of it; null where that was not measured.
+    step's time as a share of it; null where that was not measured. ``runs`` is the number of processes, ``threads`` that in each.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Figures:
     step: float
     peak_memory: int
     runs: int
+    threads: int
     faster: float | None = None
     step_ratio: float | None = None
 
@@ -79,8 +80,9 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         inputs = Path(folder) / "inputs.pt"
-        targets = _prepare(bundle, model, inputs, seed, subclasses)
+        targets, autocast = _prepare(bundle, model, inputs, seed, subclasses)
         words = ["--inputs", inputs, "--iterations", iterations, "--threads", threads, "--json"]
+        words += ["--autocast", autocast] if autocast else []
         words += [word for module in modules for word in ("--import", module)]
         pins = [word for digest in _digests(trust) for word in ("--trust", digest)]
         found: dict[str, list[dict[str, Any]]] = {}
@@ -101,8 +103,10 @@ def measure(
     return _compared([_figures(name, runs) for name, runs in found.items()])
 
 
-def _prepare(path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]) -> list[str]:
-    """Write the inputs of all contenders; the names of the targets that fit this machine."""
+def _prepare(
+    path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]
+) -> tuple[list[str], str | None]:
+    """Write the inputs of all contenders; the names of the targets that fit this machine, and the autocast of a step."""
     import torch
 
     from aotpack_loader.archive.bundle import Bundle
@@ -126,7 +130,7 @@ def _prepare(path: Path, model: str | None, inputs: Path, seed: int, subclasses:
     else:
         given = recorded or random_inputs(program, method, seed, subclasses)
     torch.save(given, inputs)
-    return [name for name, reason in reasons.items() if not reason]
+    return [name for name, reason in reasons.items() if not reason], method.autocast
 
 
 def _digests(trust: str | Collection[str] | None) -> Sequence[str]:
@@ -156,6 +160,7 @@ def _figures(name: str, runs: Sequence[Mapping[str, Any]]) -> Figures:
         step=middle("t_step_median"),
         peak_memory=int(middle("peak_rss")),
         runs=len(runs),
+        threads=runs[0]["threads"],
     )
 
 

@@ -53,6 +53,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--infer", action="store_true", help="a forward in eval mode without gradients")
+    parser.add_argument("--autocast", help="call the model under autocast to this element type")
     parser.add_argument("--spawned", type=float, help="time.perf_counter() of who started this process, when it did")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
@@ -177,9 +178,11 @@ def main() -> None:
         args, kwargs = torch.load(options.inputs, weights_only=True)
     before = set(sys.modules)
     gradients = torch.no_grad if options.infer else nullcontext
+    dtype = getattr(torch, options.autocast) if options.autocast else None
+    autocast = functools.partial(torch.autocast, "cpu", dtype=dtype) if dtype else nullcontext
 
     def step() -> Any:
-        with gradients():
+        with gradients(), autocast():
             loss = loss_of(model(*args, **kwargs))
         if not options.infer:
             loss.backward()

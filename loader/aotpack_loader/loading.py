@@ -194,9 +194,13 @@ def _view(part: schema.InnerTensor) -> View:
     return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
 
 
-def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[Mode, MethodCall]:
-    """Calls by the modes (train/eval, gradients on/off) that they serve."""
-    return {(mode.training, mode.grad): calls[name] for name, method in program.methods.items() for mode in method.serves}
+def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[Mode, list[MethodCall]]:
+    """Calls by the modes (train/eval, gradients on/off) that they serve; of several, each is for an autocast of its own."""
+    found: dict[Mode, list[MethodCall]] = {}
+    for name, method in program.methods.items():
+        for mode in method.serves:
+            found.setdefault((mode.training, mode.grad), []).append(calls[name])
+    return found
 
 
 def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classes: Classes, check: str) -> dict[str, MethodCall]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -59,10 +59,11 @@ class LoadedProgram(Watched):
     _aotpack_is_root = True
 
     # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
-    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, MethodCall]) -> None:
+    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, Sequence[MethodCall]]) -> None:
         nn.Module.__init__(self)  # past other classes that a program's own may stand on
         self.aotpack = info
-        self._aotpack_calls = dict(calls)
+        self._aotpack_calls = {mode: several[0] for mode, several in calls.items()}
+        self._aotpack_variants = {mode: several for mode, several in calls.items() if len(several) > 1}
         self.training = info.program.training
         edits = Edits()
         add_modules(self, info.program, edits)
@@ -76,6 +77,8 @@ class LoadedProgram(Watched):
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
+        if self._aotpack_variants:
+            call = self._aotpack_under_autocast(call)
         if call.name not in self._aotpack_edits.sound:
             self._aotpack_edits.check(self, call)
         try:
@@ -87,6 +90,17 @@ class LoadedProgram(Watched):
             if ANOTHER_WAY not in str(error):
                 raise
             raise branch_error(error) from error
+
+    def _aotpack_under_autocast(self, call: MethodCall) -> MethodCall:
+        """Of the methods that serve what ``call`` serves, the one for the caller's autocast."""
+        several = next((found for found in self._aotpack_variants.values() if call is found[0]), None)
+        if several is None:
+            return call
+        current = call.modes.current_autocast()
+        for one in several:
+            if one.modes.autocast is current:
+                return one
+        raise call.modes.other_autocast(current, [one.modes.autocast for one in several])
 
     def _aotpack_state(self) -> dict[str, Any]:
         """Parameters and buffers by name. Of one that was removed what eager reads: an attribute or parametrization, or None."""

@@ -678,7 +678,8 @@ class Method(Document, frozen=True):
     forward determines, and that results, tangents and saved sizes may use.
     ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
     different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
-    the autocast that was on when the method was traced, and must be on when it is called; null: off.
+    the autocast that was on when the method was traced, and must be on when it is called; null: off. Methods of different
+    autocasts may serve one mode, where the program has the feature ``autocast-variants``.
     ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled. ``rng`` is ``eager``
     where the graphs draw the random numbers that the original draws, in its order; else they draw some of the same distributions.
     ``subclasses[i]`` is what forward output i is put together to; empty: none is a subclass. A graph itself takes and returns

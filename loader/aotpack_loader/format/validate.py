@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
 from . import containers, donations, expressions, interface, modules, schema, subclasses
+from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
@@ -182,15 +183,17 @@ def _is_path(name: str) -> bool:
 
 def _method_problems(program: schema.Program) -> Iterator[Problem]:
     entries = {entry.name: entry.kind for entry in program.state}
-    served: set[tuple[bool, bool]] = set()
+    served: set[tuple[bool, bool, str | None]] = set()
+    variants = AUTOCAST_VARIANTS in program.features
     if not program.methods:
         yield Problem("$.methods", "C5: a program has at least one method")
     for name, method in program.methods.items():
         at = f"$.methods[{name!r}]"
         for mode in method.serves:
-            if (mode.training, mode.grad) in served:
+            key = mode.training, mode.grad, method.autocast if variants else None
+            if key in served:
                 yield Problem(at, "C5: two methods serve the same mode")
-            served.add((mode.training, mode.grad))
+            served.add(key)
         yield from _signature_problems(method, entries, at)
         yield from _expression_problems(method, at)
         if method.backward is not None:

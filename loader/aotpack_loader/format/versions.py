@@ -10,7 +10,7 @@ Log, one line a version:
 * 1.1 (2026-11-23): ``modules``, ``module_classes``, ``signature`` and ``pretrained`` of the
   program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
   the feature ``containers``: ``updates`` of methods, trees of type ``given``;
-  the feature ``sets_requires_grad`` of tensor arguments.
+  the feature ``sets_requires_grad`` of tensor arguments; the feature ``autocast-variants``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from .schema import Program, Version
 
 FORMAT_VERSION: Final = Version(major=1, minor=1)
 
+AUTOCAST_VARIANTS: Final = "autocast-variants"
+"""Several methods may serve one mode, each under an autocast of its own (C5)."""
+
 CONTAINERS: Final = "containers"
 """The feature of programs that change or return containers of their callers (``Method.updates``, ``GivenNode``)."""
 
 SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
 """The feature of programs that call ``requires_grad_()`` on arguments (``TensorLeaf.sets_requires_grad``)."""
 
-KNOWN_FEATURES: Final = frozenset({CONTAINERS, SETS_REQUIRES_GRAD})
+KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD})
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

@@ -59,7 +59,7 @@ class MethodCall:
         self.name = name
         self.checks, self.method, self.constants = checks, method, constants
         self._device = device
-        self._modes = Modes(method, device, native=native)
+        self.modes = Modes(method, device, native=native)
         self.inputs = self._arguments(method, device)
         self.forward = forward
         self.differentiable = None
@@ -130,7 +130,7 @@ class MethodCall:
         Raises:
             InputError: arguments, parameters or buffers that do not fit; nothing was run.
         """
-        self._modes.check()
+        self.modes.check()
         try:
             given, laid_out, environment = self.inputs(args, kwargs)
         except InputError as error:
@@ -152,7 +152,7 @@ class MethodCall:
         as_given = all(map(operator.is_, given, laid_out))
         as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
         arguments = as_run.copy()  # the forward empties its list
-        if self._modes.autocast is None:
+        if self.modes.autocast is None:
             outputs = self._run(arguments, environment)
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
@@ -183,7 +183,7 @@ class MethodCall:
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         graded = self.differentiable
         if graded is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
-            self._modes.check_gradients()
+            self.modes.check_gradients()
             if self._turns_on:
                 with torch.enable_grad():
                     outputs = graded(primals, environment)

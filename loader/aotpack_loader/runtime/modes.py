@@ -5,13 +5,24 @@ Gradient mode and train/eval choose the method (:mod:`..program`); these must fi
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Sequence
 
 import torch
 
 from .._torch_compat import in_transform
 from ..errors import ModeError
 from ..format import schema
+
+_WORDS = {None: "none", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""How a build names an autocast."""
+
+
+def as_built(method: schema.Method, kind: str = "cpu") -> contextlib.AbstractContextManager[object]:
+    """Be in the autocast that a method was built for, on devices of this kind."""
+    dtype = None if method.autocast is None else getattr(torch, method.autocast)
+    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
 
 
 class Modes:
@@ -35,9 +46,9 @@ class Modes:
         Raises:
             ModeError: the method would give something else than eager does.
         """
-        current = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
+        current = self.current_autocast()
         if current is not self.autocast:
-            raise self._other_autocast(current)
+            raise self.other_autocast(current, [self.autocast])
         if self._undetermined and torch.are_deterministic_algorithms_enabled():
             _refuse_undetermined()
         if self._native and in_transform():
@@ -52,12 +63,19 @@ class Modes:
         if in_transform():
             raise _transformed()
 
-    def _other_autocast(self, current: torch.dtype | None) -> ModeError:
-        built = "without autocast" if self.autocast is None else f"under autocast to {self.autocast}"
+    def current_autocast(self) -> torch.dtype | None:
+        """The element type of the caller's autocast where the method runs; null: it is off."""
+        return torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
+
+    def other_autocast(self, current: torch.dtype | None, known: Sequence[torch.dtype | None]) -> ModeError:
+        """The error for a call under an autocast that the bundle was not built for, but for those ``known``."""
+        built = " and ".join("without autocast" if dtype is None else f"under autocast to {dtype}" for dtype in known)
         now = "off" if current is None else f"on, to {current}"
+        calls = " or ".join(_entering(dtype, self._kind) for dtype in known)
+        words = ",".join(word for dtype, word in _WORDS.items() if dtype is current or dtype in known)
         return ModeError(
             f"This bundle was built {built}, and autocast is {now} at this call.",
-            hint="Call it in the state it was built in, or build it in the state it is called in.",
+            hint=f"Call it {calls}, or build it with --autocast {words} (autocast={words!r} in Python) and call it as here.",
         )
 
 
@@ -67,6 +85,10 @@ def _transformed() -> ModeError:
         hint="backward() and torch.autograd.grad() work. Without gradients the transforms do too: load it with "
         "backend='portable' and call it under torch.no_grad(), or with nothing that requires a gradient.",
     )
+
+
+def _entering(dtype: torch.dtype | None, kind: str) -> str:
+    return "outside of torch.autocast" if dtype is None else f"under torch.autocast({kind!r}, dtype={dtype})"
 
 
 def _refuse_undetermined() -> None:
