@@ -16,10 +16,27 @@ from torch.overrides import TorchFunctionMode
 _MESSAGES: dict[Callable[..., Any], str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
 
 
+_LENGTHS = ("input_lengths", "target_lengths")
+
+
+def _ctc_loss_of_tensors(function: Any, args: Any, kwargs: Any) -> Any:
+    """``ctc_loss`` with lengths as tensors: given lists, it looks at the values of its targets when it is traced."""
+    named = {
+        **dict(zip(("log_probs", "targets", *_LENGTHS, "blank", "reduction", "zero_infinity"), args, strict=False)),
+        **kwargs,
+    }
+    for name in _LENGTHS:
+        if isinstance(named.get(name), (list, tuple)):
+            named[name] = torch.tensor(list(named[name]))
+    return function(**named)
+
+
 class AssertedArguments(TorchFunctionMode):
     """While it is on, the truth value by which such a function decides to raise is taken for false, and asserted to be."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.ctc_loss:
+            return _ctc_loss_of_tensors(function, args, kwargs or {})
         if function not in _MESSAGES:
             return function(*args, **(kwargs or {}))
 

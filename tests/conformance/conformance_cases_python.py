@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import INFER, TRAIN, Call, Case, case, g, inputs, ints, module_case, t, together
+from .harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, t, together
 
 
 @dataclass
@@ -194,6 +194,11 @@ def counts(x: Tensor) -> Any:
     return torch.histogram(x, 4), torch.histogram(x, edges), torch.histogramdd(x[:, :2], [3, 4]), torch.geqrf(x)
 
 
+def ctc(x: Tensor, targets: Tensor, lengths: list[int]) -> Tensor:
+    """Lengths as lists, as speech recognition passes them."""
+    return F.ctc_loss(x.log_softmax(-1), targets, input_lengths=[5, 4], target_lengths=lengths)
+
+
 class Cached(nn.Module):
     """The first call fills a cache that is not the module's own, as transformers' position embeddings do."""
 
@@ -232,6 +237,7 @@ CASES += [
         for end in ("export", "trace")
     ),
     case("values: covariances", covariances, g(3, 5)),
+    case("values: CTC of lists of lengths", ctc, g(5, 2, 6), ints(2, 3), const([3, 2])),
     case("values: covariances, complex", covariances, g(3, 5, dtype=torch.complex64)),
     case("values: covariances, dynamic", covariances, g(3, 5), dynamic_shapes={"x": {1: torch.export.Dim("size")}}),
     module_case("values: GaussianNLLLoss", Gaussian, t(3, 4), calls=(TRAIN, INFER, Call(3, grad=False))),
