@@ -7,7 +7,7 @@ aliasing, strides, and the random generator afterwards must be eager's. What doe
 the compiler.
 
 Results are kept by unit (operator, type, sizes and target) in scripts/bench/results, conformance.json and conformance_units.json,
-and summed up in the README; what a run leaves out stays there as it was. So ``--resume`` does on any machine only what is
+and summed up in docs/operators.md; what a run leaves out stays there as it was. So ``--resume`` does on any machine only what is
 missing, ``--resume --again`` also what did not pass, and ``--ops NAME`` alone does these operators anew. Outcomes of samples are
 written to a file in .cache as they come, with which ``--resume`` goes on inside a unit on the machine where it was interrupted.
 """
@@ -41,7 +41,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: E402
 
 RESULTS = ROOT / "scripts" / "bench" / "results" / "conformance.json"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "operators.md"
 PARTIAL = ROOT / ".cache" / "conformance.jsonl"
 """A line a unit and run: what became of its samples, and how many are left."""
 
@@ -75,7 +75,7 @@ def main() -> None:
     results = known.with_later(later, [str(unit) for unit in todo])
     results.write(options.results)
     if options.results == RESULTS:
-        replace(README, "conformance", markdown(results))
+        replace(PAGE, "conformance", markdown(results))
     print(json.dumps(later.told(), indent=2) if options.json else markdown(results))
     if options.strict and later.failed:
         sys.exit(1)

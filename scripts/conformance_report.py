@@ -1,4 +1,4 @@
-"""Results as the README's table."""
+"""Results as the table of docs/operators.md."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ REFUSED: dict[str, str] = {
             ("returned", "reshape takes a view.*both are seen outside"),
         )
     },
-    "shapes: a branch on data": "Data-dependent branching",
+    "shapes: a branch on data": "a Python branch depends on the value of a tensor",
     # Control flow that eager refuses as well, in its forward or its backward.
     "control flow: cond, a branch writes to its operand": "a leaf Variable that requires grad.*control_flow.py:\\d+",
     "control flow: cond, a branch returns its operand": "aliasing.*torch.cond.*at .*control_flow.py:\\d+",
