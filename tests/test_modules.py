@@ -242,6 +242,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[AotpackError], str]] = {
     "pop of a ModuleDict": (lambda m: m.tasks.pop("a"), EditError, r"tasks\.a: cannot be removed"),
     "a new parameter": (lambda m: setattr(m.head, "bias", nn.Parameter(torch.ones(2))), EditError, r"head\.bias: a parameter"),
     "a new buffer": (lambda m: m.head.register_buffer("mask", torch.ones(2)), EditError, r"head\.mask: a buffer"),
+    "torch.fx": (torch.fx.symbolic_trace, EditError, r"torch\.fx cannot trace a loaded bundle"),
     "a removed parameter": (lambda m: setattr(m.layers[1], "bias", None), InputError, r"layers\.1\.bias: was removed"),
     "dropout": (lambda m: setattr(m.features[1], "p", 0.0), EditError, r"features\.1\.p: was 0\.25 .* cannot become 0\.0"),
     "momentum": (lambda m: setattr(m.features[0].norm, "momentum", 0.5), EditError, r"norm\.momentum: was 0\.1"),
@@ -289,10 +290,17 @@ ACTING: dict[str, Callable[[Any], object]] = {
     "a train of its own": lambda m: setattr(m.head, "train", types.MethodType(lambda one, mode=True: one, m.head)),
     "weight_norm": lambda m: nn.utils.parametrizations.weight_norm(m.layers[1]),
     "weight_norm of a shared layer": lambda m: nn.utils.parametrizations.weight_norm(m.layers[0]),
+    "orthogonal": lambda m: nn.utils.parametrizations.orthogonal(m.layers[1]),
+    "other strides": lambda m: register_parametrization(m.head, "weight", _Turned()),
     "weight_norm and back": lambda m: remove_parametrizations(nn.utils.parametrizations.weight_norm(m.layers[1]), "weight"),
     "a parametrization of one's own": lambda m: register_parametrization(m.features[0].conv, "weight", _Symmetric()),
     "a tensor for a parameter": lambda m: (delattr(m.head, "weight"), setattr(m.head, "weight", torch.ones(2, 4) / 2)),
 }
+
+
+class _Turned(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().t().contiguous().t()
 
 
 class _Symmetric(nn.Module):

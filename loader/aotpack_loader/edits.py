@@ -83,6 +83,14 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
     return (hook for attribute in _HOOKS for hook in vars(module)[attribute].values())
 
 
+def retraced_error() -> EditError:
+    """For those who trace a bundle to rewrite it."""
+    return EditError(
+        "torch.fx cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
+        hint="Trace and rewrite the model itself, and build the bundle from the GraphModule.",
+    )
+
+
 def _hooks(module: nn.Module) -> Iterator[Problem]:
     if not isinstance(module, Watched):
         return  # a parametrization: it does run

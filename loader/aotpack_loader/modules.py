@@ -89,6 +89,28 @@ def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[st
     return slots
 
 
+def computed_state(root: Watched, entries: list[schema.StateEntry], names: list[str]) -> dict[str, Any]:
+    """What eager reads where parameters or buffers were removed: attributes of their names, parametrizations; or None."""
+    known = {entry.name: entry for entry in entries}
+    computed: dict[tuple[nn.Module, str], Any] = {}
+    state: dict[str, Any] = {}
+    for name in names:
+        path, _, key = name.rpartition(".")
+        at = (root.get_submodule(path), key)
+        if at not in computed:  # of a shared module under several names
+            computed[at] = _with_strides(getattr(*at, None), known[name])
+        state[name] = computed[at]
+    return state
+
+
+def _with_strides(value: Any, entry: schema.StateEntry) -> Any:
+    """A computed parameter with the strides that compiled code relies on."""
+    fits = isinstance(value, torch.Tensor) and list(value.shape) == entry.shape and value.dtype == getattr(torch, entry.dtype)
+    if entry.kind == "buffer" or not fits or list(value.stride()) == entry.stride:
+        return value
+    return torch.empty_strided(entry.shape, entry.stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def root_base(program: schema.Program) -> type[nn.Module]:
     """The class of ``torch.nn`` that the original's own is or derives from."""
     return _class_of_torch(program.module_classes[program.modules[0].kind].base) if program.modules else nn.Module

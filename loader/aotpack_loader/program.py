@@ -11,10 +11,10 @@ from msgspec import Struct
 from torch import nn
 
 from ._torch_compat import opaque
-from .edits import Edits, Watched
+from .edits import Edits, Watched, retraced_error
 from .errors import AotpackError, ModeError, Problem
 from .format import schema
-from .modules import Slots, add_modules, add_state, modes_after
+from .modules import Slots, add_modules, add_state, computed_state, modes_after
 from .runtime.branches import ANOTHER_WAY, branch_error
 from .runtime.call import MethodCall
 
@@ -87,6 +87,8 @@ class LoadedProgram(Watched):
                 return call.unflatten(iter(results))
             return call(args, kwargs, self._aotpack_state())
         except RuntimeError as error:
+            if type(args) is not tuple:  # torch.fx puts something else there
+                raise retraced_error() from error
             if ANOTHER_WAY not in str(error):
                 raise
             raise branch_error(error) from error
@@ -105,14 +107,8 @@ class LoadedProgram(Watched):
     def _aotpack_state(self) -> dict[str, Any]:
         """Parameters and buffers by name. Of one that was removed what eager reads: an attribute or parametrization, or None."""
         state = {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()}
-        computed: dict[Any, Any] = {}
-        for name, value in state.items():
-            if value is None:
-                path, _, key = name.rpartition(".")
-                owner = self.get_submodule(path)
-                if (owner, key) not in computed:  # of a shared module under several names
-                    computed[owner, key] = getattr(owner, key, None)
-                state[name] = computed[owner, key]
+        if any(value is None for value in state.values()):
+            state |= computed_state(self, self.aotpack.program.state, [name for name, value in state.items() if value is None])
         return state
 
     def train(self, mode: bool = True) -> Self:
