@@ -133,3 +133,28 @@ def test_what_torch_checks_of_values_is_checked_when_it_runs(
     torch.testing.assert_close(loaded(x, torch.tensor(good)), function(x, torch.tensor(good)))
     with pytest.raises(RuntimeError, match=message):
         loaded(x, torch.tensor(bad))
+
+
+class Compared(nn.Module):
+    """Asks by functions of torch whether tensors are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.equal(self.centre, torch.zeros(4)) and not x.equal(x + 1) and not torch.equal(x, x[:1]):
+            x = x + 1
+        if torch.allclose(x, x + 1e-12) and not (x > 99).any().is_nonzero():
+            x = x * 2
+        return x.sum()
+
+
+def test_comparisons_of_tensors_are_branches(tmp_path: Path) -> None:
+    out = tmp_path / "m.aotpack"
+    aotpack.build(Compared(), (X,), out=out, targets=("portable",), branches="example")
+    bundle, eager = load(out), Compared()
+    assert torch.equal(bundle(X + 3), eager(X + 3))
+    bundle.load_state_dict({"centre": torch.ones(4)})
+    with pytest.raises(BranchError, match=r"torch\.equal"):
+        bundle(X)

@@ -85,6 +85,28 @@ class _Reads(TorchFunctionMode):
         self._read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__bool__ or (func is torch.Tensor.item and args[0].dtype == torch.bool):
+        if func in (torch.Tensor.__bool__, torch.Tensor.is_nonzero) or (
+            func is torch.Tensor.item and args[0].dtype == torch.bool
+        ):
             return self._read(func, args[0])
+        if func in _COMPARED:
+            return self._compared(_COMPARED[func], *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _compared(
+        self, elementwise: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any
+    ) -> bool:
+        """Whether two tensors are equal: of other sizes they are not, and one is equal to itself."""
+        if one is other:
+            return True
+        if elementwise is torch.eq and one.shape != other.shape:
+            return False
+        return self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all())
+
+
+_COMPARED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    torch.equal: torch.eq,
+    torch.Tensor.equal: torch.eq,
+    torch.allclose: torch.isclose,
+    torch.Tensor.allclose: torch.isclose,
+}
