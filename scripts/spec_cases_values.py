@@ -168,6 +168,13 @@ VALUES: dict[str, Case] = {
         kwargs=lambda: {name: _stand_in(value) for name, value in CONSTANTS.items()},
         edit=_true_constants,
     ),
+    "returned_constants": Case(
+        "truth values and numbers among the arguments that are returned as they are",
+        ["A7"],
+        of(lambda x, on, off, one: (on, off, one, not on, x * 2)),
+        lambda: (t(2), True, False, 1),
+        lambda: [Call([t(2), True, False, 1]), Call([t(2), True, False, 1], **INFER)],
+    ),
     "defaults": Case("arguments by name, and defaults spelled out", ["A3"], of(defaults), lambda: (t(3), t(3)), _defaults_calls),
     "ordered": Case(
         "an ordered dictionary, and a dictionary whose keys are no strings",

@@ -129,7 +129,7 @@ def replay_valid(folder: Path) -> int:
         prefix = call["prefix"] + "."
         given = (f"{prefix}input.", f"{prefix}memory.")
         expected = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix) and not n.startswith(given)}
-        if outcome.others != call["others"]:
+        if _typed(outcome.others) != _typed(call["others"]):
             raise MismatchError(f"{call['prefix']}: results that are no tensors are {outcome.others}, expected {call['others']}")
         problems = list(_differences(expected, outcome.tensors, expect["tolerance"]))
         problems += list(_fact_differences(call["facts"], outcome.facts)) if "facts" in call else []
@@ -137,6 +137,11 @@ def replay_valid(folder: Path) -> int:
             raise MismatchError(f"{folder.name}, {call['prefix']}: " + "; ".join(problems))
         compared += len(expected)
     return compared
+
+
+def _typed(others: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
+    """To Python ``True == 1``; to a caller they are two things."""
+    return {name: (type(value), value) for name, value in others.items()}
 
 
 def load(folder: Path) -> aotpack_loader.LoadedProgram:

@@ -318,7 +318,11 @@ def _faithful_results(note: Note, inside: Callable[[], contextlib.AbstractContex
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        examples = torch.utils._pytree.tree_leaves(args)
+
         def traced_model(*a: Any, **k: Any) -> list[Any]:
+            leaves, spec = torch.utils._pytree.tree_flatten((a, k))
+            a, k = torch.utils._pytree.tree_unflatten(_with_true_bools(leaves, examples), spec)
             with inside():
                 return note(function(*a, **k), torch.utils._pytree.tree_leaves((a, k)))
 
@@ -329,6 +333,13 @@ def _faithful_results(note: Note, inside: Callable[[], contextlib.AbstractContex
         mock.patch.object(torch, "_functionalize_is_multi_output_view", return_value=False),
     ):
         yield
+
+
+def _with_true_bools(leaves: list[Any], examples: list[Any]) -> list[Any]:
+    """AOTAutograd takes a truth value among the arguments for an integer: a model that returned it would return 1."""
+    if len(leaves) != len(examples):
+        return leaves
+    return [example if isinstance(example, bool) else leaf for leaf, example in zip(leaves, examples, strict=True)]
 
 
 def has_effect(target: Any) -> bool:
