@@ -69,7 +69,8 @@ def import_library(path: Path) -> CallLibrary:
     Raises:
         ImportError: the system cannot.
     """
-    loader = ExtensionFileLoader("aotpack_call", os.fspath(path))
-    module = module_from_spec(ModuleSpec("aotpack_call", loader, origin=os.fspath(path)))
+    name = f"aotpack_{path.stem}.aotpack_call"  # by its name pybind11 finds a module again: each library has one of its own
+    loader = ExtensionFileLoader(name, os.fspath(path))
+    module = module_from_spec(ModuleSpec(name, loader, origin=os.fspath(path)))
     loader.exec_module(module)
     return cast(CallLibrary, module)
