@@ -42,6 +42,7 @@ from .dynamo import COMPARES, SIDE_EFFECTS
 from .gradient_writes import refused_gradient_writes
 from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
+from .old_views import RefusedOldViews
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
 from .randomness import is_effectful, partitioned_random
 from .rehearsal import Touched
@@ -214,6 +215,7 @@ def _export_joint(
         OverlapsOfAnySize(),
         RefusedOverlaps(),
         RefusedPlaces(),
+        RefusedOldViews(),
         refused_gradient_writes(),
         WindowsWithGaps(),
         copies,

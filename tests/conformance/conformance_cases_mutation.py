@@ -124,6 +124,22 @@ def viewed_before_strided(x: Tensor) -> tuple[Tensor, ...]:
     return row, x.sum()
 
 
+def written_through_an_old_view(x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    row = y[0]
+    y.t_()
+    row.mul_(3)
+    return row, y
+
+
+def written_through_a_new_view(x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    y.t_()
+    column = y[0]
+    column.mul_(3)
+    return column, y
+
+
 def at_an_offset(*shape: int) -> Any:
     """A tensor that begins inside its storage."""
     return lambda gen: torch.randn(5 + math.prod(shape), generator=gen)[5:].view(shape)
@@ -444,6 +460,8 @@ CASES: list[Case] = [
         calls=tuple(Call(seed, inputs=inputs(t(size, 4))) for seed, size in enumerate((3, 6, 2))),
     ),
     case("input mutation: metadata only, as_strided_, viewed before", viewed_before_strided, t(3, 4)),
+    case("input mutation: an intermediate turned, written through a view of before", written_through_an_old_view, n(3, 4)),
+    case("input mutation: an intermediate turned, written through a view of after", written_through_a_new_view, n(3, 4)),
     case("input mutation: metadata and data", both, t(3, 4)),
     case("input mutation: metadata and data, as_strided_ with an offset", strided_and_data, t(8)),
     case("input mutation: metadata and data, through a view between", squeezed_slice_and_data, t(8)),

@@ -93,6 +93,7 @@ REFUSED: dict[str, str] = {
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",
+    "input mutation: an intermediate turned, written through a view of before": r"view that was taken before its base.*\.py:\d+",
     "input mutation: metadata only, as_strided_, viewed before": r"mutation.py.*taken before as_strided_ moved where",
     "state: a name that the loaded module uses itself": "aotpack: begins with 'aotpack'",
     "tied weights: buffers over one storage, one written": "part, whole: some of these",
