@@ -202,9 +202,9 @@ def _run(
                 stack.enter_context(refused_accumulation())
                 stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
             result = torch.func.functional_call(model, state, args, kwargs)
-        watched.check_results(result)
         if strict and watched.made_to_require:
             raise SetsRequiresGradError(frozenset(watched.made_to_require))
+        watched.check_results(result)
         touched = Touched(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
@@ -276,6 +276,7 @@ class _RefusedFunctions(TorchFunctionMode):
             self._arguments.setdefault(id(tensor), []).append(i)
         self._state = {id(tensor): name for name, tensor in state.items()}
         self._changed: list[torch.Tensor] = []
+        self._any_requires_grad = any(tensor.requires_grad for tensor in (*leaves.values(), *state.values()))
         self._used: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -325,6 +326,9 @@ class _RefusedFunctions(TorchFunctionMode):
         returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
         if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
             raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if self._changed and not self._any_requires_grad and any(leaf.requires_grad for leaf in leaves):
+            raise SideEffectError("returns a result whose gradient reaches no argument or parameter; return detach() of it")
 
 
 def _writes_unseen(func: Any) -> bool:

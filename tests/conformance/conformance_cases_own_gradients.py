@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .harness import TRAIN, Call, Case, g, inputs, laid_out, module_case, t
+from .harness import TRAIN, Call, Case, case, g, inputs, laid_out, module_case, t
 
 Loss = Callable[[nn.Module, Tensor], Any]
 
@@ -142,7 +142,12 @@ def _case(loss: Loss, x: Any = None, **options: Any) -> Case:
     return module_case(f"own gradients: {loss.__name__.strip('_')}", lambda: Field(loss), x or t(5, 2), **options)
 
 
+def reaches_nothing(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_().square().sum()
+
+
 CASES = [
+    case("own gradients: a result that requires a gradient of nothing", reaches_nothing, t(3)),
     _case(_residual, g(5, 2)),
     *[_case(loss) for loss in (of_a_clone, by_attribute, of_columns, penalty, walk, jacobian, beside_a_frozen_part)],
     _case(constant_gradient),

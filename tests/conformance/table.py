@@ -106,6 +106,7 @@ REFUSED: dict[str, str] = {
         [f"constants: constant_written_by_a_view, {end}" for end in ("export", "trace")],
         "a number that is read off a tensor.*conformance_cases_python.py",
     ),
+    "own gradients: a result that requires a gradient of nothing": "whose gradient reaches no argument or parameter",
     "own gradients: of_a_used_argument": "already computed with; call it first",
     "own gradients: on_and_off": r"requires_grad_\(False\) on an argument; use detach",
     "own gradients: of_a_parameter": "changes requires_grad of net.0.weight while it runs; change it before the build",
