@@ -24,7 +24,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(8, 16)
+        self.first = nn.Linear(8, 16, bias=False)  # before a BatchNorm its gradient would be zero, but for rounding
         self.norm = nn.BatchNorm1d(16)
         self.tied = nn.Linear(16, 16, bias=False)
         self.head = nn.Linear(16, 4)
