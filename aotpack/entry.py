@@ -123,7 +123,7 @@ def _import_file(path: Path) -> ModuleType:
 def _module_name(path: Path, filename: str) -> str:
     """A private name; another file of the same stem keeps the one it has."""
     stem = path.stem if path.stem.isidentifier() else "model"
-    base = f"_aotpack_entry_{stem}"
+    base = f"{origin.ENTRY_MODULE}{stem}"
     name, count = base, 1
     while name in sys.modules and getattr(sys.modules[name], "__file__", None) != filename:
         count += 1

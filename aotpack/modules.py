@@ -93,7 +93,7 @@ def _absent(module: nn.Module) -> dict[str, Any]:
 
 
 def _describe_class(kind: type, names: set[str]) -> schema.ModuleClass:
-    return schema.ModuleClass(f"{kind.__module__}.{kind.__qualname__}", _base(kind), sorted(names))
+    return schema.ModuleClass(origin.class_name(kind), _base(kind), sorted(names))
 
 
 def _base(kind: type) -> str:

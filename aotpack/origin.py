@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,18 @@ _OURS = (f"{Path(__file__).parent}/", f"{Path(aotpack_loader.__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _PYTHON = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("purelib", "platlib")})
+
+
+ENTRY_MODULE = "_aotpack_entry_"
+"""How the names of modules begin that an entry file (``model.py``) is imported under."""
+
+
+def class_name(kind: type) -> str:
+    """The module and name of a class, as its author knows them: one of an entry file is in a module of that file's name."""
+    module = kind.__module__
+    if module.startswith(ENTRY_MODULE):
+        module = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
+    return f"{module}.{kind.__qualname__}"
 
 
 def is_ours(path: str) -> bool:

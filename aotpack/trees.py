@@ -14,6 +14,7 @@ from aotpack_loader.format import schema
 
 from ._torch_compat import tree_children
 from .capture.returned import Opened
+from .origin import class_name
 
 
 def describe_arguments(spec: Any, names: list[str]) -> tuple[schema.Tree, list[str]]:
@@ -48,7 +49,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     if kind is Opened:
         shown, names = spec.context
         items, paths = _describe_all(children, [f"{path}.{name}" for name in names])
-        return schema.RecordNode(f"{shown.__module__}.{shown.__qualname__}", list(names), items, leaf=True), paths
+        return schema.RecordNode(class_name(shown), list(names), items, leaf=True), paths
     fields, nones = _field_names(spec, len(children))
     if fields is None:
         raise UnsupportedError(
@@ -57,7 +58,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
         )
     items, paths = _describe_all(children, [f"{path}.{field}" for field in fields])
     shown = spec.context if isinstance(spec.context, type) else kind
-    name = f"{shown.__module__}.{shown.__qualname__}"
+    name = class_name(shown)
     sort = "tuple" if _is_tuple(spec) else "mapping" if isinstance(kind, type) and issubclass(kind, Mapping) else "object"
     return schema.RecordNode(name, fields, items, sort, nones), paths  # type: ignore[arg-type]
 
