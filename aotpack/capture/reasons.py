@@ -93,7 +93,9 @@ def _words(kind: str, text: str) -> str:
         return f"{found[1]}: {_first_paragraph(found[3])}"
     _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
     lines = raised.splitlines()[:1] if dynamo else _first_paragraph(text).splitlines()
-    kept = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in lines if not _MISLEADING.search(line)]
+    lines = [line.strip() for line in lines]
+    useful = [line for line in lines if not (line.startswith("Hint:") and _MISLEADING.search(line))]
+    kept = [line.removeprefix("Explanation: ").rstrip(".") for line in useful]
     return f"{kind}: " + _ASIDE.sub("", ". ".join(filter(None, kept)))
 
 
