@@ -57,14 +57,40 @@ def test_a_last_batch_of_one_trains(name: str, tmp_path: Path) -> None:
     aotpack.build(copy.deepcopy(eager), (make(3),), out=out, targets=("portable",), methods=("train",), dynamic_shapes=sizes)
     loaded = aotpack.load(out, backend="portable")
     for batch in (5, 1, 2):
-        x = make(batch)
-        results = [model(x) for model in (eager, loaded)]
-        torch.testing.assert_close(*results)
-        assert results[0].stride() == results[1].stride()
-        for result in results:
-            result.square().sum().backward()
+        _compare(eager, loaded, make(batch))
+
+
+def _compare(eager: nn.Module, loaded: nn.Module, x: Tensor) -> None:
+    """One step of each: results, their strides, gradients."""
+    results = [model(x) for model in (eager, loaded)]
+    torch.testing.assert_close(*results)
+    assert results[0].stride() == results[1].stride()
+    for model, result in zip((eager, loaded), results, strict=True):
+        model.zero_grad()
+        result.square().sum().backward()
     for (parameter, a), (_, b) in zip(eager.named_parameters(), loaded.named_parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, msg=parameter)
+        torch.testing.assert_close(a.grad, b.grad, msg=lambda text, name=parameter: f"{name}: {text}")  # type: ignore[misc]
+
+
+class Decodes(Broadcasts):
+    """With a layer between, which turns rows and columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.words = nn.Sequential(self.words, self.layer)  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+def test_a_last_batch_of_one_trains_with_compiled_code(tmp_path: Path) -> None:
+    """Inductor asks for the order of strides and, where it writes the gradient of a part, whether that overlaps itself."""
+    torch.manual_seed(0)
+    eager, out = Decodes(), tmp_path / "m.aotpack"
+    ids, sizes = torch.randint(11, (3, 6)), ({0: BATCH},)
+    aotpack.build(copy.deepcopy(eager), (ids,), out=out, targets=("cpu",), methods=("train",), dynamic_shapes=sizes)
+    loaded = aotpack.load(out, backend="cpu")
+    for batch in (5, 1, 2):
+        _compare(eager, loaded, torch.randint(11, (batch, 6)))
 
 
 class Asks(nn.Module):

@@ -22,12 +22,13 @@ from torch._inductor.codegen import common, cpp
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.sizevars import SizeVarAllocator
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import ModularIndexing
 
 from .autograd import without_views
 from .inductor_results import results_apart
+from .inductor_sizes import sizes_left_open
 from .overlaps import meets_itself
 
 
@@ -46,7 +47,7 @@ def faults_mended(saved: Collection[int]) -> Iterator[None]:
         _bytes_stay_bytes(),
         _casts_round(),
         _numbers_in_double(),
-        _sizes_left_open(),
+        sizes_left_open(),
         _quotients_rounded_rightly(),
         _powers_of_their_type(),
         _places_in_order(),
@@ -181,71 +182,6 @@ def _numbers_in_double() -> Iterator[None]:
 
     with mock.patch.object(common.KernelArgs, "cpp_argdefs", in_double):
         yield
-
-
-@contextlib.contextmanager
-def _sizes_left_open() -> Iterator[None]:
-    """Compile for sizes that vary what Inductor (torch 2.13) compiles for the example's.
-
-    Adaptive averages, ``glu``, and gradients of convolutions, of which it asks for no more than the order of their strides. The
-    order itself it compiles for, where a size of 1 makes two strides equal (``48`` and ``48 * s``), and any order is the same.
-    """
-    in_order: Callable[..., list[int]] = ir.argsort_sym  # type: ignore[attr-defined]
-
-    def by_strides(env: ShapeEnv, strides: Sequence[Any], *, reverse: bool = False) -> list[int]:
-        return in_order(_SizesOfAtLeastOne(env), strides, reverse=reverse)
-
-    pool = torch.ops.aten._adaptive_avg_pool2d.default
-    gradients = torch.ops.aten.convolution_backward.default
-    known_sizes, known_strides = lowering.lowerings[pool], lowering.lowerings[gradients]
-
-    def fixed(sizes: Sequence[Any]) -> bool:
-        return all(isinstance(size, (int, sympy.Integer)) for size in sizes)
-
-    def pooled(x: Any, size: Any) -> Any:
-        return (known_sizes if fixed(x.get_size()[-2:]) else lowering.fallback_adaptive_avg_pool2d)(x, size)
-
-    def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
-        if not fixed(weight.get_size()):
-            return known_strides(gradient, x, weight, *rest)
-        with mock.patch.object(SizeVarAllocator, "guard_int_seq", hints):
-            return known_strides(gradient, x, weight, *rest)
-
-    def hints(sizes: SizeVarAllocator, several: Sequence[Any]) -> list[int]:
-        return [sizes.guarding_hint_or_throw(size) for size in several]
-
-    def gated(x: Any, dim: int = -1) -> Any:
-        half = functions.FloorDiv(x.get_size()[dim], 2)
-        one, other = (lowering.slice_(x, dim, start, start + half, clamp=False) for start in (0, half))
-        return lowering.mul(one, lowering.sigmoid(other))
-
-    mended = {pool: pooled, gradients: differentiated, torch.ops.aten.glu.default: gated}
-    with mock.patch.dict(lowering.lowerings, mended), mock.patch.object(ir, "argsort_sym", by_strides):
-        yield
-
-
-class _SizesOfAtLeastOne:
-    """What Inductor asks a ``ShapeEnv`` of strides, answered without guards where sizes of at least 1 decide it but for ties."""
-
-    def __init__(self, env: ShapeEnv) -> None:
-        self.optimization_hint = env.optimization_hint
-        self._env = env
-
-    def evaluate_expr(self, question: Any) -> Any:
-        """Whether one stride is less, or more, than another."""
-        if isinstance(question, (sympy.StrictLessThan, sympy.StrictGreaterThan)):
-            less, more = question.lts, question.gts
-            if _never_less(more, less):
-                return True
-            if _never_less(less, more):
-                return False
-        return self._env.evaluate_expr(question)
-
-
-def _never_less(one: Any, other: Any) -> bool:
-    difference = one - other
-    beyond = {symbol: sympy.Dummy(integer=True, nonnegative=True) + 1 for symbol in difference.free_symbols}
-    return bool(sympy.expand(difference.subs(beyond)).is_nonnegative)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 _FACTS = "layouts, own, constraints"
 """What is kept beside compiled code, for the cache's key."""
-_REVISION = "37"
+_REVISION = "38"
 """Of how a graph becomes code, for the cache's key: another number for other flags, headers or generated sources."""
 
 
