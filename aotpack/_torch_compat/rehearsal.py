@@ -16,6 +16,7 @@ import torch._inductor.lowering
 import torch.utils.checkpoint
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.tensor_version_op import _tensor_version, _unsafe_set_version_counter
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -280,6 +281,10 @@ class _RefusedFunctions(TorchFunctionMode):
         self._used: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _tensor_version:  # what Dynamo makes of a write that keeps the version counter
+            return args[0]._version
+        if func is _unsafe_set_version_counter:
+            return torch._C._autograd._unsafe_set_version_counter(*args)
         # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
         if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints read it for themselves, in torch 2.9
             self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__

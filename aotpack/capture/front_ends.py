@@ -21,6 +21,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 from .. import _torch_compat as compat
 from .._torch_compat import checkpoint as checkpoints
 from .._torch_compat.asserted import AssertedArguments
+from .._torch_compat.averages import traced_averages
 from .._torch_compat.decompose import decomposed_as_eager
 from .._torch_compat.moves import unmoved_modules
 from .._torch_compat.randomness import traced_random
@@ -155,6 +156,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         traced_random(exact=exact_random),
         AssertedArguments(),
         unmoved_modules(),
+        traced_averages(),
         refused_packing(),
     ):
         yield

@@ -432,6 +432,13 @@ CASES: list[Case] = [
     module_case("tied weights: buffers over one storage, one written", SharedBuffers, g(3), calls=THRICE),
     module_case("BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE),
     module_case(
+        "BatchNorm counters, momentum None, by export",
+        lambda: nn.Sequential(nn.BatchNorm2d(2, affine=False, momentum=None), nn.ReLU()),
+        g(2, 2, 3, 3),
+        calls=THRICE,
+        front_ends=("export",),
+    ),
+    module_case(
         "BatchNorm without running statistics", lambda: nn.BatchNorm1d(3, track_running_stats=False), g(4, 3), calls=THRICE
     ),
     module_case("BatchNorm in a network", batch_norm_net, t(2, 2, 4, 4), calls=(Call(1), Call(2), *THRICE)),

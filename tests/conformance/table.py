@@ -130,7 +130,6 @@ REFUSED: dict[str, str] = {
     "second derivatives: an input is written to": r"y: is written to by the model",
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on while they are off",
-    "BatchNorm counters, momentum None": "data-dependent",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
     "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*counts from the start of a storage",
     "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*counts from the start of a storage",
