@@ -12,7 +12,7 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .._torch_compat import checkpoint as checkpoints
-from ..graph import tensor_value, views
+from ..graph import source_line, tensor_value, views
 from .inputs import Inputs
 
 
@@ -35,6 +35,11 @@ class Mutations(Inputs):
                     self.problems.append(
                         Problem(self._primal_path(index), "the model grows it (resize_) and changes its strides")
                     )
+            elif kind == "metadata" and self._grows_unwritten(index, node):
+                message = (
+                    f"the model grows it (resize_) and leaves the new elements unwritten; write to all of it: {source_line(node)}"
+                )
+                self.problems.append(Problem(self._primal_path(index), message))
             hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
             geometry = self._geometry(index, node) if kind in ("metadata", "data_and_metadata") else None
             unread = kind == "metadata" and geometry is not None and geometry.absolute
@@ -56,6 +61,11 @@ class Mutations(Inputs):
                     Problem(self._primal_path(index), "the model resizes its storage (untyped_storage().resize_)")
                 )
         return found
+
+    def _grows_unwritten(self, index: int, node: Node) -> bool:
+        """Whether ``resize_`` made it larger: its value is a copy then, where other changes of sizes leave a view."""
+        source = self._raw_primal_nodes[index]
+        return views.root(node) is not source and views.reach(node) > views.reach(source)
 
     def _geometry(self, index: int, node: Node) -> schema.Geometry:
         """Where an argument lies after its sizes and strides were changed; traced, it began at the start of its storage."""

@@ -223,6 +223,12 @@ def resize_and_part(x: Tensor) -> Tensor:
     return x * 2
 
 
+def resize_alone(x: Tensor) -> Tensor:
+    y = x * 2
+    x.resize_(2, 4)
+    return y
+
+
 def resize_storage(x: Tensor) -> Tensor:
     y = x * 2
     x.untyped_storage().resize_(0)
@@ -533,6 +539,7 @@ CASES: list[Case] = [
     case("input mutation: resize_ smaller", resize, t(3, 4)),
     case("input mutation: resize_ larger", resize_larger, t(4)),
     case("input mutation: resize_ larger and then written in part", resize_and_part, t(4)),
+    case("input mutation: resize_ larger and not written", resize_alone, t(4)),
     case("input mutation: out= argument that grows", out_argument, t(3), t(0)),
     case("input mutation: storage resize_(0)", resize_storage, t(4)),
     case("input mutation: through a view", through_view, t(3, 4)),
