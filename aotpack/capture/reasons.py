@@ -17,7 +17,9 @@ BRANCH = "a Python branch depends on the value of a tensor"
 NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
+_STRIDED = "the model writes to a chain of views with as_strided in it; write by an index, or to a clone that you copy back"
 _KINDS = (
+    (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
     (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),
     (_NUMPY, r"\.numpy\(\) is not supported"),

@@ -229,6 +229,12 @@ def resize_alone(x: Tensor) -> Tensor:
     return y
 
 
+def strided_chain(x: Tensor) -> Tensor:
+    y = x * 1
+    y[:2].as_strided((2,), (2,)).mul_(2)
+    return y
+
+
 def resize_storage(x: Tensor) -> Tensor:
     y = x * 2
     x.untyped_storage().resize_(0)
@@ -540,6 +546,7 @@ CASES: list[Case] = [
     case("input mutation: resize_ larger", resize_larger, t(4)),
     case("input mutation: resize_ larger and then written in part", resize_and_part, t(4)),
     case("input mutation: resize_ larger and not written", resize_alone, t(4)),
+    case("input mutation: an intermediate through a chain of views with as_strided", strided_chain, t(4)),
     case("input mutation: out= argument that grows", out_argument, t(3), t(0)),
     case("input mutation: storage resize_(0)", resize_storage, t(4)),
     case("input mutation: through a view", through_view, t(3, 4)),

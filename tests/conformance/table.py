@@ -92,6 +92,7 @@ REFUSED: dict[str, str] = {
     "state: a first call that does something else": r"self.*\.scaled: read, and changed",
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
+    "input mutation: an intermediate through a chain of views with as_strided": r"writes to a chain of views.*mutation.py:\d+",
     "input mutation: resize_ larger and not written": r"x: the model grows it.*unwritten.*in resize_alone: x\.resize_\(2, 4\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "begins inside its storage",
     "input mutation: an intermediate turned, written through a view of before": r"view that was taken before its base.*\.py:\d+",
