@@ -158,3 +158,68 @@ def test_comparisons_of_tensors_are_branches(tmp_path: Path) -> None:
     bundle.load_state_dict({"centre": torch.ones(4)})
     with pytest.raises(BranchError, match=r"torch\.equal"):
         bundle(X)
+
+
+class Numbers(nn.Module):
+    """Compares numbers that it reads off tensors, and computes with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        self.calls.add_(1)
+        options = {"least": 2}
+        if k.item() >= options["least"] and not x.max().item() > 0.1:
+            x = x + k.item()
+        if any(n > 9.5 for n in x.tolist()):
+            x = x * 3
+        return (x * 2).sum()
+
+
+@pytest.mark.parametrize("target", ["portable"])
+def test_comparisons_of_numbers_are_branches(target: str, tmp_path: Path) -> None:
+    out, x = tmp_path / "m.aotpack", torch.tensor([0.0, -1.0], requires_grad=True)
+    aotpack.build(Numbers(), (x, torch.tensor(3)), out=out, targets=(target,), methods=("train",), branches="example")
+    bundle, eager = load(out, backend=target), Numbers()
+    for k in (3, 7):
+        assert torch.equal(bundle(x, torch.tensor(k)), eager(x, torch.tensor(k)))
+    with pytest.raises(BranchError, match=r"k.item\(\) >= .*: is False, was True"):
+        bundle(x, torch.tensor(1))
+    with pytest.raises(BranchError, match=r"x.max\(\).item\(\) > 0.1: is True, was False"):
+        bundle(torch.tensor([0.1, -1.0]), torch.tensor(3))  # a float32 of 0.1 is more than Python's
+    with pytest.raises(BranchError, match=r"n > 9.5 .*: is True, was False"):
+        bundle(x, torch.tensor(10))
+    assert bundle.get_buffer("calls").item() == 2
+
+
+def _truth(x: Tensor, k: Tensor) -> Tensor:
+    return x * 2 if k.item() else x
+
+
+def _loop(x: Tensor, k: Tensor) -> Tensor:
+    n = k.item()
+    while n < 20:
+        x, n = x * 2, n * 2
+    return x
+
+
+@pytest.mark.parametrize(("function", "other"), [(_truth, 0.0), (_loop, 1.0)])
+def test_numbers_of_branches(function: Any, other: float, tmp_path: Path) -> None:
+    out, x = tmp_path / "m.aotpack", torch.ones(2)
+    aotpack.build(function, (x, torch.tensor(3.0)), out=out, targets=("portable",), branches="example")
+    for k in (3.0, 3.5):
+        assert torch.equal(load(out)(x, torch.tensor(k)), function(x, torch.tensor(k)))
+    with pytest.raises(BranchError):
+        load(out)(x, torch.tensor(other))
+
+
+def test_a_plain_number_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"Compare tensor.item\(\)"):
+        aotpack.build(
+            lambda x, k: x * 2 if float(k) > 3 else x,
+            (torch.ones(2), torch.tensor(3.0)),
+            out=tmp_path / "m.aotpack",
+            targets=("portable",),
+            branches="example",
+        )

@@ -63,7 +63,7 @@ from .rehearsal import (
     suspended_while_compiling,
 )
 from .strides import decomposed_like_kernels, strides_of_kernels
-from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, divided, modulo
+from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo
 from .tensors import (
     Bounds,
     DynamicDims,
@@ -131,6 +131,7 @@ __all__ = [
     "capture_with_dynamo",
     "compile_call_library",
     "decomposed_like_kernels",
+    "depends_on_data",
     "desc",
     "divided",
     "dynamo_contexts",

@@ -60,6 +60,10 @@ class KnownConstants(TorchFunctionMode):
         self._lists.stop()
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether this tensor is made of Python numbers only."""
+        return self._recipe(tensor) is not None
+
     def _list(self, tensor: torch.Tensor) -> Any:
         with _disable_current_modes(), torch.no_grad():
             return self._value(tensor).tolist()

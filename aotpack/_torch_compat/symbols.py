@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbols_with_path
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbols_with_path, free_unbacked_symbols
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 
@@ -45,6 +45,11 @@ def divided(dividend: Any, divisor: Any, *, floor: bool) -> Any:
         return functions.FloorDiv(dividend, divisor)
     integers = dividend.is_integer and divisor.is_integer
     return functions.IntTrueDiv(dividend, divisor) if integers else functions.FloatTrueDiv(dividend, divisor)
+
+
+def depends_on_data(expression: torch.SymBool) -> bool:
+    """Whether a truth value depends on numbers that are read off tensors."""
+    return bool(free_unbacked_symbols(expression))
 
 
 class Symbols:

@@ -94,7 +94,7 @@ def capture(
             ):
                 if shapes.integers and name != "trace":
                     raise ValueError("an integer argument varies, which this front end does not take")
-                followed = follow(model, observed) if observed else []
+                followed = follow(model, observed, of_numbers=name == "trace") if observed else []
                 joint, lost = _FRONT_ENDS[name](Given(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
                 joint = with_dense_results(joint)
@@ -166,6 +166,8 @@ def _no_front_end(refused: Sequence[Reason], *, training: bool, follow_example: 
     hints = [_SEVERAL_REASONS] if len(refused) > 1 else []
     if not follow_example and any(each.ours in (BRANCH, NUMBER) for each in refused):
         hints.append(_BRANCH_HINT)
+    if follow_example and any(each.ours == NUMBER for each in refused):
+        hints.append(_NUMBER_HINT)
     summary = f"No front end could trace the model in {'train' if training else 'eval'} mode."
     return CaptureError(summary, [each.problem for each in refused], hint=" ".join(hints))
 
@@ -174,6 +176,10 @@ _SEVERAL_REASONS = "Each line is the reason of the front ends that it names. Sta
 _BRANCH_HINT = (
     'To take each branch as it goes on the example inputs, build with branches="example". '
     "A call on which a branch goes another way is then an error."
+)
+_NUMBER_HINT = (
+    "A branch on a number may compare what item() gives; int() and float() of it and functions of math need a plain number, "
+    "which a trace does not have. Compare tensor.item(), or compute with the tensor."
 )
 
 
