@@ -3,7 +3,7 @@
 Eager reads the number of batches off its counter, as a Python number: ``1.0 / float(num_batches_tracked)``. No graph has it
 then. Here the factor stays a tensor, and the statistics are updated with it as eager's kernel updates them.
 
-Tried on: torch 2.9.0, 2.13.0.
+Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations
