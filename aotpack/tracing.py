@@ -461,4 +461,9 @@ def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: S
 
 def _allows(constraint: str, symbol: str, size: int) -> bool:
     """Whether ``size`` meets a constraint on ``symbol`` alone."""
-    return expressions.symbols(constraint) != {symbol} or bool(expressions.evaluate(constraint, {symbol: size}))
+    if expressions.symbols(constraint) != {symbol}:
+        return True
+    try:
+        return bool(expressions.parse(constraint)({symbol: size}))
+    except expressions.UNDEFINED:  # without a value it is not met (A5)
+        return False

@@ -67,7 +67,7 @@ def test_digits_trains_like_eager_where_its_source_is_not(
     digits_bundle: Path, digits_model: nn.Module, fresh_process: FreshProcess, tmp_path: Path, backend: str
 ) -> None:
     """Loss, results, every gradient, every parameter and buffer, for several steps with batches of several sizes."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
     batches = [
         (torch.rand(size, 1, 8, 8, generator=generator), torch.randint(10, (size,), generator=generator))
         for size in (64, 64, 7, 2)

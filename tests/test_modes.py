@@ -91,7 +91,7 @@ def test_compiled_code_follows_no_transform(bundle: Path, transform: Callable[[A
     """It reads memory: a tangent would be lost in silence."""
     loaded = aotpack.load(bundle).eval()
     call = loaded._aotpack_calls[False, False]
-    call._modes = Modes(loaded.aotpack.program.methods["infer"], torch.device("cpu"), native=True)
+    call.modes = Modes(loaded.aotpack.program.methods["infer"], torch.device("cpu"), native=True)
     with torch.no_grad(), pytest.raises(ModeError, match="inside a transform of"):
         transform(loaded)
 
@@ -232,7 +232,7 @@ def test_another_autocast_is_refused(tmp_path: Path) -> None:
 
 def test_other_strides_are_said_once(bundle: Path) -> None:
     loaded = aotpack.load(bundle)
-    with pytest.warns(aotpack.LayoutWarning, match=r"x has the strides \[1, 5\]; the bundle was built for \[3, 1\]"):
+    with pytest.warns(aotpack.LayoutWarning, match=r"input has the strides \[1, 5\]; the bundle was built for \[3, 1\]"):
         loaded(torch.randn(3, 5).t())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

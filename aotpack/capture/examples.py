@@ -16,9 +16,8 @@ from .functions import FunctionModule
 
 def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a call of ``model``; those of a function written in C without a signature are not known."""
-    called = model.function if isinstance(model, FunctionModule) else model
     try:
-        return list(inspect.signature(called.forward if isinstance(called, torch.nn.Module) else called).parameters.values())
+        return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
     except ValueError:
         return []
 
@@ -34,7 +33,8 @@ def spelled_out(model: torch.nn.Module | Callable[..., Any], keywords: Iterable[
 
 def argument_names(model: torch.nn.Module | Callable[..., Any], count: int) -> list[str]:
     """What to call the first ``count`` positional arguments: by their parameters, and ``args[3]`` where there is none."""
-    known = [p.name for p in parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    called = model.function if isinstance(model, FunctionModule) else model
+    known = [p.name for p in parameters(called) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [known[i] if i < len(known) else f"args[{i}]" for i in range(count)]
 
 

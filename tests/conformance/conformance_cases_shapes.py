@@ -603,7 +603,7 @@ CASES: list[Case] = [
         Repeats,
         inputs(g(3), count=const(4)),
         dynamic_shapes={"x": None, "count": Dim("count", max=20)},
-        calls=(TRAIN, INFER, at(g(3), count=const(7)), at(g(3), count=const(21), refused="kwargs.'count'.: expected an int")),
+        calls=(TRAIN, INFER, at(g(3), count=const(7)), at(g(3), count=const(21), refused="count: expected an int")),
     ),
     case(
         "shapes: an integer argument that varies, and is fixed by the model",
