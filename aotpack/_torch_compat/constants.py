@@ -86,7 +86,7 @@ class KnownConstants(TorchFunctionMode):
         return result
 
     def _is_given(self, value: Any) -> bool:
-        return bool(self._recipes) and any(id(leaf) in self._recipes for leaf in torch.utils._pytree.tree_leaves(value))
+        return len(self._recipes) > 0 and any(id(leaf) in self._recipes for leaf in torch.utils._pytree.tree_leaves(value))
 
     def _is_known(self, value: Any) -> bool:
         leaves = torch.utils._pytree.tree_leaves(value)

@@ -38,8 +38,8 @@ def test_arguments_are_in_the_callers_order_whatever_xlas_is(tmp_path: Path, dev
     assert [leaf.path for leaf in method.leaves] == [
         "carry['a']",
         "carry['b']",
-        "params['weights']",
-        "params['biases']",
+        "x['weights']",
+        "x['biases']",
     ]
     order = [parameter.input for parameter in bundle.targets["xla"].xla["train.forward"].parameters]
     assert sorted(order) == [0, 1, 2, 3]  # type: ignore[type-var]
