@@ -63,7 +63,7 @@ from .rehearsal import (
     suspended_while_compiling,
 )
 from .strides import decomposed_like_kernels, strides_of_kernels
-from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo
+from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo, symbolic_truths
 from .tensors import (
     Bounds,
     DynamicDims,
@@ -175,6 +175,7 @@ __all__ = [
     "stored_elements",
     "strides_of_kernels",
     "suspended_while_compiling",
+    "symbolic_truths",
     "symbols_in",
     "symbols_of",
     "tell_calls_apart",

@@ -5,9 +5,11 @@ After ``torch.export``'s own deserialiser (``torch/_export/serde/serialize.py``)
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
@@ -133,3 +135,10 @@ def allow_one(env: ShapeEnv | None, name: str) -> None:
     for symbol, limits in [] if env is None else list(env.var_to_range.items()):
         if str(symbol) == name:
             env.var_to_range[symbol] = type(limits)(min(1, limits.lower), limits.upper)  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def symbolic_truths(of_truths: Callable[[torch.SymBool], bool], of_floats: Callable[[torch.SymFloat], bool]) -> Iterator[None]:
+    """Let these functions answer where Python asks for the truth of a symbolic expression or number."""
+    with mock.patch.object(torch.SymBool, "__bool__", of_truths), mock.patch.object(torch.SymFloat, "__bool__", of_floats):
+        yield

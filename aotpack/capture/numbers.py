@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -71,7 +70,7 @@ def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
     def nonzero(number: torch.SymFloat) -> bool:
         return bool(number != 0.0)
 
-    with mock.patch.object(torch.SymBool, "__bool__", truth), mock.patch.object(torch.SymFloat, "__bool__", nonzero):
+    with compat.symbolic_truths(truth, nonzero):
         yield
 
 
