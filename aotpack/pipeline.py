@@ -65,7 +65,8 @@ def build(
 
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
-        args, kwargs: example inputs; their values are not used, only types, sizes and ``requires_grad`` (but see ``branches``).
+        args: example inputs. Their values are not used, only types, sizes and ``requires_grad`` (but see ``branches``).
+        kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
         dynamic_shapes: sizes that vary, in ``torch.export``'s form.

@@ -80,6 +80,8 @@ def test_every_benchmark_has_its_place_on_the_page() -> None:
         page = (ROOT / "docs" / path).read_text()
         for name in sections:
             assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1
+    assert (ROOT / "docs" / "performance.md").read_text().count("<!-- overview:begin -->") == 1
+    assert (ROOT / "README.md").read_text().count("<!-- bench:begin -->") == 1
     for module in run.SECTIONS.values():
         assert (BENCH / "sections" / f"{module}.py").exists()
 

@@ -13,7 +13,7 @@ from roll import ARCHITECTURES
 from run import VARIANTS, Entry, Line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "architectures.md"
+PAGE = ROOT / "docs" / "model-zoo.md"
 
 
 def one_line(entry: Entry, line: Line) -> str:
@@ -153,6 +153,6 @@ def _in_double(moved: float) -> str:
 
 
 def update_pages(lines: Mapping[Entry, Line]) -> None:
-    """The table on its page, and its counts in the README."""
+    """The table and the counts on their page."""
     replace(PAGE, "zoo", markdown(lines))
-    replace(ROOT / "README.md", "zoo", summary(lines))
+    replace(PAGE, "zoo-counts", summary(lines))

@@ -38,6 +38,7 @@ def main() -> None:
         replaced[ROOT / "docs" / page] = {
             name: _section(name, results[name], make) for name, make in sections.items() if name in results
         }
+    replaced[ROOT / "docs" / "performance.md"]["overview"] = tables.overview(results)
     for path, texts in replaced.items():
         for mark, text in texts.items():
             if options.write:

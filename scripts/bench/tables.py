@@ -1,4 +1,4 @@
-"""Results as Markdown: the README's short table, and one or two tables for each benchmark of docs/performance.md."""
+"""Results as Markdown: the README's five rows, the overview of docs/performance.md, and one or two tables for each benchmark."""
 
 from __future__ import annotations
 
@@ -39,17 +39,37 @@ WHOLE = "t_from_import_to_first_step"
 # ---------------------------------------------------------------- README
 
 
+README_ROWS = {
+    "first step after `import torch`, digits": "first training step after `import torch`, small CNN",
+    "first step after `import torch`, GPT-2 small": "first training step after `import torch`, GPT-2 small",
+    "a step, digits, batch 64": "a later step, small CNN, batch 64",
+    "a step, GPT-2 small, batch 1": "a later step, GPT-2 small",
+    "peak memory of a step, GPT-2 small": "peak memory of a step, GPT-2 small",
+}
+"""Rows of the overview that the README shows, and what it calls them."""
+
+
 def short(results: Results) -> str:
+    """The README's rows, without columns that the README has no words for."""
+    rows = {row[0]: row[1:4] for row in _overview_rows(results)}
+    lines = [[title, *rows[name]] for name, title in README_ROWS.items()]
+    return f"{table(['', 'eager', '`torch.compile`', 'bundle'], lines)}\n\n{_overview_note(results)}"
+
+
+def overview(results: Results) -> str:
     """One row a network of the benchmarks that decide: start, step, memory, build."""
-    rows = [row for name, make in _SHORT.items() if name in results for row in make(results[name])]
     head = ["", "eager", "`torch.compile`", "bundle", "ratio", "goal"]
+    return f"{table(head, _overview_rows(results))}\n\n{_overview_note(results)}"
+
+
+def _overview_rows(results: Results) -> list[list[str]]:
+    return [row for name, make in _SHORT.items() if name in results for row in make(results[name])]
+
+
+def _overview_note(results: Results) -> str:
     newest = max((results[name] for name in _SHORT if name in results), key=lambda result: str(result["date"]))
     machine, versions = newest["machine"], newest["versions"]
-    note = (
-        f"Medians of runs that alternate; torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, one thread; "
-        f"by `scripts/bench/run`, {newest['date'][:10]}."
-    )
-    return f"{table(head, rows)}\n\n{note}"
+    return f"torch {versions['torch']}, {machine['cpu']}; by `scripts/bench/run`, {newest['date'][:10]}."
 
 
 def _short_import(result: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -64,7 +84,7 @@ def _short_start(result: Mapping[str, Any]) -> Iterator[list[str]]:
         compiled = f"{time(found['compile_warm'])} (cold {time(found['compile_cold'])})"
         goal = result["goals"].get(name)
         yield [
-            f"after `import torch` to the end of the first step, {NETWORKS[name]}",
+            f"first step after `import torch`, {NETWORKS[name]}",
             time(found["eager"]),
             compiled,
             time(found["bundle_cpu"]),

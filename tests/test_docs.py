@@ -1,0 +1,193 @@
+"""README and docs/: every snippet runs, every link leads somewhere, every error is explained.
+
+Blocks of a page run in order, in one namespace and one directory. The title of a fence says what its text is: a file name
+(written, not run), ``output`` (what the block before printed or raised), ``raises X``, ``warns X``, or ``not run: reason``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import re
+import runpy
+import shlex
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.markdown import ROOT, Block, anchors, blocks, links, pages
+
+from aotpack.cli import main
+from aotpack_loader import errors, trust
+
+RUN = {"python", "sh"}
+KNOWN = RUN | {"text", "json", "toml"}
+NOT_RUN = re.compile(r"not run: \S.{8,}")
+
+PAGES = [page for page in pages() if page.exists()]
+TESTED = [
+    page for page in PAGES if any(block.language in RUN and not block.title.startswith("not run") for block in blocks(page))
+]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# ---------------------------------------------------------------- snippets
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What other pages go on with: model.py and train.py of the getting-started page, and a portable model.aotpack of it."""
+    directory = tmp_path_factory.mktemp("shared")
+    for block in blocks(ROOT / "docs" / "getting-started.md"):
+        if block.title.endswith(".py"):
+            (directory / block.title).write_text(block.text)
+    words = ["build", str(directory / "model.py"), "-o", str(directory / "model.aotpack"), "--target", "portable"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return directory
+
+
+@pytest.fixture
+def workplace(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory that a page's snippets run in: with those files, and the examples."""
+    for file in shared.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTPACK_NATIVE_CALL", "0")  # a call library takes ten seconds to compile, and has tests of its own
+    modules = set(sys.modules)
+    yield tmp_path
+    for added in set(sys.modules) - modules:
+        if added in {"page", "model"}:
+            del sys.modules[added]
+
+
+@pytest.mark.parametrize("page", TESTED, ids=name)
+def test_snippets_run_in_order(page: Path, workplace: Path) -> None:
+    module = types.ModuleType("page")
+    sys.modules["page"] = module
+    printed = ""
+    for block in blocks(page):
+        if block.left_out:
+            continue
+        if block.title == "output":
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert doctest.OutputChecker().check_output(block.text, printed, flags), f"{block}: printed was\n{printed}"
+        elif block.title.endswith((".py", ".toml")):
+            (workplace / block.title).write_text(block.text)
+        elif block.language == "python":
+            printed = run_python(block, module)
+        elif block.language == "sh":
+            printed = "".join(run_command(block, command) for command in commands(block.text))
+
+
+def run_python(block: Block, module: types.ModuleType) -> str:
+    """What a block prints, and the message of what it raises or warns of."""
+    code = compile("\n" * block.line + block.text, str(block.page), "exec")  # so that lines are those of the page
+    word, _, expected = block.title.partition(" ")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if word == "raises":
+            printed.write(f"{raised(block, code, module, expected)}\n")
+        elif word == "warns":
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                exec(code, vars(module))
+            assert expected in [type(each.message).__name__ for each in found], f"{block}: {found}"
+            printed.write("".join(f"{each.message}\n" for each in found))
+        else:
+            assert not block.title, f"{block}: {block.title!r} is not known"
+            exec(code, vars(module))
+    return printed.getvalue()
+
+
+def raised(block: Block, code: types.CodeType, module: types.ModuleType, expected: str) -> Exception:
+    try:
+        exec(code, vars(module))
+    except Exception as error:
+        if type(error).__name__ != expected:
+            raise
+        return error
+    pytest.fail(f"{block}: nothing was raised")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The lines of a block as words; a prompt is not part of a command, nor is a comment."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+
+
+def run_command(block: Block, words: list[str]) -> str:
+    """``aotpack …`` and ``python file.py …`` in this process, which has torch already."""
+    program, *arguments = words
+    if program == "aotpack":
+        result = CliRunner().invoke(main, arguments)
+        expected = 1 if block.title.startswith("fails") else 0
+        assert result.exit_code == expected, f"{block}: {' '.join(words)}\n{result.output}\n{result.exception!r}"
+        return result.output
+    assert program == "python", f"{block}: {program} is not run by tests; say so: title='not run: reason'"
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_fences_say_what_they_are(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in KNOWN, f"{block}: give the fence a language, one of {', '.join(sorted(KNOWN))}"
+        if block.left_out:
+            assert NOT_RUN.fullmatch(block.title), f"{block}: say why it is not run"
+
+
+def test_what_is_not_run_has_a_reason_and_is_the_exception() -> None:
+    every = [block for page in PAGES for block in blocks(page) if block.language in RUN]
+    left_out = [block for block in every if block.left_out]
+    assert len(left_out) < len(every) / 2
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "spec").glob("*.md"))], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+# ---------------------------------------------------------------- errors, words
+
+
+def test_every_error_is_on_the_page_for_troubleshooting() -> None:
+    text = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
+    classes = [kind.__name__ for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.AotpackError)]
+    assert len(classes) > 15
+    assert [kind for kind in [*classes, trust.TrustArgumentError.__name__] if f"### `{kind}`" not in text] == []
+
+
+@pytest.mark.parametrize("warning", ["BackendWarning", "LayoutWarning"])
+def test_warnings_are_on_the_page_for_troubleshooting(warning: str) -> None:
+    assert hasattr(importlib.import_module("aotpack_loader"), warning)
+    assert f"### `{warning}`" in (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 1000
