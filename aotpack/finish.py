@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,10 +25,14 @@ from .targets import GraphToCompile, Target
 
 @dataclass(frozen=True)
 class Making:
-    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it."""
+    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it.
+
+    ``fixes``: what the record of a target's tool chain says of the fixes of torch.
+    """
 
     run: Run
     producer: schema.Producer
+    fixes: Callable[[Target], dict[str, str]]
     store: BlobStore
     cache: CompileCache
     out: Path | str
@@ -42,7 +46,9 @@ def compile_targets(
     entries = []
     for target in targets:
         with making.run.stage("compile", target.name):
-            entries.append(target.compile(graphs, state, making.store, making.cache))
+            entry = target.compile(graphs, state, making.store, making.cache)
+            toolchain = entry.target.toolchain | making.fixes(target)
+            entries.append(entry._replace(target=structs.replace(entry.target, toolchain=toolchain)))
     return entries
 
 

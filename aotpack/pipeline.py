@@ -20,7 +20,7 @@ from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
 from . import __version__, decompositions, existing, finish, program, tracing
-from ._torch_compat import Decompositions, decomposed_like_kernels, fakes_of_kernels, free_sizes
+from ._torch_compat import Decompositions, check_torch, decomposed_like_kernels, fakes_of_kernels, free_sizes, record_of_fixes
 from ._torch_compat.recurrent import own_gru, recurrent_scans
 from .autocast import current_autocast
 from .bundle import BlobStore
@@ -31,7 +31,7 @@ from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, aut
 from .progress import BuildReport, Observer, Run
 from .selftest import record
 from .specializations import refuse_unused, specialize
-from .targets import Target, resolve_targets
+from .targets import Target, resolve_targets, uses_inductor
 from .weights import write_weights
 
 __all__ = ["BuildReport", "Observer", "build", "compile_bundle"]
@@ -59,6 +59,7 @@ def build(
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
     warm_up: bool = False,
+    allow_untested_torch: bool = False,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Build a bundle from a model and example inputs.
@@ -91,9 +92,11 @@ def build(
             varies, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
         warm_up: first call a copy of the model on the example inputs, in eager, so that what a first call sets up is there when
             the copy is traced: caches, tensors that are made late, parameters that are initialised from data.
+        allow_untested_torch: build with a torch that aotpack was not tried on. The bundle records it.
         observer: watches progress.
 
     Raises:
+        UnsupportedTorchError: this torch was not tried, or its private names are not those that were tried.
         BuildError: the model cannot be built; nothing was written.
     """
     kwargs = dict(kwargs or {})
@@ -105,6 +108,7 @@ def build(
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
+    fixes = _checked_torch(run, chosen, allow_untested_torch)
     scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
     warmed = _warmed(run, model, args, kwargs, options)
     with warmed as model, free_sizes(), fakes_of_kernels(), own_gru(), scans, BlobStore(out) as store:
@@ -117,7 +121,7 @@ def build(
             run.note(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
-        making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
+        making = finish.Making(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
         entries = finish.compile_targets(making, chosen, graphs, work.state)
         with run.stage("weights"):
             weights = write_weights(list(work.stored.tensors.items()), store)
@@ -160,6 +164,7 @@ def compile_bundle(
     layout: Literal["file", "directory"] = "file",
     specializations: Sequence[Mapping[str, int]] = (),
     subclasses: Collection[type] = (),
+    allow_untested_torch: bool = False,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
@@ -178,9 +183,11 @@ def compile_bundle(
         layout: ``"file"`` or ``"directory"``.
         specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build` takes them.
         subclasses: classes of tensors that the bundle holds, as ``aotpack_loader.load`` takes them; ``self_test`` needs them.
+        allow_untested_torch: as :func:`build` takes it.
         observer: watches progress.
 
     Raises:
+        UnsupportedTorchError: as :func:`build`.
         BundleError: there is no bundle, it is damaged, or of a later format.
         BuildError: a target is there already or unknown, cannot compile the graphs, or computes something else than was recorded;
             nothing was written.
@@ -191,12 +198,13 @@ def compile_bundle(
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
+    fixes = _checked_torch(run, chosen, allow_untested_torch)
     with Bundle.open(bundle) as opened, free_sizes(), fakes_of_kernels(), BlobStore(out) as store:
         existing.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust)
         with run.stage("restore"):
             graphs = specialize(existing.graphs_of(opened), specializations)
-        making = finish.Making(run, _producer(), store, CompileCache(enabled=cache), out, layout)
+        making = finish.Making(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
         with existing.deterministic_algorithms(existing.uses_deterministic_algorithms(opened.program)):
             entries = finish.compile_targets(making, chosen, graphs, opened.program.state)
         kept = existing.keep(opened, store)
@@ -211,6 +219,18 @@ def compile_bundle(
             f"native code of the new bundle runs only with trust={report.digest!r}, because of the old one: {trusted.reason}"
         )
     return replace(report, targets=present + report.targets, warnings=tuple(run.warnings))
+
+
+def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) -> Callable[[Target], dict[str, str]]:
+    """What the record of a target's tool chain says of the fixes of torch.
+
+    Raises:
+        UnsupportedTorchError: this torch was not tried, and that is not allowed.
+    """
+    untested = check_torch(inductor=any(map(uses_inductor, targets)), allow_untested=allow_untested)
+    if untested:
+        run.warn(f"torch {torch.__version__} was not tried with aotpack {__version__}: compare the bundle with eager")
+    return lambda target: record_of_fixes(inductor=uses_inductor(target), untested=untested)
 
 
 def _producer() -> schema.Producer:

@@ -6,6 +6,11 @@ reading one package.
 
 from __future__ import annotations
 
+# ruff: noqa: E402 - what follows needs a torch that has the names that it imports.
+from .fixes.gate import check_imports
+
+check_imports()
+
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._higher_order_ops.effects import with_effects
@@ -34,6 +39,8 @@ from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .fakes import fakes_of_kernels
+from .fixes.applying import record_of_fixes
+from .fixes.gate import check_torch
 from .gradient_writes import GradientWriteError
 from .inductor import (
     LoweringError,
@@ -129,6 +136,7 @@ __all__ = [
     "call_library_fingerprint",
     "can_name_instruction_set",
     "capture_with_dynamo",
+    "check_torch",
     "compile_call_library",
     "decomposed_like_kernels",
     "depends_on_data",
@@ -167,6 +175,7 @@ __all__ = [
     "plain_saving",
     "quiet_torch_logs",
     "real_tensor",
+    "record_of_fixes",
     "recorded_lines",
     "refuse_changes",
     "rehearse",

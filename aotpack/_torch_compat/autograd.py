@@ -42,6 +42,7 @@ from .dynamo import COMPARES, SIDE_EFFECTS
 from .gradient_writes import refused_gradient_writes
 from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
+from .nodes import without_views
 from .old_views import RefusedOldViews
 from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
 from .randomness import is_effectful, partitioned_random
@@ -449,13 +450,6 @@ def _save_what_is_compared(graph: torch.fx.Graph) -> None:
             value = without_views(operand)
             if value.op == "call_function" and value.meta["val"].is_floating_point():
                 value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-
-
-def without_views(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of."""
-    while getattr(node.target, "is_view", False):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def is_plain_call(target: Any) -> bool:

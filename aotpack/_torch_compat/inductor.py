@@ -19,19 +19,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
-from .autograd import Decompositions, without_views
-from .graph_faults import (
-    complex_numbers_as_tensors,
-    memory_of_results,
-    read_once,
-    reduce_bytes_as_numbers,
-    split_complex_numbers,
-)
-from .inductor_checks import checks_throw_after_regions
-from .inductor_faults import faults_mended
-from .inductor_results import buffer_of, results_in_own_memory
+from .autograd import Decompositions
+from .fixes.applying import apply_fixes, fix_graph
+from .fixes.inductor.results import buffer_of
 from .inductor_tool_chain import Library, tool_chain
-from .kernel_layouts import results_laid_out
+from .nodes import without_views
 from .randomness import RANDOM, compiled_random
 from .tensors import fake_mode_of, unguarded_convolutions
 
@@ -139,14 +131,10 @@ def lower_with_aoti(
     working: list[torch.fx.Node] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        complex_numbers_as_tensors(gm)
-        split_complex_numbers(gm)
-        reduce_bytes_as_numbers(gm)
+        fix_graph("inductor", gm)
         result = output_node(gm)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
         return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
-
-    memory = memory_of_results(module.graph)
 
     class Watched(GraphLowering):
         def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
@@ -158,16 +146,10 @@ def lower_with_aoti(
 
         def run_node(self, n: torch.fx.Node) -> Any:
             working[:] = [n]
-            for value in read_once(n):
-                self.env[value].realize()
             result = super().run_node(n)
             if n.op == "placeholder":
                 return _channels_last(result) if n in self.nodes_prefer_channels_last else result
             return _as_in_eager(result, n.meta["val"].stride()) if n in self.shown else result
-
-        def finalize(self) -> None:
-            results_in_own_memory(self.graph_outputs, memory, saved)
-            super().finalize()
 
         @functools.cached_property
         def shown(self) -> set[torch.fx.Node]:
@@ -191,10 +173,8 @@ def lower_with_aoti(
     with (
         torch.no_grad(),
         tool_chain(library),
-        faults_mended(saved),
-        checks_throw_after_regions(),
+        apply_fixes("inductor", module=module, saved=saved),
         unguarded_convolutions(),
-        results_laid_out(),
         compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

@@ -21,7 +21,7 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
 
-from .inductor_checks import telling_failures, with_checks
+from .fixes.inductor.checks import telling_failures, with_checks
 
 
 def inductor_fingerprint() -> dict[str, str]:

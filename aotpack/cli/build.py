@@ -7,7 +7,16 @@ from typing import Any
 import click
 
 from .console import json_option, stderr, verbose_option
-from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report, specialize_option
+from .making import (
+    TARGETS_HELP,
+    Progress,
+    directory_option,
+    layout_of,
+    no_cache_option,
+    print_report,
+    specialize_option,
+    untested_torch_option,
+)
 
 
 @click.command("build", short_help="Build a bundle from model.py.")
@@ -65,6 +74,7 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
 )
 @click.option("--second-derivatives", is_flag=True, help="Also hold gradients of gradients (create_graph=True).")
 @specialize_option
+@untested_torch_option
 @no_cache_option
 @directory_option
 @json_option

@@ -9,7 +9,16 @@ import click
 
 from .console import json_option, stderr, trust_option, verbose_option
 from .importing import import_modules, import_option
-from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cache_option, print_report, specialize_option
+from .making import (
+    TARGETS_HELP,
+    Progress,
+    directory_option,
+    layout_of,
+    no_cache_option,
+    print_report,
+    specialize_option,
+    untested_torch_option,
+)
 
 
 @click.command("compile", short_help="Add targets to a bundle.")
@@ -26,6 +35,7 @@ from .making import TARGETS_HELP, Progress, directory_option, layout_of, no_cach
 @import_option
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
 @specialize_option
+@untested_torch_option
 @no_cache_option
 @directory_option
 @trust_option

@@ -24,6 +24,12 @@ def no_cache_option(function: F) -> F:
     return click.option("--no-cache", is_flag=True, help="Compile everything anew.")(function)
 
 
+def untested_torch_option(function: F) -> F:
+    """``--allow-untested-torch``."""
+    text = "Build with a torch that aotpack was not tried on; the bundle records it."
+    return click.option("--allow-untested-torch", is_flag=True, help=text)(function)
+
+
 TARGETS_HELP = (
     "What to compile for: cpu, cpu:<instruction set>, portable, xla (devices behind XLA), "
     "xla:cpu or xla:tpu-<topology> (XLA's own code). May be repeated."

@@ -13,7 +13,7 @@ from aotpack_loader.errors import BuildError
 
 from .base import GraphToCompile, Target, graphs_to_compile
 
-__all__ = ["GraphToCompile", "Target", "graphs_to_compile", "resolve_targets"]
+__all__ = ["GraphToCompile", "Target", "graphs_to_compile", "resolve_targets", "uses_inductor"]
 
 GROUP = "aotpack.targets"
 
@@ -36,3 +36,8 @@ def resolve_targets(names: Sequence[str]) -> list[Target]:
     if not found:
         raise BuildError("No target was asked for.", hint="Give at least one, for example 'cpu' or 'portable'.")
     return list(found.values())
+
+
+def uses_inductor(target: Target) -> bool:
+    """Whether Inductor compiles for a target."""
+    return bool(getattr(target, "uses_inductor", False))

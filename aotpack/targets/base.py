@@ -66,6 +66,7 @@ class Target(Protocol):
 
     One whose code is for fixed sizes has ``specializes = True``, and compiles each graph for its ``specializations``. One whose
     compiler keeps loops has ``keeps_loops = True``: recurrent layers are then traced as scans, not step by step.
+    One that Inductor compiles has ``uses_inductor = True``: the fixes of Inductor must then fit this torch.
     """
 
     @property

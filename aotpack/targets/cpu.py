@@ -42,6 +42,8 @@ _REVISION = "38"
 class CpuTarget:
     """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's."""
 
+    uses_inductor = True
+
     def __init__(self, variant: str = "") -> None:
         if cpuinfo.architecture() != "amd64":
             if variant and variant != "native":

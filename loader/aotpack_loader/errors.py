@@ -124,3 +124,7 @@ class CaptureError(BuildError):
 
 class UnsupportedError(BuildError):
     """The model uses something that a bundle cannot keep true."""
+
+
+class UnsupportedTorchError(BuildError):
+    """This release of torch is none that the compiler was tried on. ``problems`` are the fixes of torch that do not fit it."""

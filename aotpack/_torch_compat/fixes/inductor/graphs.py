@@ -1,25 +1,26 @@
-"""Faults of Inductor (torch 2.13) that are mended in the graph that it is given: by other operators, or by what is computed once.
-
-What there is to each is in tests/conformance or tests/test_cpu_target.py, as a case that fails without.
-"""
+"""Fixes of Inductor that change the graph it is given: other operators, or values that are computed once."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._inductor.graph import GraphLowering, SubgraphLowering
 
-from .autograd import without_views
+from ...nodes import without_views
+from ..applying import reached, replaced
 
 _aten = torch.ops.aten
 _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
 def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
-    """Give operators complex numbers as tensors, and those on complex tensors all numbers: AOTInductor (torch 2.13) cannot write
-    the former in a call (``x * 1j``, gradients of ``polar``), and takes the others for ``float64``, or not at all (``x / 2.5``).
+    """Give operators complex numbers as tensors, and those on complex tensors all numbers.
+
+    AOTInductor cannot write complex numbers in a call (``x * 1j``, gradients of ``polar``). It takes other numbers beside
+    complex tensors for ``float64``, or not at all (``x / 2.5``).
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -31,6 +32,7 @@ def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
         for place, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
             takes_tensor = isinstance(argument.type, torch.TensorType)
             if isinstance(value, kinds) and (takes_tensor or (isinstance(value, complex) and node.target in _OF_TENSORS)):
+                reached("inductor-numbers-beside-complex")
                 whole = found.new_empty(())
                 with graph.inserting_before(node):
                     made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})
@@ -41,12 +43,11 @@ def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
 
 
 def split_complex_numbers(module: torch.fx.GraphModule) -> None:
-    """Make tensors of one complex number of two real ones: AOTInductor (torch 2.13) cannot write such a number (the gradient of
-    ``fft.rfft(x).abs()`` has one).
-    """
+    """Make tensors of one complex number of two real ones: AOTInductor cannot write such a number."""
     graph, full = module.graph, torch.ops.aten.full.default
     found = [node for node in graph.find_nodes(op="call_function", target=full) if node.meta["val"].is_complex()]
     for node in found:
+        reached("inductor-full-of-complex")
         size, number, value = node.args[0], node.args[1], node.meta["val"]
         parts = []
         with graph.inserting_before(node):
@@ -73,8 +74,8 @@ _REDUCED_AS = {
 def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
     """Compute extremes of bytes (``int8``, ``uint8``) as those of ``int32``, and ``any`` of bytes as that of booleans.
 
-    Inductor (torch 2.13) also reduces the lanes of a vector that hold no bytes, and are zero: ``torch.compile`` gives 0 for
-    the least of sixteen positive numbers. And its ``any`` gives booleans where eager's gives ``uint8``.
+    Inductor also reduces the lanes of a vector that hold no bytes, and are zero. Its ``any`` gives booleans where eager's gives
+    ``uint8``.
     """
     graph, convert = module.graph, torch.ops.prims.convert_element_type.default
 
@@ -87,6 +88,7 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
         node for node in graph.nodes if node.target in _REDUCED_AS and node.args[0].meta["val"].dtype in (torch.int8, torch.uint8)
     ]
     for node in found:
+        reached("inductor-extremes-of-bytes")
         dtype = _REDUCED_AS[node.target]
         with graph.inserting_before(node):
             node.update_arg(0, converted(node.args[0], dtype))
@@ -94,7 +96,7 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
         values = [node] if isinstance(whole, torch.Tensor) else [user for user in node.users if user.args[1] == 0]
         for value in values:
             expected = value.meta["val"].dtype
-            if expected not in (dtype, torch.int64):  # a place is no value
+            if expected not in (dtype, torch.int64):  # an index is no value
                 value.meta["val"] = value.meta["val"].to(dtype)
                 with graph.inserting_after(value):
                     again = converted(value, expected)
@@ -112,34 +114,34 @@ _EXTREMES: dict[Any, Sequence[int]] = {
 """Operators that give extremes, and which of their arguments these are of."""
 
 
-def read_once(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What must be computed once for all that read it: what an extreme is of, which the backward compares with it."""
+@contextlib.contextmanager
+def compute_extremes_once() -> Iterator[None]:
+    """Compute what an extreme is of once for all that read it: the backward compares it with the extreme for equality.
+
+    Inductor may compute it once as a vector and once alone, with other last bits. No element is the extreme then.
+    """
+    run = GraphLowering.run_node
+
+    def run_node(lowering: GraphLowering, node: torch.fx.Node) -> Any:
+        if not isinstance(lowering, SubgraphLowering):
+            for value in _compared_values(node):
+                reached("inductor-extremes-computed-twice")
+                lowering.env[value].realize()
+        return run(lowering, node)
+
+    with replaced(GraphLowering, "run_node", run_node):
+        yield
+
+
+def _compared_values(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What an extreme is of, where it is compared, too."""
     values = [node.args[i] for i in _EXTREMES.get(node.target, ())]
     return [value for value in values if isinstance(value, torch.fx.Node) and _is_compared(without_views(value))]
 
 
 def _is_compared(value: torch.fx.Node) -> bool:
-    """Whether a value, or a view of it, is compared for equality, or returned, so that the backward may compare it.
-
-    It is computed once, then, for all that read it: each by itself, they would have other last bits.
-    """
+    """Whether a value, or a view of it, is compared for equality, or returned, so that the backward may compare it."""
     return any(
         user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
         for user in value.users
     )
-
-
-def memory_of_results(graph: torch.fx.Graph) -> list[torch.fx.Node | None]:
-    """What each output is, or is a view of."""
-    outputs: Any = graph.output_node().args[0]
-    return [_in_memory_of(value) if isinstance(value, torch.fx.Node) else None for value in outputs]
-
-
-def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, also one of several, or may be one."""
-    whole = without_views(node)
-    while whole.target in (_aten._unsafe_view.default, _aten.reshape.default) or (
-        whole.target is operator.getitem and getattr(whole.all_input_nodes[0].target, "is_view", False)
-    ):
-        whole = without_views(whole.all_input_nodes[0])
-    return whole

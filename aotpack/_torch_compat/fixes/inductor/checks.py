@@ -1,4 +1,4 @@
-"""Checks of values in compiled code (torch 2.13): each ends in an exception that says which operator refused which value.
+"""Fixes of the checks of values in compiled code: each ends in an exception that says which operator refused which value.
 
 Inductor's own throw where they stand. Most kernels are regions that OpenMP runs on several threads, and an exception that
 leaves one ends the process. Here the body of a loop that can throw keeps the first exception of its kernel, and the kernel
@@ -17,6 +17,9 @@ from unittest import mock
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen import common, cpp, cpp_utils
 
+from ..applying import patched, replaced
+
+_ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
 """What the message of such an exception begins with; then nodes with their operators, a colon, and what is wrong."""
 
@@ -110,15 +113,22 @@ template <typename T>
 
 
 @contextlib.contextmanager
-def checks_throw_after_regions() -> Iterator[None]:
+def throw_after_regions() -> Iterator[None]:
     """Generate code whose checks can be caught, and say what they found where."""
-    with (
-        _indices(),
-        _quotients(),
-        _assertions(),
-        _kept(),
-        mock.patch.object(ir.AssertScalar, "codegen", _escaped(ir.AssertScalar.codegen)),
-    ):
+    with _indices(), _assertions(), _kept():
+        yield
+
+
+@contextlib.contextmanager
+def escape_messages() -> Iterator[None]:
+    """Write the message of a scalar's assertion as a string of C++: Inductor writes it as it is, quotes and all."""
+    codegen: Callable[..., None] = ir.AssertScalar.codegen
+
+    def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
+        with mock.patch.object(assertion, "msg", _literal(assertion.msg)[1:-1]):
+            codegen(assertion, wrapper)
+
+    with patched("inductor-assertion-messages", ir.AssertScalar, "codegen", written):
         yield
 
 
@@ -164,15 +174,18 @@ def _indices() -> Iterator[None]:
         return f"if (C10_UNLIKELY(!({holds}))) {call}"
 
     with (
-        mock.patch.object(common.Kernel, "indirect_assert", checked),
-        mock.patch.object(cpp.CppVecKernel, "indirect_assert", checked_vector),
+        patched(_ID, common.Kernel, "indirect_assert", checked),
+        patched(_ID, cpp.CppVecKernel, "indirect_assert", checked_vector),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _quotients() -> Iterator[None]:
-    """Integers that are divided, and rounded towards zero: by zero, the processor ends the process (torch 2.13)."""
+def check_divisors() -> Iterator[None]:
+    """Check what integers are divided by where the quotient is rounded towards zero: by zero, the processor ends the process.
+
+    What the check throws leaves the parallel region by :func:`throw_after_regions`.
+    """
     vector: Callable[..., str] = cpp.CppVecOverrides.truncdiv
 
     def of_one(a: Any, b: Any) -> str:
@@ -183,8 +196,8 @@ def _quotients() -> Iterator[None]:
         return f"({left} / aotpack_divisor({right}))"
 
     with (
-        mock.patch.object(cpp.CppOverrides, "truncdiv", staticmethod(of_one)),
-        mock.patch.object(cpp.CppVecOverrides, "truncdiv", staticmethod(of_several)),
+        patched("inductor-integer-division-by-zero", cpp.CppOverrides, "truncdiv", of_one),
+        patched("inductor-integer-division-by-zero", cpp.CppVecOverrides, "truncdiv", of_several),
     ):
         yield
 
@@ -197,7 +210,7 @@ def _assertions() -> Iterator[None]:
         nodes, _ = _nodes(re.compile("assert"))
         kernel.compute.writeline(f"if (C10_UNLIKELY(!({cond}))) aotpack_refuse({nodes}, {_literal(msg)});")
 
-    with mock.patch.object(cpp.CppKernel, "device_assert_async", checked):
+    with patched(_ID, cpp.CppKernel, "device_assert_async", checked):
         yield
 
 
@@ -248,21 +261,11 @@ def _kept() -> Iterator[None]:
         return "\n".join(lines)
 
     with (
-        mock.patch.object(cpp.CppKernelProxy, "gen_body", kept),
-        mock.patch.object(cpp.KernelGroup, "finalize_kernel", finalized),
-        mock.patch.object(cpp.KernelGroup, "codegen_group", grouped),
+        replaced(cpp.CppKernelProxy, "gen_body", kept),
+        replaced(cpp.KernelGroup, "finalize_kernel", finalized),
+        replaced(cpp.KernelGroup, "codegen_group", grouped),
     ):
         yield
-
-
-def _escaped(codegen: Callable[..., None]) -> Callable[..., None]:
-    """A scalar's assertion is written into a string of C++ as it is, quotes and all."""
-
-    def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
-        with mock.patch.object(assertion, "msg", _literal(assertion.msg)[1:-1]):
-            codegen(assertion, wrapper)
-
-    return written
 
 
 def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:

@@ -1,9 +1,8 @@
-"""What kernels return, laid out as the code around them was compiled for.
+"""What kernels return, with the strides that the code around them was compiled for.
 
-Inductor calls ATen's kernels, and those of users' operators, for what it has no code of its own, and takes the strides of their
-results from their fake counterparts. Those of torch are known to tell the truth on this CPU (:mod:`.strides`); a user's may tell
-others than its kernel gives. AOTInductor looks at them only where an environment variable asks for it: compiled code reads other
-elements without a word. Tried on torch 2.13.
+Inductor calls ATen's kernels, and those of users' operators, for what it has no code of its own. It takes the strides of their
+results from their fake kernels. Those of torch are known to be right on this CPU (``strides_of_kernels``); a user's may not be.
+AOTInductor looks at them only where an environment variable asks for it.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+from ..applying import patched, replaced
 
 _FUNCTION = """
 // A kernel's result with the strides that this code reads it by: itself, or a copy where the kernel chose others.
@@ -79,8 +79,8 @@ def results_laid_out() -> Iterator[None]:
             code.writeline(f'aotpack_lay_out({name}, {size}, {stride}, "{op_name}");')
 
     with (
-        mock.patch.object(ir.ExternKernel, "codegen_size_asserts", queued),
-        mock.patch.object(ir.FallbackKernel, "codegen", generated),
-        mock.patch.object(CppWrapperCpu, "_codegen_assert_size_stride", emitted),
+        replaced(ir.ExternKernel, "codegen_size_asserts", queued),
+        replaced(ir.FallbackKernel, "codegen", generated),
+        patched("inductor-strides-of-kernels", CppWrapperCpu, "_codegen_assert_size_stride", emitted),
     ):
         yield

@@ -1,29 +1,45 @@
-"""Which memory the results of compiled code are in: Inductor (torch 2.13) returns one tensor, or memory, for several.
-
-What there is to each is in tests/conformance or tests/test_cpu_target.py, as a case that fails without.
-"""
+"""Fixes of the memory that results of compiled code are in: Inductor returns one tensor, or memory, for several."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.graph import GraphLowering, SubgraphLowering
+
+from ...nodes import without_views
+from ..applying import patched, reached, replaced
 
 
-def results_in_own_memory(outputs: list[Any], before: Sequence[torch.fx.Node | None], saved: Collection[int]) -> None:
-    """Copy outputs that share memory with an input, or with a result, and did not ``before``: what they were in the memory of.
+@contextlib.contextmanager
+def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) -> Iterator[None]:
+    """Copy results that share memory with an input, or with another result, and do not in the graph.
 
-    Inductor (torch 2.13) drops what changes no numbers, and looks after memory in the simplest cases only: ``torch.compile``
-    returns ``x`` itself for ``torch.cat(x.split(2))``, and its memory for ``x * torch.ones(3)``.
+    Inductor drops what changes no numbers, and looks after memory in the simplest cases only. Outputs that are ``saved`` for a
+    backward may share memory with a result.
     """
+    memory = _memory_of_results(module.graph)
+    finalize = GraphLowering.finalize
+
+    def finalized(lowering: GraphLowering) -> None:
+        if not isinstance(lowering, SubgraphLowering):
+            _copy_shared(lowering.graph_outputs, memory, saved)
+        finalize(lowering)
+
+    with replaced(GraphLowering, "finalize", finalized):
+        yield
+
+
+def _copy_shared(outputs: list[Any], before: Sequence[torch.fx.Node | None], saved: Collection[int]) -> None:
+    """Replace outputs that share memory by copies; ``before``: what each was in the memory of, in the graph."""
     owners: dict[str, int] = {}
-    for position in sorted(range(len(outputs)), key=lambda position: position in saved):  # what is saved may share with the like
+    for position in sorted(range(len(outputs)), key=lambda position: position in saved):  # results first
         earlier, value = before[position], outputs[position]
         if earlier is None or not isinstance(value, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
             continue
@@ -32,10 +48,27 @@ def results_in_own_memory(outputs: list[Any], before: Sequence[torch.fx.Node | N
         owner = owners.setdefault(memory, position)
         of_input = memory in virtualized.V.graph.graph_inputs and earlier.op != "placeholder"
         if of_input or not (before[owner] is earlier or owner in saved):
+            reached("inductor-results-share-memory")
             copy: ir.IRNode = ir.ExternKernel.copy_input(value)
             if value.get_size():
                 copy = ir.ExternKernel.require_exact_strides(copy, value.get_stride())
             outputs[position] = ir.ExternKernel.realize_input(copy)
+
+
+def _memory_of_results(graph: torch.fx.Graph) -> list[torch.fx.Node | None]:
+    """What each output is, or is a view of."""
+    outputs: Any = graph.output_node().args[0]
+    return [_in_memory_of(value) if isinstance(value, torch.fx.Node) else None for value in outputs]
+
+
+def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, also one of several, or may be one."""
+    whole = without_views(node)
+    while whole.target in (torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default) or (
+        whole.target is operator.getitem and getattr(whole.all_input_nodes[0].target, "is_view", False)
+    ):
+        whole = without_views(whole.all_input_nodes[0])
+    return whole
 
 
 def buffer_of(value: Any) -> Any:
@@ -50,20 +83,20 @@ def buffer_of(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def results_apart(saved: Collection[int]) -> Iterator[None]:
+def return_views_apart(saved: Collection[int]) -> Iterator[None]:
     """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
 
-    Inductor drops such views, and then returns one tensor twice (torch 2.13), by the same name or by another handle. Outputs that
-    are ``saved`` for a backward may be the results themselves, whose versions tell whether they have changed.
+    Inductor drops such views, and then returns one tensor twice, by the same name or by another handle. Outputs that are
+    ``saved`` for a backward may be the results themselves, whose versions tell whether they have changed.
     """
     generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
 
     def referred(wrapper: Any) -> list[str]:
         code, names = wrapper.wrapper_call, []
-        for place, output in enumerate(wrapper.get_graph_outputs()):
+        for index, output in enumerate(wrapper.get_graph_outputs()):
             before = len(code._lines)
             names.append(output.codegen_reference(code))
-            if place not in saved:
+            if index not in saved:
                 _rewrite(code._lines, before, lambda line: _HANDLE.sub(_view_of_all, line))
         return names
 
@@ -74,12 +107,12 @@ def results_apart(saved: Collection[int]) -> Iterator[None]:
         _rewrite(lines, before, apart)
 
     def apart(line: str) -> str:
-        places = {int(place) for place in re.findall(r"\d+", line)}
-        return line if places & set(saved) else _SAME_RESULT.sub(_view_of_all, line)
+        indices = set(map(int, re.findall(r"\d+", line)))
+        return line if indices & set(saved) else _SAME_RESULT.sub(_view_of_all, line)
 
     with (
-        mock.patch.object(CppWrapperCpu, "get_output_refs", referred),
-        mock.patch.object(CppWrapperCpu, "generate_return", returned),
+        patched("inductor-view-of-whole-result", CppWrapperCpu, "get_output_refs", referred),
+        patched("inductor-view-of-whole-result", CppWrapperCpu, "generate_return", returned),
     ):
         yield
 

@@ -1,0 +1,115 @@
+"""Applying fixes: those of one component, those that this torch needs, in the order of the register.
+
+A fix counts the calls of what it has put into torch (:func:`patched`, :func:`reached`). One that is never called in its own case
+is as bad as none, so tests look at the counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .entries import FIXES
+from .register import INDUCTOR, Component, Fix, needed
+
+_calls: Counter[str] = Counter()
+_left_out: frozenset[str] = frozenset()
+
+
+def fixes_of(component: Component | None = None) -> list[Fix]:
+    """The fixes that this torch needs, of one component or of all."""
+    found = [fix for fix in needed(FIXES, str(torch.__version__)) if fix.id not in _left_out]
+    return [fix for fix in found if component is None or fix.component == component]
+
+
+@contextlib.contextmanager
+def apply_fixes(component: Component, **facts: Any) -> Iterator[None]:
+    """Apply the fixes of one component while torch works; ``facts`` are what some of them take."""
+    with contextlib.ExitStack() as stack:
+        for fix in fixes_of(component):
+            if fix.kind == "context":
+                stack.enter_context(_function(fix)(**{name: facts[name] for name in fix.takes}))
+        yield
+
+
+def fix_graph(component: Component, module: torch.fx.GraphModule) -> None:
+    """Apply the fixes of one component that change a graph."""
+    for fix in fixes_of(component):
+        if fix.kind == "graph":
+            _function(fix)(module)
+
+
+def record_of_fixes(*, inductor: bool, untested: bool) -> dict[str, str]:
+    """What a bundle records of the fixes: those that were applied for a target, and whether this torch was not tried."""
+    applied = [fix.id for fix in fixes_of() if inductor or fix.component not in INDUCTOR]
+    found = {"fixes": " ".join(sorted(applied))}
+    return found | ({"untested_torch": str(torch.__version__)} if untested else {})
+
+
+def is_applied(identifier: str) -> bool:
+    """Whether a fix is applied where the code that it changes is ours."""
+    return any(fix.id == identifier for fix in fixes_of())
+
+
+@contextlib.contextmanager
+def without(*identifiers: str) -> Iterator[None]:
+    """Build without some fixes: for tests, which show by it that each is needed."""
+    global _left_out
+    before = _left_out
+    unknown = set(identifiers) - {fix.id for fix in FIXES}
+    if unknown:
+        raise ValueError(f"no such fixes: {', '.join(sorted(unknown))}")
+    _left_out = before | set(identifiers)
+    try:
+        yield
+    finally:
+        _left_out = before
+
+
+def reached(identifier: str) -> None:
+    """Count a call of what a fix has put into torch."""
+    _calls[identifier] += 1
+
+
+def calls() -> Mapping[str, int]:
+    """How often each fix was reached in this process."""
+    return _calls
+
+
+def counted(identifier: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose calls are counted."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _calls[identifier] += 1
+        return function(*args, **kwargs)
+
+    return called
+
+
+def patched(identifier: str, owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Replace an attribute of torch by ``function``, whose calls are counted."""
+    return replaced(owner, name, counted(identifier, function))
+
+
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Replace an attribute of torch by ``function``. What was static, or of a class (``cls`` comes first), stays so."""
+    original = inspect.getattr_static(owner, name)
+    function.__wrapped__ = getattr(original, "__func__", original)  # type: ignore[attr-defined]
+    if isinstance(original, (staticmethod, classmethod)):
+        return mock.patch.object(owner, name, type(original)(function))
+    return mock.patch.object(owner, name, function)
+
+
+@functools.cache
+def _function(fix: Fix) -> Callable[..., Any]:
+    module, _, name = fix.apply.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return found

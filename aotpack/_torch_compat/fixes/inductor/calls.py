@@ -1,0 +1,39 @@
+"""Fixes of the calls of kernels in AOTInductor's code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from torch._inductor import ir
+
+from ..applying import patched
+
+
+@contextlib.contextmanager
+def record_defaults() -> Iterator[None]:
+    """Record defaults of a kernel's keyword arguments where code passes them: the difference of complex numbers has ``alpha=1``.
+
+    AOTInductor passes such numbers and does not record that it does, and the call raises an error. So does one with an empty
+    list (``hash_tensor``'s ``dim``), which it loses: that is refused when it is compiled.
+    """
+    export: Callable[[ir.FallbackKernel], Any] = ir.FallbackKernel.export_extern_kernel_node
+
+    def recorded(kernel: ir.FallbackKernel) -> Any:
+        unflatten: Callable[..., Any] = kernel.unflatten_args
+
+        def with_defaults(*values: Any) -> Any:
+            args, kwargs = unflatten(*values)
+            known = {name: kernel.get_kwargs_value(name, **kwargs) for name in kernel.ordered_kwargs_for_cpp_kernel}
+            return args, kwargs | {name: value for name, value in known.items() if value is not None}
+
+        with mock.patch.object(kernel, "unflatten_args", with_defaults):
+            passed = export(kernel)
+        if any(isinstance(value, list | tuple) and not value for value in passed or ()):
+            raise NotImplementedError("AOTInductor passes no empty list to a kernel")
+        return passed
+
+    with patched("inductor-defaults-of-kernels", ir.FallbackKernel, "export_extern_kernel_node", recorded):
+        yield

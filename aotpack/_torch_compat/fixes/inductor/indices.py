@@ -1,0 +1,98 @@
+"""Fixes of indices and sizes in Inductor's code: signs, the order of dimensions, the smaller of two sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+import sympy.core.cache
+import torch
+from torch._inductor import ir, virtualized
+from torch._inductor.sizevars import SizeVarAllocator
+from torch.utils._sympy import functions
+from torch.utils._sympy.functions import ModularIndexing
+
+from ..applying import patched, reached, replaced
+
+
+@contextlib.contextmanager
+def keep_signs_of_indices() -> Iterator[None]:
+    """Drop multiples of a modulus from what is divided only where the rest is known to be no negative number.
+
+    Inductor looks at signs of numbers alone, and C++ rounds towards zero.
+    """
+    simplify = ModularIndexing.eval.__func__  # type: ignore[attr-defined]
+
+    def apart(cls: Any, base: Any, divisor: Any, modulus: Any) -> Any:
+        if isinstance(base, sympy.Add) and divisor == 1 and modulus != 1:
+            rest = [term for term in base.args if functions.safe_gcd(term, modulus) != modulus]
+            if not all(term.is_nonnegative for term in rest):
+                return None
+        return simplify(cls, base, divisor, modulus)
+
+    sympy.core.cache.clear_cache()  # which knows what was simplified before
+    with patched("inductor-negative-indices", ModularIndexing, "eval", apart):
+        yield
+
+
+@contextlib.contextmanager
+def fix_argmax_index_order() -> Iterator[None]:
+    """Count the index of an extreme among several dimensions in their own order, whatever order loops take them in.
+
+    Inductor counts steps of its loops where it takes a tensor for contiguous, and may order them otherwise later.
+    """
+    create: Callable[..., Any] = ir.Reduction.create
+    parameters = inspect.signature(create)
+
+    def indexed(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs).arguments
+        load, sizes = call["inner_fn"], call["reduction_ranges"]
+
+        def with_index(index: Any, reduced: Any) -> Any:
+            value = load(index, reduced)
+            if isinstance(value, tuple):
+                return value
+            position = sympy.S.Zero
+            for size, one in zip(sizes, reduced, strict=True):
+                position = position * size + sympy.expand(one)
+            return value, virtualized.ops.index_expr(position, torch.int64)
+
+        if call["reduction_type"] not in ("argmax", "argmin") or len(sizes) < 2:
+            return create(**call)
+        reached("inductor-argmax-index-order")
+        return create(**call | {"inner_fn": with_index})
+
+    with replaced(ir.Reduction, "create", indexed):
+        yield
+
+
+@contextlib.contextmanager
+def fix_symbolic_min_max() -> Iterator[None]:
+    """Take the smaller or larger of two sizes at the call where it is not known before.
+
+    Inductor guards on it, raises (``x.diag()`` of a matrix whose two sizes vary), or takes the one that divides the other for
+    the smaller, which ``n - 3`` beside 0 is not.
+    """
+
+    def known(sizes: SizeVarAllocator, left: Any, right: Any) -> bool:
+        return right == sys.maxsize or sizes.statically_known_leq(left, right)  # the former ends a slice that has no end
+
+    def smaller(sizes: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if known(sizes, left, right):
+            return left
+        return right if known(sizes, right, left) else functions.Min(left, right)
+
+    def larger(sizes: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if known(sizes, left, right):
+            return right
+        return left if known(sizes, right, left) else functions.Max(left, right)
+
+    with (
+        patched("inductor-symbolic-min-max", SizeVarAllocator, "evaluate_min", smaller),
+        patched("inductor-symbolic-min-max", SizeVarAllocator, "evaluate_max", larger),
+    ):
+        yield

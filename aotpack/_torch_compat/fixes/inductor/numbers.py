@@ -1,0 +1,125 @@
+"""Fixes of numbers that Inductor's code computes: types, rounding, quotients, powers, averages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import ir, lowering, virtualized
+from torch._inductor.codegen import common, cpp
+
+from ..applying import counted, patched
+
+
+@contextlib.contextmanager
+def keep_bytes() -> Iterator[None]:
+    """Have ``abs`` of a byte be a byte: C++ gives an ``int``, and 128 where eager gives -128."""
+    absolute: Callable[[Any], str] = cpp.CppOverrides.abs
+
+    def as_given(x: Any) -> str:
+        return f"static_cast<std::decay_t<decltype({x})>>({absolute(x)})"
+
+    with patched("inductor-abs-of-bytes", cpp.CppOverrides, "abs", as_given):
+        yield
+
+
+@contextlib.contextmanager
+def round_casts() -> Iterator[None]:
+    """Round where a graph casts a number to half precision, also for what reads it in the same loop."""
+    halves = (torch.bfloat16, torch.float16)
+    operator = torch.ops.prims.convert_element_type.default
+    convert: Callable[..., Any] = lowering.lowerings[operator]
+
+    def rounded(x: Any, dtype: torch.dtype) -> Any:
+        if dtype in halves and x.get_dtype() in (torch.float32, torch.float64):
+            return lowering.to_dtype(x, dtype, copy=True, use_compute_types=False)
+        return convert(x, dtype)
+
+    with (
+        mock.patch.dict(lowering.lowerings, {operator: counted("inductor-casts-round", rounded)}),
+        mock.patch.object(cpp.CppKernel, "cache_dtype_convert", return_value=None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def pass_doubles() -> Iterator[None]:
+    """Pass real numbers that are read off tensors (``x.sum().item()``) in ``double``: Inductor passes ``float``."""
+    defined: Callable[..., Any] = common.KernelArgs.cpp_argdefs
+
+    def in_double(arguments: common.KernelArgs, *given: Any) -> Any:
+        names, calls, types = defined(arguments, *given)
+        names = [name.replace("const float ", "const double ") for name in names]
+        return names, calls, ["const double" if kind == "const float" else kind for kind in types]
+
+    with patched("inductor-numbers-as-float", common.KernelArgs, "cpp_argdefs", in_double):
+        yield
+
+
+@contextlib.contextmanager
+def round_quotients_down() -> Iterator[None]:
+    """Round quotients of real numbers down as eager does, by their remainders: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
+
+    Inductor rounds the quotient, which is 5 as the nearest number.
+    """
+    ops = virtualized.ops
+
+    def quotient(a: Any, b: Any) -> Any:
+        dtype = next(value.get_dtype() for value in (a, b) if isinstance(value, ir.IRNode))
+
+        def rounded(a: Any, b: Any) -> Any:
+            zero, half, one = (ops.constant(number, dtype) for number in (0, 0.5, 1))
+            rest = ops.fmod(a, b)
+            whole, plain = ops.truediv(ops.sub(a, rest), b), ops.div_rn(a, b)
+            whole = ops.where(ops.lt(ops.mul(rest, ops.copysign(one, b)), zero), ops.sub(whole, one), whole)
+            below = ops.floor(whole)
+            nearest = ops.where(ops.gt(ops.sub(whole, below), half), ops.add(below, one), below)
+            nearest = ops.where(ops.ne(whole, zero), nearest, ops.mul(plain, zero))
+            return ops.where(ops.ne(b, zero), nearest, plain)
+
+        return lowering.make_pointwise(rounded)(a, b)
+
+    with patched("inductor-floor-division", lowering, "_div_rn", quotient):
+        yield
+
+
+@contextlib.contextmanager
+def keep_type_of_powers() -> Iterator[None]:
+    """Compute powers of a whole number (``2 ** k``) with the number as a tensor.
+
+    AOTInductor passes numbers as ``double``: its result is ``float32``, whose digits do not suffice.
+    """
+
+    def power(number: Any, exponent: Any) -> Any:
+        base = lowering.full([], number, dtype=exponent.get_dtype(), device=exponent.get_device())
+        return lowering.fallback_pow_tensor_tensor(base, exponent)
+
+    with patched("inductor-powers-of-a-number", lowering, "fallback_pow_scalar", power):
+        yield
+
+
+@contextlib.contextmanager
+def divide_pools() -> Iterator[None]:
+    """Call ATen's kernel for gradients of average pooling whose last window may reach over the edge (``ceil_mode``).
+
+    Inductor divides them by the size of the whole window, also where padding counts as the forward does not. It raises where
+    one number stands for all dimensions (``padding=(1,)``).
+    """
+
+    def rule(inductors: Callable[..., Any], kernel: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
+        def lower(grad: Any, x: Any, size: Any, stride: Any, padding: Any, ceil_mode: bool, *rest: Any) -> Any:
+            lists = [list(numbers) * (dimensions if len(numbers) == 1 else 1) for numbers in (size, stride, padding)]
+            return (kernel if ceil_mode else inductors)(grad, x, *lists, ceil_mode, *rest)
+
+        return counted("inductor-average-pool-gradients", lower)
+
+    kernels = {
+        torch.ops.aten.avg_pool2d_backward.default: (lowering.fallback_avg_pool2d_backward, 2),
+        torch.ops.aten.avg_pool3d_backward.default: (lowering.fallback_avg_pool3d_backward, 3),
+    }
+    rules = {operator: rule(lowering.lowerings[operator], *kernel) for operator, kernel in kernels.items()}
+    with mock.patch.dict(lowering.lowerings, rules):
+        yield

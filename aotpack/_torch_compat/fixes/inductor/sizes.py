@@ -1,0 +1,130 @@
+"""Fixes of what Inductor compiles for the example's sizes where sizes vary: guards on sizes that need none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch._inductor import ir, lowering
+from torch._inductor.sizevars import SizeVarAllocator
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.utils._sympy import functions
+
+from ..applying import counted, patched
+
+
+@contextlib.contextmanager
+def call_adaptive_averages() -> Iterator[None]:
+    """Call ATen's kernel for adaptive averages of sizes that vary: Inductor unrolls the windows of the example's sizes."""
+    operator = torch.ops.aten._adaptive_avg_pool2d.default
+    lower = lowering.lowerings[operator]
+
+    def pooled(x: Any, size: Any) -> Any:
+        return (lower if _fixed(x.get_size()[-2:]) else lowering.fallback_adaptive_avg_pool2d)(x, size)
+
+    with mock.patch.dict(lowering.lowerings, {operator: counted("inductor-adaptive-pool-sizes", pooled)}):
+        yield
+
+
+@contextlib.contextmanager
+def keep_sizes_of_convolutions() -> Iterator[None]:
+    """Compile gradients of convolutions without fixing sizes: Inductor needs no more of them than the order of strides."""
+    operator = torch.ops.aten.convolution_backward.default
+    lower = lowering.lowerings[operator]
+
+    def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
+        if not _fixed(weight.get_size()):
+            return lower(gradient, x, weight, *rest)
+        with mock.patch.object(SizeVarAllocator, "guard_int_seq", hints):
+            return lower(gradient, x, weight, *rest)
+
+    def hints(sizes: SizeVarAllocator, several: Sequence[Any]) -> list[int]:
+        return [sizes.guarding_hint_or_throw(size) for size in several]
+
+    with mock.patch.dict(lowering.lowerings, {operator: counted("inductor-convolution-gradient-sizes", differentiated)}):
+        yield
+
+
+@contextlib.contextmanager
+def keep_sizes_of_glu() -> Iterator[None]:
+    """Compile ``glu`` without fixing the size that it halves."""
+
+    def gated(x: Any, dim: int = -1) -> Any:
+        half = functions.FloorDiv(x.get_size()[dim], 2)
+        one, other = (lowering.slice_(x, dim, start, start + half, clamp=False) for start in (0, half))
+        return lowering.mul(one, lowering.sigmoid(other))
+
+    rule = {torch.ops.aten.glu.default: counted("inductor-glu-sizes", gated)}
+    with mock.patch.dict(lowering.lowerings, rule):
+        yield
+
+
+@contextlib.contextmanager
+def order_strides_without_guards() -> Iterator[None]:
+    """Order strides without a guard where sizes of at least 1 decide it but for ties.
+
+    Where a size of 1 makes two strides equal (``48`` and ``48 * s``), any order is the same.
+    """
+    in_order: Callable[..., list[int]] = ir.argsort_sym  # type: ignore[attr-defined]
+    by_numbers: Callable[..., list[int]] = ir.argsort  # type: ignore[attr-defined]
+
+    def by_strides(env: ShapeEnv, strides: Sequence[Any], *, reverse: bool = False) -> list[int]:
+        return in_order(_SizesOfAtLeastOne(env), strides, reverse=reverse)
+
+    def by_any_strides(strides: Sequence[Any], *, reverse: bool = False) -> list[int]:
+        env = next((step.node.shape_env for step in strides if isinstance(step, torch.SymInt)), None)
+        return by_numbers(strides, reverse=reverse) if env is None else by_strides(env, strides, reverse=reverse)
+
+    with (
+        patched("inductor-stride-order-guards", ir, "argsort_sym", by_strides),
+        patched("inductor-stride-order-guards", ir, "argsort", by_any_strides),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def find_overlaps_without_guards() -> Iterator[None]:
+    """Look whether a tensor overlaps itself without a question about its sizes: the answer only refuses writes.
+
+    Torch asks first whether the tensor is dense, and so whether its sizes are below 2. Whether what a graph writes to overlaps
+    itself is known since the model was traced.
+    """
+
+    def overlap(tensor: torch.Tensor) -> int:
+        sized = zip(tensor.shape, tensor.stride(), strict=True)
+        return 1 if any(statically_known_true(step == 0) and statically_known_true(size > 1) for size, step in sized) else 2
+
+    with patched("inductor-overlap-guards", torch, "_debug_has_internal_overlap", overlap):
+        yield
+
+
+def _fixed(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(size, (int, sympy.Integer)) for size in sizes)
+
+
+class _SizesOfAtLeastOne:
+    """What Inductor asks a ``ShapeEnv`` of strides, answered without guards where sizes of at least 1 decide it but for ties."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.optimization_hint = env.optimization_hint
+        self._env = env
+
+    def evaluate_expr(self, question: Any) -> Any:
+        """Whether one stride is less, or more, than another."""
+        if isinstance(question, (sympy.StrictLessThan, sympy.StrictGreaterThan)):
+            less, more = question.lts, question.gts
+            if _never_less(more, less):
+                return True
+            if _never_less(less, more):
+                return False
+        return self._env.evaluate_expr(question)
+
+
+def _never_less(one: Any, other: Any) -> bool:
+    difference = one - other
+    beyond = {symbol: sympy.Dummy(integer=True, nonnegative=True) + 1 for symbol in difference.free_symbols}
+    return bool(sympy.expand(difference.subs(beyond)).is_nonnegative)

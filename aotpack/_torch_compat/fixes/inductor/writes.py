@@ -1,0 +1,125 @@
+"""Fixes of the order and the target of writes in Inductor's code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import ir, lowering, virtualized
+from torch._inductor.fx_passes import reinplace
+from torch._inductor.scheduler import SchedulerNode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ...nodes import without_views
+from ...overlaps import meets_itself
+from ..applying import counted, patched, reached, replaced
+
+
+@contextlib.contextmanager
+def copy_expanded() -> Iterator[None]:
+    """Let values be written into a copy of a tensor whose elements share memory, and of one whose own elements they are.
+
+    Inductor writes into the tensor itself, if nothing else reads it. Each value then goes to all elements that share its
+    memory, or was overwritten before it is read (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
+    """
+
+    def apart(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
+        def check(node: torch.fx.Node) -> bool:
+            target: Any = node.args[0]
+            return operation.extra_check(node) and not (_may_meet_itself(target.meta["val"]) or _is_of_itself(node, target))
+
+        return counted("inductor-write-into-expanded", check)
+
+    known = reinplace.inplaceable_ops
+    writes: list[Callable[..., Any]] = [
+        torch.ops.aten.index_put.default,
+        torch.ops.aten._unsafe_index_put.default,
+        reinplace._generalized_scatter,
+    ]
+    checked = {write: replace(known[write], extra_check=apart(known[write])) for write in writes}
+    with mock.patch.dict(known, checked):
+        yield
+
+
+def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
+    """Whether what is written to a part of a tensor is another part of it."""
+    if node.target is not reinplace._generalized_scatter:
+        return False
+    source: Any = node.args[1]
+    return without_views(source) is without_views(target)
+
+
+def _may_meet_itself(value: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be one in memory; of an expanded one, if only its size may be more than 1."""
+    expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
+    return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
+
+
+@contextlib.contextmanager
+def fix_write_order() -> Iterator[None]:
+    """Have loops that are made anew, to be fused with others, still come after the writes whose results they read.
+
+    Inductor finds what such loops read from their bodies, which name a buffer as it was before all writes. It does not put the
+    names of the writes back, so the loops may be scheduled before the write.
+    """
+    recompute = SchedulerNode.recompute_size_and_body
+
+    def renamed(node: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    with patched("inductor-write-order-after-fusion", SchedulerNode, "recompute_size_and_body", renamed):
+        yield
+
+
+@contextlib.contextmanager
+def write_in_place() -> Iterator[None]:
+    """Write all of a tensor to the memory where it is.
+
+    ``mutate_to`` rebinds the storage box. Views taken earlier but generated later then read the new values, and earlier writes
+    to parts of the tensor come after.
+    """
+    mutate: Callable[..., Any] = lowering.mutate_to
+
+    def written(changed: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        box = changed.data if isinstance(changed, ir.TensorBox) else changed
+        if not (isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)):
+            return mutate(changed, value, *args, **kwargs)
+        reached("inductor-mutate-in-place")
+        with mock.patch.object(box, "is_input_buffer", return_value=True):  # an input's buffer is written, never rebound
+            return mutate(changed, value, *args, **kwargs)
+
+    with replaced(lowering, "mutate_to", written):
+        yield
+
+
+@contextlib.contextmanager
+def copy_written_concatenations() -> Iterator[None]:
+    """Copy what is concatenated where it, or the concatenation, is written.
+
+    Inductor has a tensor lie in its concatenation, and writes to it there.
+    """
+    concatenate: Callable[..., Any] = ir.ConcatKernel.create
+
+    def concatenated(cls: Any, inputs: Sequence[Any], dim: int) -> Any:
+        node = virtualized.V.graph.current_node
+        if not any(_is_written(without_views(value)) for value in (node, *node.all_input_nodes)):
+            return concatenate(inputs, dim)
+        reached("inductor-write-to-concatenated")
+        return concatenate([lowering.clone(value) for value in inputs], dim)
+
+    with replaced(ir.ConcatKernel, "create", concatenated):
+        yield
+
+
+def _is_written(value: torch.fx.Node) -> bool:
+    """Whether an operator writes to a value in place, or to a view of it."""
+    return any(
+        (isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable)
+        or (without_views(user) is not user and _is_written(user))
+        for user in value.users
+    )

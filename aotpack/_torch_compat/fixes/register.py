@@ -1,0 +1,99 @@
+"""What a build corrects in torch: one entry for each fix, and one for each hook into a private name.
+
+Entries are plain data. This module imports nothing of torch, so it can be read on any release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Component = Literal["inductor", "aot_autograd", "partitioner", "fake_tensor", "symbolic_shapes", "decomposition", "dynamo"]
+"""The part of torch that is at fault."""
+
+INDUCTOR: frozenset[Component] = frozenset({"inductor"})
+"""What only targets compiled by Inductor need."""
+
+Severity = Literal["wrong-values", "memory-safety", "compile-error", "strides", "refuses"]
+"""What happens without the fix: wrong numbers; reads or writes outside of memory, or an aborted process; an error while
+compiling; wrong strides or aliasing; a program that eager runs is refused, or its sizes are fixed."""
+
+Minor = tuple[int, int]
+
+SUPPORTED = ("2.9", "2.13")
+"""The minor releases of torch that the compiler was run on."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A fault of torch that a build corrects.
+
+    Args:
+        id: its name, the component first: also the name of its case and of its upstream report.
+        component: the part of torch that is at fault; :func:`.applying.apply_fixes` applies the fixes of one component.
+        severity: what happens without it.
+        summary: the symptom, in one sentence.
+        apply: the function that applies it, ``module:function`` within this package. It returns a context manager, or for
+            ``kind="graph"`` changes the graph it is given.
+        patches: dotted names in torch that it replaces or depends on.
+        upstream: the issue, or ``unreported``.
+        broken: minor releases of torch on which its case was seen to fail without it.
+        fixed_in: the first minor release on which its case passes without it; it is not applied from there on.
+        takes: the facts of a build that ``apply`` takes as keyword arguments.
+        kind: whether ``apply`` is entered around torch's work, or called with a graph.
+    """
+
+    id: str
+    component: Component
+    severity: Severity
+    summary: str
+    apply: str
+    patches: tuple[str, ...] = ()
+    upstream: str = "unreported"
+    broken: tuple[str, ...] = ("2.13",)
+    fixed_in: str | None = None
+    takes: tuple[str, ...] = ()
+    kind: Literal["context", "graph"] = "context"
+
+    @property
+    def case(self) -> str:
+        """The file with the program that shows the fault, from the root of the repository."""
+        return f"tests/torch_fixes/cases/{self.id.replace('-', '_')}.py"
+
+    def is_needed(self, torch_version: str) -> bool:
+        """Whether this release of torch has the fault, as far as is known."""
+        return self.fixed_in is None or minor(torch_version) < minor(self.fixed_in)
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Private names of torch that the compiler replaces or subclasses to record or to refuse something: no fault of torch.
+
+    ``component`` says whose they are; ``module`` is the module of ours that uses them.
+    """
+
+    id: str
+    component: Component
+    summary: str
+    module: str
+    patches: tuple[str, ...]
+
+
+def minor(torch_version: str) -> Minor:
+    """``"2.13.0+cpu"`` to ``(2, 13)``."""
+    found = re.match(r"(\d+)\.(\d+)", torch_version)
+    if found is None:
+        raise ValueError(f"{torch_version!r} is no version of torch")
+    return int(found[1]), int(found[2])
+
+
+def name_of(version: Minor) -> str:
+    """``(2, 13)`` to ``"2.13"``."""
+    return f"{version[0]}.{version[1]}"
+
+
+def needed(fixes: Iterable[Fix], torch_version: str) -> list[Fix]:
+    """Those of ``fixes`` that a release of torch needs, in their order."""
+    return [fix for fix in fixes if fix.is_needed(torch_version)]

@@ -1,0 +1,108 @@
+"""What the patched names of torch look like: each is found by its dotted name, and its source is hashed.
+
+``sources.json`` holds what was recorded on each minor release (``scripts/torch-fixes record``); null is a name that it lacks.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import linecache
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+RECORD = Path(__file__).with_name("sources.json")
+
+Recorded = Mapping[str, Mapping[str, str | None]]
+"""Dotted name to minor release to hash."""
+
+
+@functools.cache
+def recorded() -> Recorded:
+    """What was recorded."""
+    found: Recorded = json.loads(RECORD.read_text())
+    return found
+
+
+@functools.cache
+def fingerprint(name: str) -> str | None:
+    """A hash of what a dotted name stands for in this torch; null where there is no such name.
+
+    ``table[aten.add.Tensor]`` is an entry of a table. Functions are hashed by their source, operators by their schema, anything
+    else by its type alone.
+    """
+    try:
+        return _hashed(_resolve(name))
+    except LookupError:
+        return None
+
+
+def _resolve(name: str) -> Any:
+    """What a dotted name stands for.
+
+    Raises:
+        LookupError: there is no such name.
+    """
+    dotted, _, key = name.partition("[")
+    parts = dotted.split(".")
+    value: Any = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], 1):
+        if inspect.isclass(value):
+            value = _attribute(inspect.getattr_static, value, part, name)
+            continue
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            try:
+                value = importlib.import_module(".".join(parts[: i + 1]))
+            except ImportError as error:
+                raise LookupError(name) from error
+    if key:
+        operator = _resolve(f"torch.ops.{key.removesuffix(']')}")
+        if operator not in value:
+            raise LookupError(name)
+        value = value[operator]
+    return value
+
+
+def _attribute(get: Any, owner: Any, part: str, name: str) -> Any:
+    try:
+        return get(owner, part)
+    except AttributeError as error:
+        raise LookupError(name) from error
+
+
+def _hashed(value: Any) -> str:
+    """Sixteen digits of a hash."""
+    for holder in ("__func__", "fget", "func"):  # static and class methods, properties, cached ones and partial functions
+        if isinstance(value, (staticmethod, classmethod, property, functools.cached_property, functools.partial)):
+            value = getattr(value, holder, value)
+    value = inspect.unwrap(value) if callable(value) else value
+    code = getattr(value, "__code__", None)
+    if isinstance(code, CodeType):
+        text = _source(code)
+    elif hasattr(value, "_schema"):
+        text = str(value._schema)
+    else:
+        text = re.sub(r" at 0x[0-9a-f]+", "", type(value).__qualname__)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source(code: CodeType) -> str:
+    """The source of a function, by the indentation of its lines: ``inspect.getsource`` takes twenty times as long."""
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    base = _indent(lines[0])
+    header = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    body = next((i for i in range(header, len(lines)) if lines[i].partition("#")[0].rstrip().endswith(":")), header) + 1
+    end = next((i for i in range(body, len(lines)) if lines[i].strip() and _indent(lines[i]) <= base), len(lines))
+    return "".join(lines[:end]).rstrip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -1,0 +1,97 @@
+"""The gate before a build: a torch that was not tried, or is not what was tried, is one error; an override is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import aotpack
+from aotpack._torch_compat.fixes import gate, sources
+from aotpack._torch_compat.fixes.applying import fixes_of
+from aotpack._torch_compat.fixes.entries import FIXES, HOOKS
+from aotpack._torch_compat.fixes.register import INDUCTOR, SUPPORTED, minor, name_of
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import BuildError, UnsupportedTorchError
+
+HERE = name_of(minor(str(torch.__version__)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    gate._misfits.cache_clear()
+    yield
+    gate._misfits.cache_clear()
+
+
+def build(out: Path, *targets: str, allow_untested_torch: bool = False) -> dict[str, str]:
+    """The record of the first target's tool chain."""
+    arguments = (torch.ones(3),)
+    aotpack.build(torch.sin, arguments, out=out, targets=targets, methods=("infer",), allow_untested_torch=allow_untested_torch)
+    with Bundle.open(out) as bundle:
+        return next(iter(bundle.targets.values())).toolchain
+
+
+def differ(monkeypatch: pytest.MonkeyPatch, name: str, found: str | None) -> None:
+    """Let a patched name be another function in this torch, or be gone."""
+    original = sources.fingerprint
+    monkeypatch.setattr(gate, "fingerprint", lambda one: found if one == name else original(one))
+
+
+def test_every_entry_is_found_and_recorded_here() -> None:
+    entries = [*FIXES, *HOOKS]
+    assert len({entry.id for entry in entries}) == len(entries)
+    for entry in entries:
+        for name in entry.patches:
+            assert sources.recorded()[name].get(HERE) == sources.fingerprint(name), f"{entry.id}: {name}"
+    recorded = set(sources.recorded())
+    assert recorded == {name for entry in entries for name in entry.patches}, "run scripts/torch-fixes record"
+
+
+def test_a_torch_that_was_not_tried_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.1")
+    with pytest.raises(UnsupportedTorchError, match=r"torch 2\.99\.1 was never tried") as found:
+        build(tmp_path / "x", "portable")
+    assert isinstance(found.value, BuildError)
+    assert ", ".join(SUPPORTED) in str(found.value)
+    assert "all fit it" in str(found.value)
+    assert "allow_untested_torch=True" in found.value.hint
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_override_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "untested_torch" not in build(tmp_path / "tried", "portable")
+    monkeypatch.setattr(torch, "__version__", "2.99.1")
+    assert build(tmp_path / "x", "portable", allow_untested_torch=True)["untested_torch"] == "2.99.1"
+
+
+@pytest.mark.parametrize("found", [None, "0123456789abcdef"])
+def test_each_name_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    fix = next(fix for fix in FIXES if fix.id == "inductor-mutate-in-place")
+    differ(monkeypatch, fix.patches[0], found)
+    with pytest.raises(UnsupportedTorchError, match="differs from the one") as refused:
+        build(tmp_path / "x", "cpu")
+    assert [problem.where for problem in refused.value.problems] == [fix.id]
+    assert fix.patches[0] in str(refused.value)
+    build(tmp_path / "x", "portable")  # which Inductor does not compile
+
+
+def test_the_fixes_are_recorded(tmp_path: Path) -> None:
+    expected = sorted(fix.id for fix in fixes_of() if fix.component not in INDUCTOR)
+    assert build(tmp_path / "x", "portable")["fixes"].split() == expected
+
+
+def test_modules_that_cannot_be_imported_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.check_imports()
+    monkeypatch.setattr(torch, "__version__", "2.99.1")
+    gate.check_imports()  # all can
+
+    def missing(name: str) -> None:
+        if name.endswith(".symbols"):
+            raise ImportError("cannot import name 'ShapeEnv'")
+
+    monkeypatch.setattr(gate.importlib, "import_module", missing)
+    with pytest.raises(UnsupportedTorchError, match=r"symbols: cannot import name 'ShapeEnv'"):
+        gate.check_imports()
