@@ -95,6 +95,7 @@ from .tensors import (
     unguarded_convolutions,
     varying_integer,
 )
+from .writes import may_move_versions
 
 TRIED_ON = ("2.13.0", "2.9.0")
 
@@ -168,6 +169,7 @@ __all__ = [
     "laid_out",
     "lower_with_aoti",
     "marked_dynamic",
+    "may_move_versions",
     "modulo",
     "own_warnings",
     "participates_in_backward",

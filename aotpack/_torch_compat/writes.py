@@ -47,6 +47,17 @@ def writes_by_name(name: str, kwargs: Mapping[str, Any]) -> bool:
     return name in _WRITING or kwargs.get("inplace") is True
 
 
+def may_move_versions(graph: torch.fx.Graph) -> bool:
+    """Whether a graph that Dynamo captured has calls that may move the version counter of what they are called on."""
+    return any(_is_in_place(node) for node in graph.nodes if node.op in ("call_function", "call_method"))
+
+
+def _is_in_place(node: torch.fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
+    by_name = name.endswith("_") and not name.endswith("__")
+    return by_name or name in _OPERATORS or writes_by_name(name, node.kwargs) or node.kwargs.get("out") is not None
+
+
 def _in_place() -> frozenset[str]:
     """Names of ATen's operators that write to their first argument, and do not only change its sizes or strides."""
     listed = torch._C._dispatch_get_all_op_names()
@@ -61,3 +72,5 @@ def _in_place() -> frozenset[str]:
 
 _ASSIGNMENTS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITING = _in_place() | {f"__i{name}__" for name in _ASSIGNMENTS} | {"__setitem__"}
+_OPERATORS = {f"i{name}" for name in _ASSIGNMENTS} | {"setitem"}
+"""Names of the functions of :mod:`operator` that write."""

@@ -31,7 +31,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
             joint = compat.export_joint(captured, args, kwargs, given.decompositions, note=given.returned.note)
         if joint.side_effects:
             rehearsals.check_repeats(model, args, kwargs)
-        if joint.metadata.mutated_inp_runtime_indices:
+        if joint.metadata.mutated_inp_runtime_indices or compat.may_move_versions(captured.graph):
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))

@@ -54,9 +54,9 @@ class Backward(Outputs):
         return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
 
     def _save_copies_of_what_is_overwritten(self) -> None:
-        """A saved value in the memory of a primal that the epilogue writes to is saved as a copy."""
-        mutated = self.metadata.mutated_inp_runtime_indices
-        written = {part for index in mutated for part in subclasses.plain(self._raw_primal_nodes[index])}
+        """A saved value in the memory of a primal that the epilogue writes to, or whose version it raises, is saved as a copy."""
+        changed = {*self.metadata.mutated_inp_runtime_indices, *self._touched_inputs()}
+        written = {part for index in changed for part in subclasses.plain(self._raw_primal_nodes[index])}
         for i, (value, to) in enumerate(self.parts.saved):
             if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
                 copy = self._copied(value)

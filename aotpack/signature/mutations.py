@@ -107,10 +107,16 @@ class Mutations(Inputs):
         return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
 
     def _touched(self, mutations: list[schema.Mutation]) -> list[int]:
-        """Primals that nothing is written to, and whose version counter moves all the same: in-place with nothing to do."""
+        """Primals that nothing is written to, and whose version counter moves all the same.
+
+        The model calls an in-place operator that has nothing to do, or changes the sizes of a view or a detached alias.
+        """
         written = {mutation.primal for mutation in mutations}
-        kept = [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped]
-        return [p for p, index in enumerate(kept) if p not in written and self._touches(index)]
+        return [p for p in map(self._primal_index, self._touched_inputs()) if p not in written]
+
+    def _touched_inputs(self) -> list[int]:
+        """AOTAutograd's inputs whose version counter eager moves."""
+        return [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped and self._touches(i)]
 
     def _touches(self, index: int) -> bool | None:
         """Whether eager moves the version counter of AOTAutograd's input ``index``; None: not known, or a base's."""

@@ -244,6 +244,7 @@ class Outputs(Mutations):
     def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> tuple[list[schema.Result], dict[int, int]]:
         """Aliases of arguments detached where the original's were: tables of decompositions leave that out.
 
+        One whose sizes change in place later is detached after that: it is no view, so nor is what stands for it.
         Beside the results after how many steps those are.
         """
         found, after = list(results), dict[int, int]()
@@ -252,12 +253,13 @@ class Outputs(Mutations):
             result, base = results[i], bases.get(i)
             if i in rebuilt or not isinstance(result, schema.AliasResult) or result.primal is None:
                 continue
-            if any(step.op == _DETACH.op for step in result.view):
-                continue
+            steps = _without_detach(result)
             above = None if base is None else results[base]
-            place = len(above.view) if isinstance(above, schema.AliasResult) else 0
-            after[i] = place if is_view else len(result.view)
-            found[i] = structs.replace(result, view=[*result.view[: after[i]], _DETACH, *result.view[after[i] :]])
+            if len(steps) < len(result.view) and not _is_changed_later(above if is_view else result):
+                continue
+            place = len(_without_detach(above)) if isinstance(above, schema.AliasResult) else 0
+            after[i] = place if is_view else len(steps)
+            found[i] = structs.replace(result, view=[*steps[: after[i]], _DETACH, *steps[after[i] :]])
         return found, after
 
     def _shared(self, results: list[schema.Result], detached: dict[int, int]) -> list[schema.Result]:
@@ -316,3 +318,12 @@ class Outputs(Mutations):
 def _has_history(info: Any) -> bool:
     """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
     return compat.participates_in_backward(info) or not info.requires_grad
+
+
+def _is_changed_later(result: schema.Result | None) -> bool:
+    """Whether a detached alias was made a view of another shape in place."""
+    return isinstance(result, schema.AliasResult) and _DETACH in result.view and result.view[-1] != _DETACH
+
+
+def _without_detach(result: schema.AliasResult) -> list[schema.ViewStep]:
+    return [step for step in result.view if step.op != _DETACH.op]

@@ -36,6 +36,21 @@ def nothing_to_do(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
+def reshaped_views(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    x.view(-1).unsqueeze_(0)
+    y[:2].t_()
+    z.detach().t_()
+    return x * y + z * z  # saves all three after their counters have moved
+
+
+def reshaped_alias(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.detach()
+    y.t_()
+    z = x[0].detach()
+    z.unsqueeze_(0)
+    return y[0], y, z, z.t(), x[0]
+
+
 def metadata(x: Tensor) -> Tensor:
     x.t_()
     return x + 1
@@ -451,6 +466,8 @@ CASES: list[Case] = [
     case("input mutation: returned twice", returns_mutated_twice, n(3, 4)),
     case("input mutation: metadata only, t_()", metadata, t(3, 4)),
     case("input mutation: in-place with nothing to do", nothing_to_do, t(3), t(3)),
+    case("input mutation: metadata of views and of a detached alias", reshaped_views, n(3, 4), t(3, 4), g(3, 4)),
+    case("input mutation: metadata of detached aliases, returned with their views", reshaped_alias, n(3, 4)),
     case("input mutation: metadata only, t_(), non-leaf", metadata, n(3, 4)),
     case("input mutation: metadata only, t_(), leaf that requires grad (eager raises)", metadata, g(3, 4)),
     case("input mutation: metadata only, unsqueeze_", metadata_unsqueeze, t(3, 4)),
