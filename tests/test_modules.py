@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, InputError, ModeError, StateError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
+from aotpack_loader.original_class import imported
 
 
 class Block(nn.Module):
@@ -39,10 +41,21 @@ class Block(nn.Module):
         self.norm = nn.BatchNorm2d(4)
         self.act = nn.ReLU()
         self.scale = 2.0
+        self.sizes = [1, [2, 3], (4,)]
         self.picked = torch.sigmoid
+
+    def forget(self) -> None:
+        """What an initialiser may call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.picked(self.act(self.norm(self.conv(x)))) * self.scale * self.rate
+
+
+class Other(Block):
+    """Has a method of its own."""
+
+    def forget(self) -> None:
+        """Another."""
 
 
 class Net(nn.Module):
@@ -180,12 +193,56 @@ def test_containers_are_walked_through_as_in_eager(net: Net, loaded: aotpack.Loa
 
 
 def test_modules_of_torchs_classes_are_instances_of_them(net: Net, loaded: aotpack.LoadedProgram) -> None:
-    kinds = (nn.Linear, nn.Conv2d, nn.modules.batchnorm._BatchNorm, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    norm = nn.modules.batchnorm._BatchNorm
+    kinds = (nn.Linear, nn.Conv2d, norm, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict, Block, Net)
     for name, module in net.named_modules():
         for kind in kinds:
-            assert isinstance(loaded.get_submodule(name), kind) == (isinstance(module, kind) and name != ""), (name, kind)
+            assert isinstance(loaded.get_submodule(name), kind) == isinstance(module, kind), (name, kind)
     assert (loaded.head.in_features, loaded.head.bias, loaded.features[0].scale) == (4, None, 2.0)
     assert loaded.features[0].norm.momentum == 0.1
+
+
+class _Lazy(types.ModuleType):
+    """Imports what it is asked for."""
+
+    Found = nn.Linear
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+def test_classes_are_looked_up_where_they_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = _Lazy("aotpack_lazy")
+    lazy.made = Block()  # type: ignore[attr-defined]
+    lazy.Holder = types.SimpleNamespace(Inner=Block)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "aotpack_lazy", lazy)
+    for name in (
+        "",
+        "aotpack_lazy",
+        "aotpack_lazy.Later",
+        "aotpack_lazy.made",
+        "aotpack_lazy.Holder.Inner",
+        "aotpack_lazy.Found",
+    ):
+        assert imported(name, nn.Module) is None, name
+    for name in ("subprocess.Popen", "torch.nn.functional.relu", "aotpack_nowhere.Block", "json.decoder.JSONDecoder"):
+        assert imported(name, nn.Module) is None, name
+    lazy.Found = Block  # type: ignore[misc]
+    assert imported("aotpack_lazy.Found", nn.Module) is Block
+    assert imported("aotpack_lazy.Found", nn.Linear) is None
+    assert imported(f"{__name__}._Lazy.Found", nn.Module) is nn.Linear
+
+
+def test_a_parametrized_stand_in_is_again_what_it_was(loaded: aotpack.LoadedProgram) -> None:
+    block = loaded.features[0]
+    stand_in = type(block)
+    nn.utils.parametrize.register_parametrization(block.conv, "weight", _Symmetric())
+    block.__class__ = type("Derived", (Block,), {})
+    assert type(block).__mro__[1] is stand_in
+    assert Block not in type(block).__mro__
+    block.__class__ = stand_in
+    assert type(block) is stand_in
+    assert isinstance(block, Block)
 
 
 def test_initialising_by_class_acts(net: Net, loaded: aotpack.LoadedProgram) -> None:
@@ -228,7 +285,7 @@ def _weight_norm(m: Any) -> None:
         nn.utils.weight_norm(m.head)
 
 
-REFUSED: dict[str, tuple[Callable[[Any], object], type[AotpackError], str]] = {
+REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "replace": (lambda m: setattr(m, "head", nn.Linear(4, 2)), EditError, "head: cannot become a Linear"),
     "replace in a container": (lambda m: m.layers.__setitem__(0, nn.Linear(2, 2)), EditError, r"layers\.0: cannot become"),
     "replace in the dictionary": (lambda m: m._modules.update(head=nn.ReLU()), EditError, "head: cannot become a ReLU"),
@@ -250,9 +307,19 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[AotpackError], str]] = {
     "a number of a class": (lambda m: setattr(m.features[0], "rate", 1.0), EditError, r"features\.0\.rate: is part of"),
     "a function of a block": (lambda m: setattr(m.features[0], "picked", torch.tanh), EditError, r"features\.0\.picked: is"),
     "a deleted attribute": (lambda m: delattr(m.features[0], "scale"), EditError, r"features\.0\.scale: cannot be removed"),
+    "a list": (lambda m: m.features[0].sizes.append(5), EditError, r"features\.0\.sizes: cannot be changed in place"),
+    "an item": (lambda m: m.features[0].sizes.__setitem__(0, 5), EditError, r"features\.0\.sizes: cannot be changed"),
+    "an item inside": (lambda m: m.features[0].sizes[1].clear(), EditError, r"features\.0\.sizes\[1\]: cannot be changed"),
+    "a longer list": (lambda m: setattr(m.features[0], "sizes", [1, [2, 3], (4,), 5]), EditError, r"sizes: was \[1, \[2, 3\]"),
+    "an apply that asks for code": (
+        lambda m: m.apply(lambda one: one.forget() if isinstance(one, Block) and hasattr(one, "forget") else None),
+        EditError,
+        r"features\.0\.forget: is part of the original's code",
+    ),
+    "a method": (lambda m: m.features[0].forget(), AttributeError, r"features\.0\.forget: is part of the original's code"),
+    "a class with other code": (lambda m: setattr(m.features[0], "__class__", Other), EditError, "features.0: cannot become"),
     "forward": (lambda m: setattr(m.head, "forward", lambda x: x), EditError, r"head\.forward: cannot be replaced"),
     "another class": (lambda m: setattr(m.head, "__class__", nn.Identity), EditError, "head: cannot become a Identity"),
-    "update_bn": (lambda m: update_bn([IMAGES], m), EditError, r"norm\.momentum: was 0\.1 .* cannot become None"),
     "SyncBatchNorm": (nn.SyncBatchNorm.convert_sync_batchnorm, EditError, r"norm: cannot become a SyncBatchNorm"),
     "quantize_dynamic": (lambda m: quantize_dynamic(m, {nn.Linear}), EditError, "qconfig: cannot be set"),
     "weight_norm of old": (_weight_norm, EditError, r"head\.weight_g: a parameter cannot be added"),
@@ -274,6 +341,7 @@ def test_an_edit_that_code_cannot_follow_is_refused(loaded: aotpack.LoadedProgra
     with pytest.raises(error, match=f"(?s){message}") as caught:  # noqa: PT012 - where it is made, or at the next call
         edit(loaded)
         loaded(IMAGES)
+    assert isinstance(caught.value, AotpackError)
     assert caught.value.hint
 
 
@@ -294,8 +362,24 @@ ACTING: dict[str, Callable[[Any], object]] = {
     "other strides": lambda m: register_parametrization(m.head, "weight", _Turned()),
     "weight_norm and back": lambda m: remove_parametrizations(nn.utils.parametrizations.weight_norm(m.layers[1]), "weight"),
     "a parametrization of one's own": lambda m: register_parametrization(m.features[0].conv, "weight", _Symmetric()),
+    "the same list": lambda m: setattr(m.features[0], "sizes", [1, [2, 3], (4,)]),
+    "a copy of a list": lambda m: (copy.deepcopy(m.features[0].sizes)[1].append(5), list(m.features[0].sizes).append(5)),
+    "apply by the class of a user": lambda m: m.apply(_freeze_blocks),
+    "a parametrization below a user's class": lambda m: register_parametrization(m.features[0].conv, "bias", _Symmetric()),
+    "update_bn": lambda m: update_bn([IMAGES, IMAGES * 3 + 1, IMAGES.cos()], m),
+    "update_bn in between": lambda m: (m(IMAGES), update_bn([IMAGES * 2, IMAGES.cos()], m.eval()), m.train()),
+    "averages by hand": lambda m: (m(IMAGES), setattr(m.features[0].norm, "momentum", None), m(IMAGES * 2)),
     "a tensor for a parameter": lambda m: (delattr(m.head, "weight"), setattr(m.head, "weight", torch.ones(2, 4) / 2)),
 }
+
+
+def _freeze_blocks(module: nn.Module) -> None:
+    if isinstance(module, Block):
+        assert module.sizes == [1, [2, 3], (4,)]
+        module.conv.weight.data.mul_(2)
+        module.norm.weight.requires_grad_(False)
+    if isinstance(module, Net):
+        nn.init.zeros_(module.head.weight)
 
 
 class _Turned(nn.Module):
@@ -521,7 +605,7 @@ def test_a_container_as_the_root(tmp_path: Path, kind: type[nn.Sequential]) -> N
         assert one[0].weight.grad is None
     torch.testing.assert_close(seen[1], seen[0])
     torch.testing.assert_close(seen[2], seen[0])
-    assert type(loaded[:2]) is nn.Sequential
+    assert type(loaded[:2]) is kind
     with pytest.raises(EditError, match="3: a ReLU cannot be added"):
         loaded.append(nn.ReLU())
     with pytest.raises(EditError, match="2: cannot become a Identity"):
@@ -529,3 +613,30 @@ def test_a_container_as_the_root(tmp_path: Path, kind: type[nn.Sequential]) -> N
     loaded[1].eval()
     with pytest.raises(ModeError, match=r"\n  1: was in train"):
         loaded(POINTS)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A normalisation of a class of the user's own: what it does with its momentum is not known."""
+
+
+class Twice(nn.Module):
+    """One normalisation, twice in a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.norm(x) * 2 + x)
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.BatchNorm1d(3), OwnNorm(3)), Twice()], ids=["own class", "twice"])
+def test_statistics_that_cannot_be_averaged_stay(tmp_path: Path, model: nn.Module) -> None:
+    aotpack.build(model, (POINTS,), out=tmp_path / "m", targets=("portable",))
+    loaded = aotpack.load(tmp_path / "m")
+    loaded(POINTS)
+    before = {name: value.clone() for name, value in loaded.state_dict().items()}
+    with pytest.raises(EditError, match=r"1\.momentum: was 0\.1|norm: runs 2 times in a call") as caught:
+        update_bn([POINTS], loaded)
+    assert "state_dict" in caught.value.hint
+    torch.testing.assert_close(dict(loaded.state_dict()), before)

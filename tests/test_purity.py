@@ -48,7 +48,8 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "loading", "modules", "own_class", "program", "trust",
+    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "original_class", "own_class",
+    "program", "trust",
     "archive", "archive.bundle", "archive.cache", "archive.digest", "archive.layout", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",

@@ -7,20 +7,28 @@ else a user may change is compiled in: submodules, plain attributes, hooks of su
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import torch
 from torch import nn
 
-from .errors import EditError, ModeError, Problem
+from .errors import EditError, MissingCodeError, ModeError, Problem
+from .frozen import frozen, is_same, refusal
 
 if TYPE_CHECKING:
     from .runtime.call import MethodCall
 
 _REBUILD = "Change the model itself, and build the bundle again."
 _WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
-_OWN = frozenset(dir(nn.Module)) - {"forward"}
+_AVERAGE = (
+    "A bundle averages the statistics of BatchNorm of torch's own classes alone. Use update_bn on the model itself, and load its "
+    "state_dict(). Statistics that update_bn had reset are as before."
+)
+_ANY_MODULE = frozenset(dir(nn.Module))
+_OWN = _ANY_MODULE - {"forward"}
 """What torch's own code looks up: another ``train`` or ``state_dict`` of an instance acts as in eager."""
 _FUNCTIONS = (FunctionType, MethodType)
 _HOOKS = {
@@ -32,15 +40,32 @@ _HOOKS = {
 
 
 class Edits:
-    """What the modules of one loaded program tell its next call. ``sound``: methods for which all of them were in order."""
+    """What the modules of one loaded program tell its next call.
 
-    __slots__ = ("sound",)
+    ``sound``: methods for which all of them were in order. ``applying``: whether ``apply`` runs now. ``reset``: modules whose
+    statistics were reset since the last call: each tensor, what was in it, and its version counter after that.
+    """
+
+    __slots__ = ("applying", "reset", "sound")
 
     def __init__(self) -> None:
         self.sound: set[str] = set()
+        self.applying = False
+        self.reset: list[tuple[Watched, torch.Tensor, torch.Tensor, int]] = []
 
-    def check(self, root: nn.Module, call: MethodCall) -> None:
+    def undo_resets(self) -> None:
+        """Put back what was reset since the last call, and not written to since, and the momentum of its modules."""
+        for module, tensor, old, version in self.reset:
+            vars(module)["momentum"] = module._aotpack_known.get("momentum")
+            if tensor._version == version:
+                tensor.copy_(old)
+        self.reset.clear()
+
+    def check(self, root: nn.Module, call: MethodCall) -> list[tuple[str, nn.Module, float]]:
         """Look at hooks and modes.
+
+        Returns:
+            Modules whose statistics the call is to average (``momentum = None``): path, module, momentum of the build.
 
         Raises:
             EditError: lists all submodules with hooks.
@@ -69,7 +94,18 @@ class Edits:
                 other,
                 hint="Put them back with train() or eval(), or build the bundle from a model with them in these modes.",
             )
-        self.sound.add(call.name)
+        averaged = [item for module in root.modules() for item in _averaged(module)]
+        if not averaged:
+            self.sound.add(call.name)
+            self.reset.clear()
+        return averaged
+
+
+def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    if isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module, Watched) and module.momentum is None:
+        momentum = module._aotpack_known.get("momentum")
+        if momentum is not None:
+            yield module._aotpack_path, module, momentum
 
 
 def _instead(used: Iterable[Any]) -> str:
@@ -107,7 +143,7 @@ class Submodules(dict[str, Any]):
         self.path = path
 
     def _refuse(self, name: Any, what: str, hint: str = "") -> NoReturn:
-        raise _refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", hint or _WRAP)
+        raise refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", hint or _WRAP)
 
     def __setitem__(self, name: str, module: Any) -> None:
         if self.get(name) is not module and not is_parametrization(name, module):
@@ -160,6 +196,18 @@ def is_parametrization(name: str, module: Any) -> bool:
     return name == "parametrizations" and isinstance(module, nn.ModuleDict)
 
 
+def _noticed(name: str) -> Callable[..., Any]:
+    """The method of any module that registers a hook; the next call refuses hooks of submodules."""
+    register = getattr(nn.Module, name)
+
+    @wraps(register)
+    def noticed(self: Watched, *args: Any, **kwargs: Any) -> Any:
+        self._aotpack_edits.sound.clear()
+        return register(self, *args, **kwargs)
+
+    return noticed
+
+
 class Watched(nn.Module):
     """A module of a loaded program: tells :class:`Edits` what changes, and refuses what would do nothing.
 
@@ -180,10 +228,11 @@ class Watched(nn.Module):
 
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
         """From now on edits are looked at."""
-        for name, value in known.items():
-            if not hasattr(nn.Module, name) and name not in vars(self) and not name.startswith("_aotpack"):
-                vars(self)[name] = value
-        vars(self).update(_aotpack_path=path, _aotpack_known=dict(known), _aotpack_held=set(), _modules=Submodules(path))
+        ours = _ANY_MODULE.union(vars(self)) if known else ()
+        shown = {name: value for name, value in known.items() if name not in ours and not name.startswith("_aotpack")}
+        known = {name: frozen(value, _join(path, name)) for name, value in shown.items()}
+        vars(self).update(known)
+        vars(self).update(_aotpack_path=path, _aotpack_known=known, _aotpack_held=set(), _modules=Submodules(path))
         vars(self)["_aotpack_edits"] = edits
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -191,11 +240,13 @@ class Watched(nn.Module):
         if edits is not None:
             edits.sound.clear()
             _check_set(self, name, value)
+            if value is not None and name in self._aotpack_known and name not in self._aotpack_held:
+                value = self._aotpack_known[name]  # an equal one, that could be changed in place
         nn.Module.__setattr__(self, name, value)  # past classes of torch that have their own
 
     def __delattr__(self, name: str) -> None:
         if name in vars(self).get("_aotpack_known", ()) and name in vars(self):
-            raise _refusal(_join(self._aotpack_path, name), "cannot be removed; it is compiled in", _REBUILD)
+            raise refusal(_join(self._aotpack_path, name), "cannot be removed; it is compiled in", _REBUILD)
         nn.Module.__delattr__(self, name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -208,35 +259,49 @@ class Watched(nn.Module):
         self._aotpack_refuse_new(name, tensor, "buffer")
         super().register_buffer(name, tensor, persistent)
 
+    def _aotpack_can_average(self, momentum: Any) -> bool:
+        """Whether calls can average the statistics of this module over batches, rather than with the momentum of the build."""
+        return False
+
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
         held = vars(self).get("_aotpack_held")
         if held is not None and name not in held and tensor is not None:
-            raise _refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
+            raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the next call refuses hooks of submodules."""
-        self._aotpack_edits.sound.clear()
-        return super().register_forward_pre_hook(*args, **kwargs)
+    register_forward_pre_hook = _noticed("register_forward_pre_hook")
+    register_forward_hook = _noticed("register_forward_hook")
+    register_full_backward_pre_hook = _noticed("register_full_backward_pre_hook")
+    register_full_backward_hook = _noticed("register_full_backward_hook")
+    register_backward_hook = _noticed("register_backward_hook")
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the next call refuses hooks of submodules."""
-        self._aotpack_edits.sound.clear()
-        return super().register_forward_hook(*args, **kwargs)
+    def apply(self, fn: Callable[[nn.Module], object]) -> Self:
+        """As of any module. Where ``fn`` asks a module for code of the original, it is an error, not an absent attribute."""
+        edits = self._aotpack_edits
+        outer, edits.applying = edits.applying, True
+        try:
+            return nn.Module.apply(self, fn)  # type: ignore[arg-type]
+        finally:
+            edits.applying = outer
 
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the next call refuses hooks of submodules."""
-        self._aotpack_edits.sound.clear()
-        return super().register_full_backward_pre_hook(*args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return nn.Module.__getattr__(self, name)
+        except AttributeError:
+            if name not in self._aotpack_names or name.startswith("__"):
+                raise
+        error = EditError if self._aotpack_edits.applying else MissingCodeError
+        raise error(
+            "A loaded bundle does not hold the code of its model.",
+            [Problem(_join(self._aotpack_path, name), "is part of the original's code, which is compiled in")],
+            hint="Call or read it on the model itself. What a module holds besides parameters and numbers is not in a bundle.",
+        )
 
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the next call refuses hooks of submodules."""
-        self._aotpack_edits.sound.clear()
-        return super().register_full_backward_hook(*args, **kwargs)
-
-    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the next call refuses hooks of submodules."""
-        self._aotpack_edits.sound.clear()
-        return super().register_backward_hook(*args, **kwargs)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module with parameters and buffers of its own; what cannot change is shared."""
+        copied = memo[id(self)] = object.__new__(type(self))
+        memo |= {id(value): value for value in self._aotpack_known.values()}
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
 
 def _check_set(module: Watched, name: str, value: Any) -> None:
@@ -245,31 +310,37 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
     if isinstance(value, nn.Module) or name in attributes["_modules"]:
         if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
             what = f"cannot become a {type(value).__name__}" if name in attributes["_modules"] else "a module cannot be added"
-            raise _refusal(path, f"{what}; the submodules are compiled in", _instead([type(value)]) or _WRAP)
+            raise refusal(path, f"{what}; the submodules are compiled in", _instead([type(value)]) or _WRAP)
     elif name in module._aotpack_held or name == "training":
         pass  # looked at by the next call
     elif isinstance(value, (nn.Parameter, nn.Buffer)):
         module._aotpack_refuse_new(name, value, "parameter" if isinstance(value, nn.Parameter) else "buffer")
     elif name in module._aotpack_known:
         old = module._aotpack_known[name]
-        if type(value) is not type(old) or value != old:
-            raise _refusal(path, f"was {old!r} at the build, and is compiled in: it cannot become {value!r}", _REBUILD)
+        if not is_same(value, old) and not (name == "momentum" and value is None and module._aotpack_can_average(old)):
+            if name == "momentum" and value is None:
+                module._aotpack_edits.undo_resets()
+            hint = _AVERAGE if name == "momentum" and value is None else _REBUILD
+            raise refusal(path, f"was {old!r} at the build, and is compiled in: it cannot become {value!r}", hint)
     elif name == "__class__":
-        if value.forward is not type(module).forward:
-            raise _refusal(path.rpartition(".")[0], f"cannot become a {value.__name__}; its forward would not run", _REBUILD)
+        if value.forward is not type(module).forward and not _adds_only(module, value):
+            raise refusal(path.rpartition(".")[0], f"cannot become a {value.__name__}; its forward would not run", _REBUILD)
     elif name == "qconfig":
-        raise _refusal(path, "cannot be set; the element types are compiled in", "Quantize the model, and build it again.")
+        raise refusal(path, "cannot be set; the element types are compiled in", "Quantize the model, and build it again.")
     elif name in module._aotpack_names and not (name == "forward" and module._aotpack_is_root):
-        raise _refusal(path, "is part of the original's code, which is compiled in", _REBUILD)
+        raise refusal(path, "is part of the original's code, which is compiled in", _REBUILD)
     elif name == "_modules":
-        raise _refusal(path, "cannot be replaced; the submodules are compiled in", _WRAP)
+        raise refusal(path, "cannot be replaced; the submodules are compiled in", _WRAP)
     elif not module._aotpack_is_root and (name == "forward" or (isinstance(value, _FUNCTIONS) and name not in _OWN)):
-        raise _refusal(path, "cannot be replaced; submodules only hold parameters, and their methods never run", _REBUILD)
+        raise refusal(path, "cannot be replaced; submodules only hold parameters, and their methods never run", _REBUILD)
+
+
+def _adds_only(module: Watched, kind: type) -> bool:
+    """Whether ``kind`` derives from what a module shows as its class, and replaces nothing of the original's code."""
+    seen = module.__class__
+    names = {"forward", *module._aotpack_names}
+    return issubclass(kind, seen) and all(getattr(kind, name, None) is getattr(seen, name, None) for name in names)
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _refusal(where: str, message: str, hint: str) -> EditError:
-    return EditError("This edit of a loaded bundle would do nothing.", [Problem(where, message)], hint=hint)

@@ -87,6 +87,10 @@ class EditError(AotpackError, RuntimeError):
     """An edit of a loaded module that its compiled code cannot follow. Nothing was changed, or nothing was run."""
 
 
+class MissingCodeError(EditError, AttributeError):
+    """A loaded module was asked for an attribute that is the original's code. To ``hasattr`` it is absent."""
+
+
 class StateError(AotpackError, RuntimeError):
     """A state dict does not fit the program: missing, unexpected or misshaped entries. Nothing was changed."""
 

@@ -1,15 +1,15 @@
 """The original's modules in a loaded program: each a stand-in that prints, and can be walked through, as what it was.
 
 A stand-in holds parameters and cannot be called. Modules of classes of torch are instances of them, so what asks for
-``isinstance(module, nn.Linear)`` finds them. Classes of others are neither imported nor known: theirs have the name only.
+``isinstance(module, nn.Linear)`` finds them. Classes of others are not imported: those that the caller has imported are shown
+as ``__class__`` (:mod:`.original_class`), of the rest there is the name only.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from .devices.literals import plain_data
 from .edits import Edits, Submodules, Watched
 from .errors import AotpackError, ModeError
 from .format import schema
+from .original_class import OriginalClass
 
 Slots = dict[str, tuple[dict[str, Any], str]]
 """For each state entry the dictionary that holds it, and its key."""
@@ -28,6 +29,7 @@ class Submodule(Watched):
 
     _aotpack_base: type[nn.Module] = nn.Module
     _aotpack_text = ""
+    _aotpack_is_torchs = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """What torch's own methods make of the class: a slice of a ``ModuleList`` is a plain one."""
@@ -41,10 +43,10 @@ class Submodule(Watched):
     def extra_repr(self) -> str:
         return self._aotpack_text
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = memo[id(self)] = object.__new__(type(self))
-        vars(copied).update(copy.deepcopy(vars(self), memo))
-        return copied
+    def _aotpack_can_average(self, momentum: Any) -> bool:
+        from .averages import can_average  # for those who ask for it
+
+        return can_average(self, self._aotpack_base, momentum) and self._aotpack_is_torchs
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise AotpackError(
@@ -111,9 +113,12 @@ def _with_strides(value: Any, entry: schema.StateEntry) -> Any:
     return torch.empty_strided(entry.shape, entry.stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def root_base(program: schema.Program) -> type[nn.Module]:
-    """The class of ``torch.nn`` that the original's own is or derives from."""
-    return _class_of_torch(program.module_classes[program.modules[0].kind].base) if program.modules else nn.Module
+def root_class(program: schema.Program) -> tuple[str, type[nn.Module]]:
+    """The name of the original's own class, and the class of ``torch.nn`` that it is or derives from."""
+    if not program.modules:
+        return "", nn.Module
+    kind = program.module_classes[program.modules[0].kind]
+    return kind.name, _class_of_torch(kind.base)
 
 
 def modes_after(program: schema.Program) -> dict[bool, list[str]]:
@@ -162,8 +167,20 @@ def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
     short = name.rpartition(".")[2]
     kind = _class_of_torch(base)
     bases = (Submodule,) if kind is nn.Module else (Submodule, kind)
-    namespace = {"__module__": __name__, "_aotpack_base": kind, "_aotpack_names": frozenset(names)}
+    is_torchs = f"{kind.__module__}.{kind.__qualname__}" == name
+    namespace: dict[str, Any] = {"__module__": __name__, "_aotpack_base": kind, "_aotpack_names": frozenset(names)}
+    namespace |= {"_aotpack_is_torchs": True} if is_torchs else {"__class__": OriginalClass(name, kind)}
+    if issubclass(kind, nn.modules.batchnorm._NormBase):
+        namespace["reset_running_stats"] = _reset_running_stats
     return type(short if short.isidentifier() else "Module", bases, namespace)
+
+
+def _reset_running_stats(self: Submodule) -> None:
+    """As of any BatchNorm. ``update_bn`` then sets ``momentum``: where that is refused, this is undone."""
+    before = [(buffer, buffer.clone()) for buffer in self._buffers.values() if buffer is not None]
+    self._aotpack_base.reset_running_stats(self)  # type: ignore[attr-defined]
+    self._aotpack_edits.sound.clear()
+    self._aotpack_edits.reset += [(self, buffer, old, buffer._version) for buffer, old in before]
 
 
 def _class_of_torch(name: str) -> type[nn.Module]:
@@ -171,4 +188,4 @@ def _class_of_torch(name: str) -> type[nn.Module]:
     return found if isinstance(found, type) and issubclass(found, nn.Module) else nn.Module
 
 
-__all__ = ["Slots", "Submodule", "Submodules", "add_modules", "add_state", "modes_after", "root_base"]
+__all__ = ["Slots", "Submodule", "Submodules", "add_modules", "add_state", "modes_after", "root_class"]

@@ -15,7 +15,8 @@ from torch import nn
 
 from .devices.literals import plain_data
 from .format import schema
-from .modules import root_base
+from .modules import root_class
+from .original_class import OriginalClass, set_type
 from .program import LoadedProgram, LoadInfo
 
 _LIBRARY = "transformers.modeling_utils"
@@ -27,12 +28,13 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
     forward = FunctionType(LoadedProgram.forward.__code__, LoadedProgram.forward.__globals__, "forward")
     vars(forward).update(vars(LoadedProgram.forward))  # opaque to torch.compile, too
     forward.__doc__ = LoadedProgram.forward.__doc__
+    name, base = root_class(program)
     body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
+    body["__class__"] = _RootClass(name, base)
     if program.signature is not None:
         setattr(forward, "__signature__", _signature(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
             body["accepts_loss_kwargs"] = True if _takes_loss_argument(program) else property(_accepts_no_loss_argument)
-    base = root_base(program)
     bases: tuple[type, ...] = (LoadedProgram,)
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
@@ -40,9 +42,29 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
         from .pretrained import members, models  # few programs are of that library
 
         body |= members(program.pretrained)
-        if _LIBRARY in sys.modules:
+        if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel"):
             bases = models(sys.modules[_LIBRARY])
     return type(_name(program), bases, body)
+
+
+class _RootClass(OriginalClass):
+    """Also makes a program one of transformers' models when that library is imported after the load."""
+
+    def __get__(self, module: Any, owner: type | None = None) -> type:
+        if not self._is_late(module):
+            return super().__get__(module, owner)
+        program: schema.Program = module.aotpack.program
+        set_type(module, class_of(program))
+        found: type = module.__class__
+        return found
+
+    def _is_late(self, module: Any) -> bool:
+        """Whether the library was imported after the class was made."""
+        library = sys.modules.get(_LIBRARY)
+        models = getattr(library, "PreTrainedModel", None)  # null while it is being imported
+        if models is None or type(module) is not self._owner or issubclass(self._owner, models):
+            return False
+        return vars(module)["aotpack"].program.pretrained is not None
 
 
 def _made_by(base: type[nn.Module]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
@@ -79,8 +78,14 @@ class LoadedProgram(Watched):
             call = self._aotpack_call_without_gradients()
         if self._aotpack_variants:
             call = self._aotpack_under_autocast(call)
-        if call.name not in self._aotpack_edits.sound:
-            self._aotpack_edits.check(self, call)
+        if call.name not in self._aotpack_edits.sound and (modules := self._aotpack_edits.check(self, call)):
+            from .averages import averaged  # rarely wanted
+
+            with averaged(modules, self._aotpack_edits.undo_resets):
+                return self._aotpack_run(call, args, kwargs)
+        return self._aotpack_run(call, args, kwargs)
+
+    def _aotpack_run(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             results = call.natively(args, kwargs, self._aotpack_slots)
             if results is not None:
@@ -149,13 +154,6 @@ class LoadedProgram(Watched):
 
         with checked(self, state_dict, strict=strict, assign=assign) as entries:
             return super().load_state_dict(entries, strict=strict, assign=assign)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A module with parameters and buffers of its own; code is shared."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return copied
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise AotpackError(

@@ -112,6 +112,27 @@ def test_the_class_of_a_load_is_that_of_the_original_to_tools(bundle: Path) -> N
             getattr(model, name)()
 
 
+LATE = """
+import json, sys
+import aotpack_loader
+model = aotpack_loader.load(sys.argv[1])
+assert "transformers" not in sys.modules
+from transformers import GPT2LMHeadModel, PreTrainedModel
+copied = __import__("copy").deepcopy(model)
+assert isinstance(model, GPT2LMHeadModel) and isinstance(copied, PreTrainedModel)
+for one in (model, copied):
+    assert isinstance(one, PreTrainedModel) and isinstance(one, aotpack_loader.LoadedProgram)
+    assert PreTrainedModel in type(one).__mro__ and GPT2LMHeadModel not in type(one).__mro__
+    one.save_pretrained(sys.argv[2])
+    assert isinstance(one.transformer.h[0], type(GPT2LMHeadModel.from_pretrained(sys.argv[2]).transformer.h[0]))
+print(json.dumps([type(model).__name__, model.num_parameters()]))
+"""
+
+
+def test_the_library_may_be_imported_after_the_load(bundle: Path, tmp_path: Path, fresh_process: Callable[..., Any]) -> None:
+    assert fresh_process(LATE, bundle, tmp_path) == ["GPT2LMHeadModel", gpt2().num_parameters()]
+
+
 def test_a_loss_that_a_trainer_cannot_scale_is_told(data: Data, tmp_path: Path) -> None:
     aotpack.build(gpt2(), (), _batch(data), out=tmp_path / "m.aotpack", targets=("portable",), methods=("train",))
     model = aotpack_loader.load(tmp_path / "m.aotpack")
