@@ -97,6 +97,7 @@ def capture(
                 followed = follow(model, observed, of_numbers=name == "trace") if observed else []
                 joint, lost = _FRONT_ENDS[name](Given(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
+                _refuse_writes_in_backward(joint)
                 joint = with_dense_results(joint)
                 _check_layouts(joint)
         except (AotpackError, compat.SetsRequiresGradError):
@@ -214,6 +215,25 @@ def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedErro
         "The model has an autograd.Function whose backward writes to a gradient that others have, too.",
         [Problem(where or "the model", str(error))],
         hint="Write to grad_output.clone(), or compute a new tensor: autograd says never to change grad_output in place.",
+    )
+
+
+def _refuse_writes_in_backward(joint: compat.Joint) -> None:
+    """Refuse an ``autograd.Function`` whose backward writes to a tensor that the call was given: gradients come from pure graphs.
+
+    Raises:
+        UnsupportedError: names the line of each write.
+    """
+    writes = joint.graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = [node.args[1] for node in writes if node.args[0].op == "placeholder"]
+    if not written:
+        return
+    message = "a custom backward writes in place to an argument, parameter or buffer that its forward saved"
+    lines = dict.fromkeys(source_line(value) or "the model" for value in written)
+    raise UnsupportedError(
+        "The model has an autograd.Function whose backward writes to a tensor that the call was given.",
+        [Problem(line, message) for line in lines],
+        hint="Write to a copy (x = ctx.saved_tensors[0].clone()). What should outlive the step is written in forward.",
     )
 
 

@@ -614,6 +614,48 @@ class Zeroing(Doubling):
         return gradient * 3
 
 
+class SquareOnce(torch.autograd.Function):
+    """Its backward writes to a part of what its forward has saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        x[:1].mul_(2)
+        return gradient * x
+
+
+class CountsBackwards(nn.Module):
+    """A buffer that is counted up by each backward."""
+
+    class Count(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:
+            ctx.save_for_backward(count)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            (count,) = ctx.saved_tensors
+            count.add_(1)
+            return gradient * 1, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Count.apply(x, self.count)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def squared_once(x: Tensor) -> Tensor:
+    return SquareOnce.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+
+
 def with_tangent(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     out = model(*args, **kwargs)
     tangent = torch.ones_like(out)
@@ -641,6 +683,10 @@ WRITES = {
     f"autograd: a backward writes to {name}, {end}": rf"autograd\.py\W.*line \d+.*{line}.*writes to the gradient that it is given"
     for name in GRADIENT_WRITES
     for end, line in (("dynamo", r"_\(|gradient\.mul|zero_"), ("trace", "staticmethod"))
+}
+WRITES |= {
+    f"autograd: a backward writes to {name} that it saved": rf"autograd\.py\W.*, in backward: {line}.*writes in place"
+    for name, line in (("an argument", r"x\[:1\]\.mul_"), ("a buffer", r"count\.add_"))
 }
 
 LOST = {f"own gradients, export alone: {name}": message for name, (_, message) in OWN_GRADIENTS.items()}
@@ -875,6 +921,9 @@ CASES: list[Case] = [
         for name, (function, count) in GRADIENT_WRITES.items()
         for end in ("dynamo", "trace")
     ),
+    case("autograd: a backward writes to an argument that it saved", squared_once, n(3, 2)),
+    module_case("autograd: a backward writes to a buffer that it saved", CountsBackwards, n(3)),
+    case("autograd: a backward writes to a value that only it has", lambda x: squared_once(x * 2), n(3, 2)),
     case("autograd: a backward writes to a gradient of its own", lambda x: doubled(x).view(-1) * 1.5, g(3, 2)),
     case("autograd: embedding", embed, g(5, 2), ints(4)),
     case("autograd: non-leaf whose leaf is watched", three, n(3), n(3)),
