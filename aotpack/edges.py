@@ -25,7 +25,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 from . import _torch_compat as compat
 from . import signature
 from .capture import rehearsals
-from .capture.calls import Calls, is_one_program
+from .capture.calls import Calls
 from .capture.returned import result_leaves
 from .graph import source_line
 from .graph.expressions import size_expression
@@ -55,13 +55,13 @@ def refused(
     symbols: Sequence[schema.Symbol] = method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
 
-    def tried(sizes: Sizes) -> _Trial:
-        trial = _Trial(convention, sizes)
+    def tried(sizes: Sizes) -> Trial:
+        trial = Trial(convention, sizes)
         trial.run(model, args, kwargs)
         return trial
 
     @functools.cache
-    def at_the_example() -> _Trial:
+    def at_the_example() -> Trial:
         return tried(example)
 
     def differs(names: Collection[str], size: int) -> str:
@@ -78,7 +78,7 @@ def refused(
 
     constraints: list[str] = [*method["constraints"]]
     for symbol, size in itertools.product(symbols, (0, 1)):
-        allowed = symbol.minimum <= size and _take(constraints, example | {symbol.name: size})
+        allowed = symbol.minimum <= size and take(constraints, example | {symbol.name: size})
         if allowed and (reason := differs([symbol.name], size)):
             yield (found := edge([symbol.name], size, reason))
             constraints.append(found.constraint)
@@ -87,57 +87,24 @@ def refused(
         while len(several := _together(names, size, example, constraints)) > 1 and (reason := differs(several, size)):
             for name in several:
                 fewer = [other for other in several if other != name]
-                if len(fewer) > 1 and _take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
+                if len(fewer) > 1 and take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
                     several = fewer
             yield (found := edge(several, size, reason))
             constraints.append(found.constraint)
 
 
-def takes_one(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    convention: signature.Convention,
-    names: Collection[str],
-) -> bool:
-    """Whether the graphs do what the model does where sizes are 1, though torch has asked whether they are.
-
-    At 1, at the example's size and at another, the model must call the same functions of torch on the same values. And on fake
-    tensors the graphs must agree with the model at 1.
-    """
-    symbols: Sequence[schema.Symbol] = convention.method["symbols"]
-    example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
-    if len(example) < len(symbols) or len({example[name] for name in names}) > 1:
-        return False
-    size = example[next(iter(names))]
-    maximum = min((s.maximum for s in symbols if s.name in names and s.maximum is not None), default=size + 1)
-    other = size + 1 if maximum > size else size - 1
-    if size < 2 or other < 2:
-        return False
-    runs = []
-    for chosen in (1, size, other):
-        trial, calls = _Trial(convention, example | dict.fromkeys(names, chosen)), Calls()
-        if not trial.calls(model, args, kwargs, calls):
-            return False
-        runs.append((chosen, calls.made))
-    if not is_one_program(runs):
-        return False
-    trials = [_Trial(convention, example | dict.fromkeys(names, chosen), strict=True) for chosen in (1, size)]
-    for trial in trials:
-        trial.run(model, args, kwargs)
-    at_one, usual = trials
-    return at_one.ran and at_one.marks == usual.marks and not at_one.simplified and at_one.differs.keys() <= usual.differs.keys()
-
-
-def _take(constraints: Sequence[str], sizes: Sizes) -> bool:
+def take(constraints: Sequence[str], sizes: Sizes) -> bool:
+    """Whether sizes meet all constraints."""
     return all(_holds(text, sizes) for text in constraints)
 
 
 def _together(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
     """Those that may be ``size`` at once, as far as the constraints let them."""
+    if take(constraints, example | dict.fromkeys(names, size)):
+        return [*names]
     found = list[str]()
     for name in names:
-        if _take(constraints, example | dict.fromkeys([*found, name], size)):
+        if take(constraints, example | dict.fromkeys([*found, name], size)):
             found.append(name)
     return found
 
@@ -173,7 +140,7 @@ def _place(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
 
 
 @dataclass
-class _Trial:
+class Trial:
     """The model and its graphs at chosen sizes, on fake tensors.
 
     Attributes:
@@ -211,7 +178,7 @@ class _Trial:
             return False
         return True
 
-    def another_way(self, other: _Trial) -> str:
+    def another_way(self, other: Trial) -> str:
         """How the model itself goes another way than at the sizes of the ``other`` trial, or nothing."""
         if not (self.ran and other.ran):
             return ""

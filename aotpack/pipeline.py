@@ -78,8 +78,10 @@ def build(
         front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws eager's random numbers under the same seed, on every target, and leaves the generator as
             eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
-        branches: Python branches on truth values of tensors: ``"refuse"``, or ``"example"`` to go the way that they go when the
-            model is run on copies of the example inputs; a call on which one would go another way is an error.
+        branches: Python branches on the values of tensors: on their truth values, on comparisons of their numbers
+            (``item()``, ``tolist()``), and on whole numbers (``int()``). ``"refuse"``, or ``"example"`` to go the way
+            that they go when the model is run on copies of the example inputs; a call on which one would go another way
+            is an error.
         autocast: what each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``, or several (``("none", "bf16")``), of
             which each call takes the one that its caller's ``torch.autocast`` asks for. Null: the caller's autocast now.
         self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.

@@ -12,10 +12,9 @@ import torch.utils._pytree as pytree
 from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
-from aotpack_loader.format import expressions, schema
+from aotpack_loader.format import schema
 from aotpack_loader.format.labels import Labels
 
-from . import _torch_compat as compat
 from . import capture, edges, layouts, partition, second, signature
 from ._torch_compat import Decompositions, SetsRequiresGradError
 from .autocast import under_autocast
@@ -27,6 +26,7 @@ from .capture.dynamic_shapes import resolve as resolve_shapes
 from .capture.examples import named_leaves, refuse_layouts
 from .capture.rearrange import Arrangement, Writes, arrange
 from .capture.sharing import has_gaps, replaced, separated, sharing
+from .guards import one
 from .options import MethodPlan, Options, RandomMode
 from .partition.rng import drawn_anew
 from .progress import Run
@@ -299,7 +299,8 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     for line in drawn_anew(convention.backward):
         run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
     if plan in options.plans:
-        convention = _with_ones(work, plan, convention, captured.branches)
+        with capture.as_traced(work.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+            convention = one.with_ones(work.module, work.args, work.kwargs, shapes, convention)
         convention = _without_edges(work, plan, convention, captured.branches)
         convention = _with_layouts(work, plan, convention, captured.branches)
     constraints = convention.method["constraints"]
@@ -314,62 +315,6 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     identical = [list(group) for group in arrangement.identical]
     alone = _is_for_gradients_only(work, plan, captured.branches)
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
-
-
-def _with_ones(
-    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
-) -> signature.Convention:
-    """The method with the sizes of 1 that torch has guarded against, where its graphs are right for them all the same.
-
-    torch asks whether a size is 1 to find strides, or the model to see whether there is anything to broadcast.
-    """
-    constraints: list[str] = convention.method["constraints"]
-    symbols: list[schema.Symbol] = convention.method["symbols"]
-    guards = {symbol.name: [text for text in constraints if _refuses_one_alone(text, symbol.name)] for symbol in symbols}
-    asked = {symbol.name for symbol in symbols if guards[symbol.name] or symbol.minimum == 2}
-    asked -= {symbol.name for symbol in symbols if _smallest(work.shapes, convention, symbol.name) > 1}
-    freed = list[str]()
-    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-        for name in sorted(asked):
-            tried = _free(convention, [*freed, name], guards)
-            if edges.takes_one(work.module, work.args, work.kwargs, tried, [name]) and (
-                not freed or edges.takes_one(work.module, work.args, work.kwargs, tried, [*freed, name])
-            ):
-                freed.append(name)
-    for name in freed:
-        compat.allow_one(convention.shape_env, name)
-    return _free(convention, freed, guards)
-
-
-def _free(convention: signature.Convention, names: Sequence[str], guards: Mapping[str, Sequence[str]]) -> signature.Convention:
-    """The method with sizes of 1 for these symbols."""
-    dropped = {text for name in names for text in guards[name]}
-    symbols = [
-        structs.replace(symbol, minimum=min(symbol.minimum, 1)) if symbol.name in names else symbol
-        for symbol in convention.method["symbols"]
-    ]
-    kept = [text for text in convention.method["constraints"] if text not in dropped]
-    return replace(convention, method={**convention.method, "symbols": symbols, "constraints": kept})
-
-
-def _refuses_one_alone(constraint: str, symbol: str) -> bool:
-    """Whether a constraint is on this symbol alone and refuses 1, and none of the sizes after it."""
-    return (
-        expressions.symbols(constraint) == {symbol}
-        and [_allows(constraint, symbol, n) for n in range(1, 9)] == [False] + [True] * 7
-    )
-
-
-def _smallest(shapes: DynamicShapes, convention: signature.Convention, symbol: str) -> int:
-    """The smallest size that was asked for."""
-    leaves = convention.method["leaves"]
-    found = [
-        low or 0
-        for number, dims in shapes.dims.items()
-        for dim, (low, *_) in dims.items()
-        if isinstance(leaf := leaves[number], schema.TensorLeaf) and leaf.shape[dim] == symbol
-    ]
-    return max(found, default=2)
 
 
 def _without_edges(
@@ -427,7 +372,7 @@ def _check_dynamic(
             found = ranges.get(size)
             if found is None:
                 continue
-            refused = [text for text in constraints for end in (low, high) if end is not None and not _allows(text, size, end)]
+            refused = [text for text in constraints for end in (low, high) if end is not None and not one.allows(text, size, end)]
             if refused:
                 allowed = ", ".join(map(labels.text, refused))
                 problems.append(Problem(where, f"asked to vary more than the model allows: {allowed}"))
@@ -457,13 +402,3 @@ def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: S
             if bounds.name and isinstance(leaf := leaves[number], schema.TensorLeaf):
                 names.setdefault(leaf.shape[dim], bounds.name)
     return [structs.replace(symbol, label=names.get(symbol.name, "")) for symbol in symbols]
-
-
-def _allows(constraint: str, symbol: str, size: int) -> bool:
-    """Whether ``size`` meets a constraint on ``symbol`` alone."""
-    if expressions.symbols(constraint) != {symbol}:
-        return True
-    try:
-        return bool(expressions.parse(constraint)({symbol: size}))
-    except expressions.UNDEFINED:  # without a value it is not met (A5)
-        return False

@@ -174,10 +174,12 @@ class Numbers(nn.Module):
             x = x + k.item()
         if any(n > 9.5 for n in x.tolist()):
             x = x * 3
+        if k.item() > 2:
+            x = x.repeat(k.item())[:2]  # torch asks for more of the number
         return (x * 2).sum()
 
 
-@pytest.mark.parametrize("target", ["portable"])
+@pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_comparisons_of_numbers_are_branches(target: str, tmp_path: Path) -> None:
     out, x = tmp_path / "m.aotpack", torch.tensor([0.0, -1.0], requires_grad=True)
     aotpack.build(Numbers(), (x, torch.tensor(3)), out=out, targets=(target,), methods=("train",), branches="example")
@@ -190,6 +192,8 @@ def test_comparisons_of_numbers_are_branches(target: str, tmp_path: Path) -> Non
         bundle(torch.tensor([0.1, -1.0]), torch.tensor(3))  # a float32 of 0.1 is more than Python's
     with pytest.raises(BranchError, match=r"n > 9.5 .*: is True, was False"):
         bundle(x, torch.tensor(10))
+    with pytest.raises(BranchError, match=r"k.item\(\) > 2: is False, was True"):
+        bundle(x, torch.tensor(2))
     assert bundle.get_buffer("calls").item() == 2
 
 
@@ -214,8 +218,50 @@ def test_numbers_of_branches(function: Any, other: float, tmp_path: Path) -> Non
         load(out)(x, torch.tensor(other))
 
 
+def _loop_of(x: Tensor, k: Tensor) -> Tensor:
+    for i in range(k):  # type: ignore[call-overload]
+        x = x * 2 + i
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "k", "same", "other"),
+    [
+        (lambda x, k: x * 2 if int(k) == 3 else x, 3, 3, 4),
+        (lambda x, k: x * 2 if int(k) == 3 else x, 3.5, 3.25, 4.0),
+        (lambda x, k: x * 2 if int(k) == -3 else x, -3.5, -3.25, -4.0),
+        (lambda x, k: x * 2 if float(k) == 3 else x, 3, 3, 4),
+        (lambda x, k: x * 2 if int(k) + int(torch.arange(3).max()) == 5 else x, 3, 3, 4),
+        (lambda x, k: [x, x * 2, x * 3][k], 2, 2, 1),
+        (lambda x, k: x * 2 if any((k > 2).tolist()) else x, [3, 1], [4, 0], [1, 1]),
+        (lambda x, k: x * 2 if [True, False] in (k > 2).tolist() else x, [[3, 1]], [[4, 0]], [[3, 3]]),
+        (_loop_of, 3, 3, 2),
+    ],
+)
+def test_whole_numbers_are_branches(function: Any, k: Any, same: Any, other: Any, tmp_path: Path) -> None:
+    out, x = tmp_path / "m.aotpack", torch.ones(2)
+    report = aotpack.build(function, (x, torch.tensor(k)), out=out, targets=("portable",), methods=("train",), branches="example")
+    assert any("goes the example inputs' way" in warning for warning in report.warnings)
+    for value in (k, same):
+        assert torch.equal(load(out)(x, torch.tensor(value)), function(x, torch.tensor(value)))
+    with pytest.raises(BranchError, match=r"is another value than the -?[\d.]+ of the example inputs|is (True|False), was"):
+        load(out)(x, torch.tensor(other))
+
+
+def test_the_way_out_is_shown_where_it_is_one(tmp_path: Path) -> None:
+    def refused(function: Any) -> str:
+        with pytest.raises(CaptureError) as error:
+            aotpack.build(function, (torch.ones(2), torch.tensor(3.0)), out=tmp_path / "m.aotpack", targets=("portable",))
+        return str(error.value)
+
+    assert "To take each branch as it goes on the example" in refused(lambda x, k: x * 2 if int(k) == 3 else x)
+    fraction = refused(lambda x, k: x * 2 if float(k) > 3 else x)
+    assert "compute with the tensor" in fraction
+    assert "To take each branch as it goes on the example" not in fraction
+
+
 def test_a_plain_number_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"Compare tensor.item\(\)"):
+    with pytest.raises(CaptureError, match=r"compute with the tensor"):
         aotpack.build(
             lambda x, k: x * 2 if float(k) > 3 else x,
             (torch.ones(2), torch.tensor(3.0)),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import aotpack
-from aotpack_loader.errors import BuildError
+from aotpack_loader.errors import BuildError, InputError
 
 BATCH = torch.export.Dim("batch", min=1, max=8)
 
@@ -43,6 +43,39 @@ class Encodes(nn.Module):
         return y
 
 
+class Masks(nn.Module):
+    """Reads the batch off its input to view its mask, as transformers' GPT-2 does: a trace has a symbol for each of the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        mask = mask.view(ids.shape[0], -1)[:, None, None, :]
+        positions = torch.arange(ids.shape[1]).unsqueeze(0)
+        if ids.shape[0] != positions.shape[0]:
+            positions = positions.expand(ids.shape[0], -1)
+        x = (self.words(ids) + self.places(positions)).unsqueeze(1)
+        y: Tensor = self.head(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+        return y
+
+
+def test_sizes_that_are_tied_are_one_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager, out = Masks(), tmp_path / "m.aotpack"
+
+    def make(batch: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(11, (batch, 6)), torch.rand(batch, 6) > 0.3
+
+    sizes = ({0: BATCH}, {0: BATCH})
+    aotpack.build(copy.deepcopy(eager), make(3), out=out, targets=("portable",), methods=("train",), dynamic_shapes=sizes)
+    loaded = aotpack.load(out, backend="portable")
+    for batch in (5, 1, 2):
+        _compare(eager, loaded, *make(batch))
+    with pytest.raises(InputError):
+        loaded(make(1)[0], make(2)[1])
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Tensor]]]] = {
     "Broadcasts": lambda: (Broadcasts(), lambda batch: torch.randint(11, (batch, 6))),
     "TransformerEncoderLayer": lambda: (Encodes(), lambda batch: torch.randn(batch, 5, 8)),
@@ -60,9 +93,9 @@ def test_a_last_batch_of_one_trains(name: str, tmp_path: Path) -> None:
         _compare(eager, loaded, make(batch))
 
 
-def _compare(eager: nn.Module, loaded: nn.Module, x: Tensor) -> None:
+def _compare(eager: nn.Module, loaded: nn.Module, *args: Tensor) -> None:
     """One step of each: results, their strides, gradients."""
-    results = [model(x) for model in (eager, loaded)]
+    results = [model(*args) for model in (eager, loaded)]
     torch.testing.assert_close(*results)
     assert results[0].stride() == results[1].stride()
     for model, result in zip((eager, loaded), results, strict=True):

@@ -8,8 +8,9 @@ models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch_c
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +69,8 @@ def capture(
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that takes it.
 
-    Nothing of the model is run on real data, unless all front ends refuse it: then a run in eager tells whether the model fails
-    by itself. The model's mode is restored. ``exact_random`` keeps every draw. With
+    Nothing of the model is run on real data, unless all front ends refuse it: then runs in eager tell whether the model fails
+    by itself, and whether ``follow_example`` would help. The model's mode is restored. ``exact_random`` keeps every draw. With
     ``follow_example`` the model is run once if Dynamo does not take it as it is, and the other front ends follow the way that
     its Python branches go (:mod:`.branches`).
 
@@ -117,7 +118,15 @@ def capture(
             continue
         rejected = tuple(each.problem for each in merged(refused))
         return Captured(joint, returned, name, rejected, lost, tuple(followed))
-    refusal = _no_front_end(by_use(merged(refused)), training=training, follow_example=follow_example)
+    reasons = by_use(merged(refused))
+    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons)
+    if follows:
+        ends = [name for name in front_ends if name != "dynamo"]
+        follows = _can_follow(
+            functools.partial(capture, model, args, kwargs, shapes, training=training, grad=grad, front_ends=ends),
+            decompositions,
+        )
+    refusal = _no_front_end(reasons, training=training, follows=follows)
     refusal.__cause__ = cause
     with _mode(model, training), torch.set_grad_enabled(grad):
         raise explained(model, args, kwargs, refusal)
@@ -163,12 +172,24 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         yield
 
 
-def _no_front_end(refused: Sequence[Reason], *, training: bool, follow_example: bool) -> CaptureError:
+def _can_follow(capture_again: Callable[..., Captured], decompositions: compat.Decompositions | None) -> bool:
+    """Whether the model can be traced where its branches go the way that they go on the example inputs."""
+    try:
+        capture_again(decompositions=decompositions, follow_example=True)
+    except Exception:  # a front end may raise anything; the reasons without it are shown
+        return False
+    return True
+
+
+def _no_front_end(refused: Sequence[Reason], *, training: bool, follows: bool) -> CaptureError:
+    """``follows``: whether the model could be traced with ``branches="example"``."""
     hints = [_SEVERAL_REASONS] if len(refused) > 1 else []
-    if not follow_example and any(each.ours in (BRANCH, NUMBER) for each in refused):
+    if follows:
         hints.append(_BRANCH_HINT)
-    if follow_example and any(each.ours == NUMBER for each in refused):
+    elif any(each.ours == NUMBER for each in refused):
         hints.append(_NUMBER_HINT)
+    elif any(each.ours == BRANCH for each in refused):
+        hints.append(_TENSOR_HINT)
     summary = f"No front end could trace the model in {'train' if training else 'eval'} mode."
     return CaptureError(summary, [each.problem for each in refused], hint=" ".join(hints))
 
@@ -179,9 +200,10 @@ _BRANCH_HINT = (
     "A call on which a branch goes another way is then an error."
 )
 _NUMBER_HINT = (
-    "A branch on a number may compare what item() gives; int() and float() of it and functions of math need a plain number, "
-    "which a trace does not have. Compare tensor.item(), or compute with the tensor."
+    "A trace does not have the fractions that float() and functions of math take off a tensor: compute with the tensor. "
+    'With branches="example" a model may compare what item() gives, and read whole numbers with int().'
 )
+_TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 
 def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:

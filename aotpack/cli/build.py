@@ -59,7 +59,8 @@ from .making import (
     type=click.Choice(["refuse", "example"]),
     default="refuse",
     show_default=True,
-    help="Python branches on tensors' truth values: refuse the model, or go the example inputs' way and check it at each call.",
+    help="Python branches on tensors' truth values and numbers (item(), int()): refuse the model, or go the example inputs' way "
+    "and check it at each call.",
 )
 @click.option(
     "--autocast",

@@ -40,9 +40,10 @@ def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exc
     """What to raise for what the compiled code of the graph called ``key`` raised."""
     text = str(error)
     lines = _lines(program, key)
-    if found := _CHECK.search(text):
-        if _BRANCH in found[2]:
-            return RuntimeError(found[2])
+    found = _CHECK.search(text)
+    if _BRANCH in text:
+        return RuntimeError(found[2] if found else _reason(text))
+    if found:
         nodes = [node.partition("=") for node in found[1].split(",") if node]
         places = list(dict.fromkeys(lines[name] for name, _, _ in nodes if name in lines))
         kind = IndexError if " is out of bounds" in found[2] else RuntimeError

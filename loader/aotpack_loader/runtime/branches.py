@@ -7,16 +7,19 @@ import re
 from ..errors import BranchError, Problem
 
 ANOTHER_WAY = "the branch goes another way than on the inputs that the bundle was built with"
-"""What every graph says that asserts a branch, after the user's line and the truth value it had at build."""
+"""What every graph says that asserts a branch, after the user's line and the value that it read at build."""
 
-_MESSAGE = re.compile(rf"(?P<where>[^\n]*?):?(?: \[(?P<value>True|False)\])?: {ANOTHER_WAY}")
+_MESSAGE = re.compile(rf"(?P<where>[^\n]*?):?(?: \[(?P<value>[^\]\n]*)\])?: {ANOTHER_WAY}")
 
 
 def branch_error(error: RuntimeError) -> BranchError:
     """The error for an assertion that failed in a graph; ``error`` says :data:`ANOTHER_WAY`."""
     match = _MESSAGE.search(str(error))
     where, value = (match["where"], match["value"]) if match else ("the model", None)
-    found = "is another truth value" if value is None else f"is {value != 'True'}, was {value} on the example inputs"
+    if value in ("True", "False"):
+        found = f"is {value != 'True'}, was {value} on the example inputs"
+    else:
+        found = "is another value" + (f" than the {value} of the example inputs" if value is not None else "")
     return BranchError(
         "A Python branch of the model goes another way at this call than on the inputs that the bundle was built with.",
         [Problem(where, found)],

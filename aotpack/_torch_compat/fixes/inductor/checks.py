@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen import common, cpp, cpp_utils
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..applying import patched, replaced
 
@@ -125,6 +128,7 @@ def escape_messages() -> Iterator[None]:
     codegen: Callable[..., None] = ir.AssertScalar.codegen
 
     def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
+        _own_assertions(assertion, wrapper)
         with mock.patch.object(assertion, "msg", _literal(assertion.msg)[1:-1]):
             codegen(assertion, wrapper)
 
@@ -266,6 +270,21 @@ def _kept() -> Iterator[None]:
         replaced(cpp.KernelGroup, "codegen_group", grouped),
     ):
         yield
+
+
+def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
+    """Before an assertion of torch's, what the graph asserts of the same numbers, with the graph's own messages.
+
+    torch asserts where a number is read what follows from all of the graph's assertions (``u0 >= 3``), in words of its own.
+    """
+    numbers = assertion.get_free_symbol_uses(unbacked_only=True)
+    for node in virtualized.V.graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        asserted, message = node.args
+        value = asserted.meta["val"] if isinstance(asserted, Node) else asserted
+        expression = getattr(getattr(value, "node", None), "_expr", None)  # not simplified by what is asserted
+        if isinstance(message, str) and expression is not None and free_unbacked_symbols(expression) <= numbers:
+            condition = wrapper.codegen_cpp_sizevar(expression, simplify=False)
+            wrapper.writeline(f"if (!({condition})) {{ throw std::runtime_error({_literal(message)}); }}")
 
 
 def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:

@@ -1,0 +1,148 @@
+"""Sizes of 1: torch asks while it traces whether a size that varies is 1, and keeps a guard that it is not.
+
+It asks to find strides, or the model to see whether there is anything to broadcast. The graphs may be right at 1 all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from msgspec import structs
+
+from aotpack_loader.format import expressions, schema
+
+from .. import _torch_compat as compat
+from .. import edges, signature
+from ..capture.calls import Call, Calls, is_one_program
+from ..capture.dynamic_shapes import DynamicShapes
+
+Guards = Mapping[str, Sequence[str]]
+"""By symbol, the constraints on it alone that refuse 1."""
+
+
+def with_ones(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+    convention: signature.Convention,
+) -> signature.Convention:
+    """The method with the sizes of 1 that torch has guarded against, where its graphs are right for them all the same.
+
+    ``model`` is in the mode that it was traced in.
+    """
+    constraints: list[str] = convention.method["constraints"]
+    symbols: list[schema.Symbol] = convention.method["symbols"]
+    guards = {symbol.name: [text for text in constraints if _refuses_one_alone(text, symbol.name)] for symbol in symbols}
+    asked = {symbol.name for symbol in symbols if guards[symbol.name] or symbol.minimum == 2}
+    asked -= {symbol.name for symbol in symbols if _smallest(shapes, convention, symbol.name) > 1}
+    freed = list[str]()
+    for name in sorted(asked):
+        tried = _free(convention, [*freed, name], guards)
+        if _takes_one(model, args, kwargs, tried, [name]) and (
+            not freed or _takes_one(model, args, kwargs, tried, [*freed, name])
+        ):
+            freed.append(name)
+    for name in freed:
+        compat.allow_one(convention.shape_env, name)
+    return _free(convention, freed, guards)
+
+
+def allows(constraint: str, symbol: str, size: int) -> bool:
+    """Whether ``size`` meets a constraint on ``symbol`` alone."""
+    if expressions.symbols(constraint) != {symbol}:
+        return True
+    try:
+        return bool(expressions.parse(constraint)({symbol: size}))
+    except expressions.UNDEFINED:  # without a value it is not met (A5)
+        return False
+
+
+def _takes_one(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    convention: signature.Convention,
+    names: Collection[str],
+) -> bool:
+    """Whether the graphs do what the model does where sizes are 1, though torch has asked whether they are.
+
+    At 1, at the example's size and at another, the model must call the same functions of torch on the same values. And on fake
+    tensors the graphs must agree with the model at 1.
+    """
+    symbols: Sequence[schema.Symbol] = convention.method["symbols"]
+    example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
+    if len(example) < len(symbols) or len({example[name] for name in names}) > 1:
+        return False
+    size = example[next(iter(names))]
+    varying = _with_companions(names, convention, example)
+    maximum = min((s.maximum for s in symbols if s.name in varying and s.maximum is not None), default=size + 1)
+    other = size + 1 if maximum > size else size - 1
+    if size < 2 or other < 2:
+        return False
+    runs = list[tuple[int, Sequence[Call]]]()
+    for chosen in (1, size, other):
+        trial, calls = edges.Trial(convention, example | dict.fromkeys(varying, chosen)), Calls()
+        if not trial.calls(model, args, kwargs, calls):
+            return False
+        runs.append((chosen, calls.made))
+    if not is_one_program(runs):
+        return False
+    trials = [edges.Trial(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
+    for trial in trials:
+        trial.run(model, args, kwargs)
+    at_one, usual = trials
+    return at_one.ran and at_one.marks == usual.marks and not at_one.simplified and at_one.differs.keys() <= usual.differs.keys()
+
+
+def _with_companions(names: Collection[str], convention: signature.Convention, example: Mapping[str, int]) -> list[str]:
+    """``names``, and the symbols that must be 1 together with them.
+
+    A size that the model takes for another (``mask.view(batch, -1)``) has a symbol of its own, and constraints tie the two.
+    """
+    constraints = convention.method["constraints"]
+    varying = [*names]
+    sizes = {**example, **dict.fromkeys(varying, 1)}
+    if edges.take(constraints, sizes):
+        return varying
+    size = example[varying[0]]
+    others = [name for name, hint in example.items() if hint == size and name not in names]
+    tied = {
+        name for text in constraints for name in expressions.symbols(text) if not {*names}.isdisjoint(expressions.symbols(text))
+    }
+    together = [*varying, *(name for name in others if name in tied)]
+    return together if edges.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
+
+
+def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:
+    """The method with sizes of 1 for these symbols."""
+    dropped = {text for name in names for text in guards[name]}
+    symbols = [
+        structs.replace(symbol, minimum=min(symbol.minimum, 1)) if symbol.name in names else symbol
+        for symbol in convention.method["symbols"]
+    ]
+    kept = [text for text in convention.method["constraints"] if text not in dropped]
+    return replace(convention, method={**convention.method, "symbols": symbols, "constraints": kept})
+
+
+def _refuses_one_alone(constraint: str, symbol: str) -> bool:
+    """Whether a constraint is on this symbol alone and refuses 1, and none of the sizes after it."""
+    return (
+        expressions.symbols(constraint) == {symbol}
+        and [allows(constraint, symbol, n) for n in range(1, 9)] == [False] + [True] * 7
+    )
+
+
+def _smallest(shapes: DynamicShapes, convention: signature.Convention, symbol: str) -> int:
+    """The smallest size that was asked for."""
+    leaves = convention.method["leaves"]
+    found = [
+        low or 0
+        for number, dims in shapes.dims.items()
+        for dim, (low, *_) in dims.items()
+        if isinstance(leaf := leaves[number], schema.TensorLeaf) and leaf.shape[dim] == symbol
+    ]
+    return max(found, default=2)
