@@ -11,6 +11,7 @@ import torch._dynamo.compiled_autograd
 from torch import Tensor, nn
 
 import aotpack
+from aotpack_loader.errors import AutogradError
 from aotpack_loader.program import LoadedProgram
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, where it looks at .grad of results
@@ -106,6 +107,23 @@ def test_compiled_autograd(programs: list[LoadedProgram]) -> None:
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
             found = gradients(program, program, x)
         torch.testing.assert_close(found, expected)
+
+
+def test_a_call_outside_compiled_autograd(programs: list[LoadedProgram]) -> None:
+    """Python's node goes on as one opaque call; that of native code says what to do."""
+    program = programs[0]
+    x = arguments(program)
+    expected = gradients(program, program, x)
+    program.zero_grad()
+    losses = [program(x).square().sum() for _ in range(2)]
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        if program.aotpack.backend == "cpu":
+            with pytest.raises(AutogradError, match="Turn compiled autograd on before the call"):
+                losses[0].backward()
+        else:
+            for loss in losses:
+                loss.backward()
+            torch.testing.assert_close([parameter.grad for parameter in program.parameters()], expected)
 
 
 def test_a_whole_graph_is_refused_with_the_reason(programs: list[LoadedProgram]) -> None:

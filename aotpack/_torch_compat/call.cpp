@@ -223,6 +223,11 @@ struct Step : Node {
     }
   }
 
+  // Compiled autograd asks for this: it was off at the call, or Python had made it.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    refuse("compiled autograd");
+  }
+
   variable_list apply(variable_list&& given) override {
     const Differentiable& method = *method_;
     std::vector<bool> reached;

@@ -159,7 +159,7 @@ class _Reads(TorchFunctionMode):
             return True
         if elementwise is torch.eq and one.shape != other.shape:
             return False
-        return self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all())
+        return bool(self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all()))
 
 
 _COMPARED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {

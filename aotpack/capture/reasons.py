@@ -17,6 +17,7 @@ BRANCH = "a Python branch depends on the value of a tensor"
 NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
+# All of torch's words for it are about graph breaks.
 _STRIDED = "the model writes to a chain of views with as_strided in it; write by an index, or to a clone that you copy back"
 _KINDS = (
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
@@ -42,7 +43,7 @@ class Reason:
     @property
     def problem(self) -> Problem:
         """As one finding."""
-        text = f"{self.ours}: {self.torch}" if self.ours else self.torch
+        text = f"{self.ours}: {self.torch}" if self.ours and self.ours != _STRIDED else self.ours or self.torch
         return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
 
 

@@ -16,6 +16,11 @@ from ..graph.literals import NOT_A_LITERAL, literal_argument
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """What AOTAutograd takes as a result."""
 
+_HINT = "Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or dataclasses of them."
+_CACHE_HINT = (
+    "A cache serves generation. Call the model with use_cache=False for training, or return the cache's tensors in tuples."
+)
+
 
 @dataclass(frozen=True)
 class Family:
@@ -65,8 +70,7 @@ class Returned:
             raise UnsupportedError(
                 "The model returns what a bundle cannot hold.",
                 problems,
-                hint="Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or "
-                "dataclasses of them.",
+                hint=_CACHE_HINT if any(_is_cache(self.constants[i]) for i in bad) else _HINT,
             )
         self.families = _families(leaves, first)
         given = _with_bases(arguments)
@@ -130,3 +134,8 @@ def _is_dataclass(value: Any) -> bool:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether it is one of the caches of keys and values of transformers."""
+    return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)

@@ -39,16 +39,19 @@ def with_ones(
     guards = {symbol.name: [text for text in constraints if _refuses_one_alone(text, symbol.name)] for symbol in symbols}
     asked = {symbol.name for symbol in symbols if guards[symbol.name] or symbol.minimum == 2}
     asked -= {symbol.name for symbol in symbols if _smallest(shapes, convention, symbol.name) > 1}
-    freed = list[str]()
+    freed, tied = list[str](), list[str]()
     for name in sorted(asked):
-        tried = _free(convention, [*freed, name], guards)
-        if _takes_one(model, args, kwargs, tried, [name]) and (
-            not freed or _takes_one(model, args, kwargs, tried, [*freed, name])
-        ):
-            freed.append(name)
+        for equal in _equalities(shapes, convention, name):
+            tried = _free(_with_constraints(convention, [*tied, *equal]), [*freed, name], guards)
+            if _takes_one(model, args, kwargs, tried, [name]) and (
+                not freed or _takes_one(model, args, kwargs, tried, [*freed, name])
+            ):
+                freed.append(name)
+                tied += equal
+                break
     for name in freed:
         compat.allow_one(convention.shape_env, name)
-    return _free(convention, freed, guards)
+    return _free(_with_constraints(convention, tied), freed, guards)
 
 
 def allows(constraint: str, symbol: str, size: int) -> bool:
@@ -115,6 +118,24 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
     }
     together = [*varying, *(name for name in others if name in tied)]
     return together if edges.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
+
+
+def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: str) -> list[list[str]]:
+    """What to try: no constraint, then that all sizes that the user gave this one's name are equal, as the name says."""
+    leaves = convention.method["leaves"]
+    named: dict[str, set[str]] = {}
+    for number, dims in shapes.dims.items():
+        for dim, bounds in dims.items():
+            if isinstance(leaf := leaves[number], schema.TensorLeaf) and isinstance(size := leaf.shape[dim], str):
+                named.setdefault(bounds.name, set()).add(size)
+    simple = {symbol.name for symbol in convention.method["symbols"]}
+    others = {other for label, sizes in named.items() if label and name in sizes for other in sizes & simple} - {name}
+    return [[], [f"({name} == {other})" for other in sorted(others)]] if others else [[]]
+
+
+def _with_constraints(convention: signature.Convention, texts: Sequence[str]) -> signature.Convention:
+    constraints = sorted({*convention.method["constraints"], *texts})
+    return replace(convention, method={**convention.method, "constraints": constraints})
 
 
 def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..devices.aoti import AotiExecutable
-from ..devices.call_library import CallLibrary, NativeCall, Slots
+from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
 from ..devices.literals import literal
 from ..errors import AutogradError
 from ..format import expressions, schema
@@ -229,5 +229,14 @@ def refuse(what: str, gradient: torch.Tensor | None) -> None:
         "second derivative": lambda: no_further("first"),
         "released": is_spent,
         "gradient": is_unreadable,
+        "compiled autograd": _called_outside,
     }
     raise errors[what]()
+
+
+def _called_outside() -> AutogradError:
+    """For compiled autograd that is turned on between a call and its backward."""
+    return AutogradError(
+        "Compiled autograd runs the backward of a call that was made outside it, in native code.",
+        hint=f"Turn compiled autograd on before the call, or set {SWITCH}=0 before the bundle is loaded.",
+    )

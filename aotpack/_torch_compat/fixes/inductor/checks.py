@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen import common, cpp, cpp_utils
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..applying import patched, replaced
@@ -278,7 +278,8 @@ def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
     torch asserts where a number is read what follows from all of the graph's assertions (``u0 >= 3``), in words of its own.
     """
     numbers = assertion.get_free_symbol_uses(unbacked_only=True)
-    for node in virtualized.V.graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+    graph: Graph = virtualized.V.graph.module.graph  # type: ignore[assignment]
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         asserted, message = node.args
         value = asserted.meta["val"] if isinstance(asserted, Node) else asserted
         expression = getattr(getattr(value, "node", None), "_expr", None)  # not simplified by what is asserted
