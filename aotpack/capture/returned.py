@@ -16,7 +16,10 @@ from ..graph.literals import NOT_A_LITERAL, literal_argument
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """What AOTAutograd takes as a result."""
 
-_HINT = "Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or dataclasses of them."
+_HINT = (
+    "Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or dataclasses of "
+    "them."
+)
 _CACHE_HINT = (
     "A cache serves generation. Call the model with use_cache=False for training, or return the cache's tensors in tuples."
 )
