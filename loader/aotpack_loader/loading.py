@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from msgspec import structs
 
-from . import _collector, _heap
+from . import _collector
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
 from .devices.select import Selection, select
-from .errors import AotpackError, DirectoryError
+from .errors import DirectoryError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
+from .options import LoadOptions
 from .own_class import class_of
 from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
@@ -74,42 +75,22 @@ def load(
         TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
         DirectoryError: a native target was asked for, and the directory for its code cannot be used.
     """
-    if verify not in ("code", "full"):
-        raise AotpackError(f"verify={verify!r} is not known.", hint='Use "code" or "full".')
-    if check not in ("arguments", "full"):
-        raise AotpackError(f"check={check!r} is not known.", hint='Use "arguments" or "full".')
-    if isinstance(operators, str):
-        raise AotpackError(f"operators={operators!r} is not understood.", hint=f"Pass a collection: operators=({operators!r},).")
+    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate)
     with _collector.paused():
-        module, fallback = _load(bundle, device, backend, weights, trust, operators, subclasses, verify, check, donate)
+        module, fallback = _load(bundle, options)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
 
 
-def _load(
-    bundle: str | os.PathLike[str],
-    device: str | torch.device | None,
-    backend: str | None,
-    weights: bool,
-    trust: str | Collection[str] | None,
-    operators: Collection[str],
-    subclasses: Collection[type],
-    verify: str,
-    check: str,
-    donate: bool,
-) -> tuple[LoadedProgram, str]:
+def _load(bundle: str | os.PathLike[str], options: LoadOptions) -> tuple[LoadedProgram, str]:
     """The module, and a warning about its backend, or nothing."""
     opened = Bundle.open(bundle)
-    if verify == "full":
+    if options.verify == "full":
         opened.verify()
-    classes = _classes(opened.program.requirements.subclasses, subclasses)
-    state = _state(opened, opened.program, weights, classes)
-    pick = partial(select, opened, backend=backend, device=device, trust=trust, agreed=operators)
-    make = partial(_calls, opened, classes=classes, check=check)
-    chosen, program, calls = _runnable(pick, make, {}, opened.program, asked=backend is not None, donate=donate)
-    if chosen.target.device == "xla":
-        state = {name: tensor.to(chosen.device.device) for name, tensor in state.items()}
+    classes = _classes(opened.program.requirements.subclasses, options.subclasses)
+    state = _state(opened, opened.program, options.weights, classes)
+    chosen, program, calls = _runnable(opened, classes, options)
     info = LoadInfo(
         path=os.fspath(bundle),
         digest=opened.digest,
@@ -119,47 +100,26 @@ def _load(
         rejected=chosen.rejected,
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
-    return class_of(program)(info, state, _by_mode(program, calls)), chosen.fallback
+    return class_of(program)(info, chosen.device.moved(state), _by_mode(program, calls)), chosen.fallback
 
 
-def _runnable(
-    pick: Callable[..., Selection],
-    make: Callable[..., dict[str, MethodCall]],
-    unusable: dict[str, DirectoryError],
-    program: schema.Program,
-    *,
-    asked: bool,
-    donate: bool,
-) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
-    """A target, the program as it is on its device, and the calls. Unless a target was ``asked`` for, one whose code cannot be
-    extracted counts as ``unusable``, and the next is taken."""
-    chosen = pick(unusable=unusable)
-    if donate:
-        chosen = _updating_in_place(chosen)
-    adapted = program
-    if chosen.target.device == "xla":
-        from .devices.xla import without_strides
+def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
+    """A target, the program as it is on its device, and the calls.
 
-        adapted = without_strides(program)
-    else:
-        _heap.warm()
-    try:
-        return chosen, adapted, make(adapted, chosen)
-    except DirectoryError as error:
-        if asked:
-            raise
-        return _runnable(pick, make, {**unusable, chosen.target.name: error}, program, asked=asked, donate=donate)
-
-
-def _updating_in_place(chosen: Selection) -> Selection:
-    from .devices.xla import XlaDevice
-
-    if not isinstance(chosen.device, XlaDevice):
-        raise AotpackError(
-            f"donate=True is for XLA devices; {chosen.target.name} runs on the CPU, which updates in place anyway.",
-            hint="Leave it out, or load with device='xla'.",
-        )
-    return structs.replace(chosen, device=chosen.device.updating_in_place())
+    Unless a target was asked for, the next is taken where the code of one cannot be extracted.
+    """
+    unusable: dict[str, DirectoryError] = {}
+    while True:
+        chosen = select(bundle, options, unusable)
+        if options.donate:
+            chosen = structs.replace(chosen, device=chosen.device.updating_in_place(chosen.target.name))
+        program = chosen.device.adapted(bundle.program)
+        try:
+            return chosen, program, _calls(bundle, program, chosen, classes=classes, check=options.check)
+        except DirectoryError as error:
+            if options.backend is not None:
+                raise
+            unusable[chosen.target.name] = error
 
 
 def _classes(required: list[str], given: Collection[type]) -> Classes:
@@ -277,11 +237,7 @@ def _checks(
     """The checks of a method; without ``classes`` its tensors are plain."""
     from .runtime.checks import Checks, SubclassChecks  # rarely wanted: not part of what every start imports
 
-    if chosen.target.device == "xla":
-        raise AotpackError(
-            'check="full" looks at strides and memory, which tensors on XLA devices do not have.',
-            hint='Load the bundle with check="arguments", or on the CPU.',
-        )
+    chosen.device.require_memory()
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
     graphs = bundle.graph(method.forward), backward, chosen.device.device
     if classes is None:

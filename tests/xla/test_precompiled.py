@@ -23,6 +23,7 @@ from aotpack_loader.devices import select
 from aotpack_loader.devices.pjrt import PjrtDevice
 from aotpack_loader.errors import BuildError, CorruptBundleError, TargetError, TrustError
 from aotpack_loader.format import media_types, schema
+from aotpack_loader.options import LoadOptions
 
 from . import models
 from .test_train import train
@@ -206,7 +207,7 @@ def test_code_for_something_else_is_never_loaded(
     other = structs.replace(opened.targets["xla:cpu"], **change)
     monkeypatch.setattr(Bundle, "targets", property(lambda self: {"xla:cpu": other}))
     with pytest.raises(TargetError, match=rf"The target 'xla:cpu' cannot run here\.\n  xla:cpu: {reason}"):
-        select.select(opened, backend="xla:cpu", device=None, trust="all")
+        select.select(opened, LoadOptions(backend="xla:cpu", trust="all"))
 
 
 def test_code_that_is_damaged_or_returns_something_else(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # X3

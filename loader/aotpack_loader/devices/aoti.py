@@ -20,6 +20,7 @@ from ..archive import digest
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, DirectoryError, TargetError
 from ..format import schema
+from .base import CpuDevice
 from .call_library import CallLibrary, open_library
 
 _MODEL: Final = Path("data", "aotinductor", "model")
@@ -128,7 +129,7 @@ class AotiSequence:
         return [values[number] for number in self._outputs]
 
 
-class AotiDevice:
+class AotiDevice(CpuDevice):
     """Runs a bundle's AOTInductor code on the CPU."""
 
     def __init__(self, bundle: Bundle, target: schema.Target, device: torch.device) -> None:

@@ -17,6 +17,7 @@ from ..format import schema
 from ..format.computations import of_sizes
 from ..format.expressions import evaluate
 from ..format.subgraphs import output_values
+from .base import CpuDevice
 from .computed import Outputs
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _seed() -> torch.Tensor:
     return torch.empty((), dtype=torch.int64).random_()
 
 
-class PjrtDevice:
+class PjrtDevice(CpuDevice):
     """Runs a bundle's executables of XLA on the CPU.
 
     Raises:

@@ -14,6 +14,7 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
 from . import operators
+from .base import CpuDevice
 from .literals import literal
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _names(args: list[Any]) -> list[str]:
     return found
 
 
-class PortableDevice:
+class PortableDevice(CpuDevice):
     """Runs any bundle from its graphs alone."""
 
     def __init__(self, bundle: Bundle, device: torch.device) -> None:

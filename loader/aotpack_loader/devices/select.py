@@ -12,6 +12,7 @@ from ..archive.bundle import Bundle
 from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
+from ..options import LoadOptions
 from ..trust import check_trust, decide_trust
 from . import cpuinfo
 
@@ -33,27 +34,19 @@ class Selection(Struct, frozen=True):
     fallback: str = ""
 
 
-def select(
-    bundle: Bundle,
-    *,
-    backend: str | None,
-    device: str | torch.device | None,
-    trust: str | Collection[str] | None,
-    agreed: Collection[str] = (),
-    unusable: Mapping[str, DirectoryError] | None = None,
-) -> Selection:
+def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, DirectoryError] | None = None) -> Selection:
     """Choose and open a target.
 
     Native targets are preferred, those with the widest instruction set first; those for an XLA device run where that device or
-    such a target is asked for. ``agreed`` are the namespaces of others that portable graphs may call although the bundle is not
-    trusted. ``unusable`` are targets whose code could not be extracted.
+    such a target is asked for. ``unusable`` are targets whose code could not be extracted.
 
     Raises:
         DirectoryError: native code was asked for, or there is no other, and cannot be extracted here.
         TargetError: none fits, or not the one asked for; gives the reason of each.
         TrustError: the one asked for is native, or calls operators of others, and nothing says it may.
     """
-    place = _place(device)
+    backend, trust = options.backend, options.trust
+    place = _place(options.device)
     candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
         have = ", ".join(bundle.targets)
@@ -71,7 +64,7 @@ def select(
             continue
         try:
             if target.kind == PORTABLE:
-                _require_consent(bundle, agreed, trust)
+                _require_consent(bundle, options.operators, trust)
                 why = _why(backend, "runs anywhere")
                 return Selection(target, _open(bundle, target, place), why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from msgspec import structs
 
 from .. import _heap
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError, Problem, TargetError
+from ..errors import AotpackError, CorruptBundleError, Problem, TargetError
 from ..format import schema
 from ..format.computations import of_sizes
 from ..format.versions import torch_satisfies
@@ -174,7 +174,26 @@ class XlaDevice:
         self._is_spmd = compat.is_spmd()
         _check_backward(self.device)
 
-    def updating_in_place(self) -> XlaDevice:
+    def adapted(self, program: schema.Program) -> schema.Program:
+        """The program without strides.
+
+        Raises:
+            TargetError: it needs them, or memory that two tensors share; lists where.
+        """
+        return without_strides(program)
+
+    def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The state on this device."""
+        return {name: tensor.to(self.device) for name, tensor in state.items()}
+
+    def require_memory(self) -> NoReturn:
+        """Refused: there is none to look at."""
+        raise AotpackError(
+            'check="full" looks at strides and memory, which tensors on XLA devices do not have.',
+            hint='Load the bundle with check="arguments", or on the CPU.',
+        )
+
+    def updating_in_place(self, target: str) -> XlaDevice:
         """This device with computations that take the memory of the tensors which their method writes to.
 
         Raises:

@@ -1,0 +1,40 @@
+"""What a load was asked for: the arguments of :func:`aotpack_loader.load`, which explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import AotpackError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options of one load.
+
+    Raises:
+        AotpackError: a value is none that the option has.
+    """
+
+    device: str | torch.device | None = None
+    backend: str | None = None
+    weights: bool = True
+    trust: str | Collection[str] | None = None
+    operators: Collection[str] = ()
+    subclasses: Collection[type] = ()
+    verify: str = "code"
+    check: str = "arguments"
+    donate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.verify not in ("code", "full"):
+            raise AotpackError(f"verify={self.verify!r} is not known.", hint='Use "code" or "full".')
+        if self.check not in ("arguments", "full"):
+            raise AotpackError(f"check={self.check!r} is not known.", hint='Use "arguments" or "full".')
+        if isinstance(self.operators, str):
+            hint = f"Pass a collection: operators=({self.operators!r},)."
+            raise AotpackError(f"operators={self.operators!r} is not understood.", hint=hint)
