@@ -345,6 +345,13 @@ def test_an_edit_that_code_cannot_follow_is_refused(loaded: aotpack.LoadedProgra
     assert caught.value.hint
 
 
+def test_an_adapter_of_peft_is_told_how_to_be_built(loaded: aotpack.LoadedProgram) -> None:
+    adapter = type("Linear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
+    with pytest.raises(EditError, match=r"head: cannot become a Linear") as caught:
+        loaded.head = adapter(4, 2)
+    assert "get_peft_model(model, config)" in caught.value.hint
+
+
 ACTING: dict[str, Callable[[Any], object]] = {
     "another parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(2, 4))),
     "the same again": lambda m: (setattr(m, "head", m.head), setattr(m.features[1], "p", 0.25), m.features[0].norm.train()),

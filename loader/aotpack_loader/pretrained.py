@@ -21,8 +21,8 @@ from .program import LoadedProgram
 
 _KEPT = frozenset({
     "add_model_tags", "can_generate", "device", "dtype", "estimate_tokens", "floating_point_ops", "get_memory_footprint",
-    "get_parameter_or_buffer", "input_modalities", "main_input_name", "model_tags", "named_non_persistent_buffers",
-    "num_parameters", "should_save_on_this_rank", "warn_if_padding_and_no_attention_mask",
+    "get_parameter_or_buffer", "input_modalities", "is_custom_code", "is_remote_code", "main_input_name", "model_tags",
+    "named_non_persistent_buffers", "num_parameters", "should_save_on_this_rank", "warn_if_padding_and_no_attention_mask",
     "barrier_after_gathered_checkpoint_save", "gather_sharded_state_dict_for_save",
 })  # fmt: skip
 """Methods of the library that only read what a program has."""

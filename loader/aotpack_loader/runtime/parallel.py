@@ -1,4 +1,4 @@
-"""What to do instead, for those who split a loaded bundle over processes in a way that compiled code cannot follow."""
+"""What to do instead, for those who split a loaded bundle, or put adapters into it, so that compiled code cannot follow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _ADVICE = {
     "torch.distributed._composable": _WHOLE,
     "accelerate": "Offloading by submodules is not possible: the weights are used all at once.",
     "deepspeed": _WHOLE,
+    "peft": "Add adapters to the model itself, get_peft_model(model, config), and build the bundle from what that returns.",
 }
 
 
