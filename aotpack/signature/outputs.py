@@ -89,9 +89,22 @@ class Outputs(Mutations):
                 continue
             for i in members:
                 steps = views.steps_between(origin, nodes[i], self.shape_env)
+                steps = self._steps_from_later(origin, nodes[i]) if steps is None else steps
                 if steps is not None and all(map(self._is_known, views.sizes_in(steps))):
                     found[i] = _Rebuilt(origin, base, steps)
         return found
+
+    def _steps_from_later(self, origin: Node, view: Node) -> list[schema.ViewStep] | None:
+        """Steps of a view that was taken before the sizes of what it is of changed in place, as ``t_()`` changes them."""
+        root = views.common_root([origin, view])
+        if root is None:
+            return None
+        now, before = origin.meta["val"], root.meta["val"]
+        steps = views.steps_between(root, view, self.shape_env)
+        same = compat.statically_known_true(now.numel() == before.numel())
+        if steps is None or not same or not compat.statically_known_true(now.storage_offset() == before.storage_offset()):
+            return None
+        return [views.same_start_step(before, self.shape_env), *steps]
 
     def _is_computed(self, i: int, node: Any) -> bool:
         """Whether result ``i`` is a dense plain tensor that AOTAutograd takes for a new one."""

@@ -150,6 +150,13 @@ def detached_with_views(x: Tensor) -> Any:
     return whole, whole[0], part[1:], part, x[0], x, whole[None], unseen[0], unseen[1], whole, later[:2], later[1:]
 
 
+def turned_between_views(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 3
+    before = y[:1]
+    y.t_()
+    return before, y, y[:1]
+
+
 def detached_view(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y.detach(), y
@@ -517,6 +524,7 @@ CASES: list[Case] = [
         for target in ("portable", "cpu")
     ),
     case("outputs: views of a copy by reshape, written to, without gradients", views_of_a_copy, laid_out(t(4, 3), (6, 2))),
+    case("outputs: views before and after t_() of what they are of", turned_between_views, n(2, 4)),
     case("outputs: views without gradients", views_without_gradient, g(2, 3)),
     case("outputs: views without gradients, in place afterwards", views_without_gradient, g(2, 3), calls=MUTATED),
     case("outputs: views without gradients, cpu", views_without_gradient, g(2, 3), targets=("cpu",)),
