@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -35,6 +36,7 @@ WRAPS: dict[str, Wrap] = {
     "fsdp2": lambda model: fully_shard(model, reshard_after_forward=True),
     "fsdp2 no reshard": lambda model: fully_shard(model, reshard_after_forward=False),
     "fsdp2 bf16": lambda model: fully_shard(model.float(), mp_policy=_BF16),
+    "accelerate": lambda model: accelerate.Accelerator(cpu=True).prepare(model),
     "refused: fully_shard of a part": lambda model: fully_shard(model.linear) and fully_shard(model),
     "refused: fsdp1 with a policy": lambda model: FullyShardedDataParallel(
         model, device_id=CPU, auto_wrap_policy=ModuleWrapPolicy({nn.Linear})
@@ -70,6 +72,7 @@ def work(rank: int, folder: str, port: int, paths: dict[str, str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="1")
     dist.init_process_group("gloo", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for kind, path in paths.items():

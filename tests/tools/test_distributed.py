@@ -43,7 +43,7 @@ def test_losses_are_those_of_eager(found: dict[str, list[list[float] | str]]) ->
         if isinstance(bundle, str) or bundle != pytest.approx(eager, rel=1e-2 if "bf16" in name else 1e-5):
             wrong.append((name, eager, bundle))
     assert wrong == []
-    assert len(found) == 2 * 11 + 1
+    assert len(found) == 2 * 12 + 1
 
 
 @pytest.mark.parametrize("way", ["tensor parallel", "fully_shard of a part", "fsdp1 with a policy"])
