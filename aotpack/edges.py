@@ -3,7 +3,7 @@
 So a size may vary down to 0. But where the model, or an operator in torch's own C++, goes another way for such a size, the graphs
 do not. What was traced is therefore run at these sizes on fake tensors, beside the model itself.
 
-Comparisons in the model's own Python are seen while it is traced (``compat.questions_about_zero``).
+Comparisons in the model's own Python are seen while it is traced (``zero_sizes.questions_about_zero``).
 """
 
 from __future__ import annotations

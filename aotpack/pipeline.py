@@ -20,7 +20,15 @@ from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
 from . import __version__, decompositions, existing, finish, program, tracing
-from ._torch_compat import Decompositions, check_torch, decomposed_like_kernels, fakes_of_kernels, free_sizes, record_of_fixes
+from ._torch_compat import (
+    Decompositions,
+    apply_fixes,
+    check_torch,
+    decomposed_like_kernels,
+    fix_table,
+    free_sizes,
+    record_of_fixes,
+)
 from ._torch_compat.recurrent import own_gru, recurrent_scans
 from .autocast import current_autocast
 from .bundle import BlobStore
@@ -113,7 +121,7 @@ def build(
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
     warmed = _warmed(run, model, args, kwargs, options)
-    with warmed as model, free_sizes(), fakes_of_kernels(), own_gru(), scans, BlobStore(out) as store:
+    with warmed as model, free_sizes(), _sizes_fixed(), own_gru(), scans, BlobStore(out) as store:
         work = tracing.start(run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options))
         traced = tracing.trace(work)
         documents, graphs = program.describe(traced, work, store)
@@ -201,7 +209,7 @@ def compile_bundle(
     refuse_unused(chosen, specializations)
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    with Bundle.open(bundle) as opened, free_sizes(), fakes_of_kernels(), BlobStore(out) as store:
+    with Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         existing.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust)
         with run.stage("restore"):
@@ -235,6 +243,13 @@ def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) ->
     return lambda target: record_of_fixes(inductor=uses_inductor(target), untested=untested)
 
 
+@contextlib.contextmanager
+def _sizes_fixed() -> Iterator[None]:
+    """The fixes of symbolic sizes and of fake tensors, which a whole build needs."""
+    with apply_fixes("symbolic_shapes"), apply_fixes("fake_tensor"):
+        yield
+
+
 def _producer() -> schema.Producer:
     return schema.Producer(__version__, str(torch.__version__))
 
@@ -242,5 +257,5 @@ def _producer() -> schema.Producer:
 def _decompositions(targets: Sequence[Target], options: Options) -> Decompositions:
     """The first table that a target has, and what no bundle may call."""
     tables = [target.decompositions(exact_random=options.exact_random) for target in targets]
-    table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE}
+    table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE, **fix_table("decomposition")}
     return decomposed_like_kernels(table)

@@ -36,7 +36,7 @@ from machine import provenance  # noqa: E402
 from rich.progress import track  # noqa: E402
 
 from aotpack import decompositions  # noqa: E402
-from aotpack._torch_compat import decomposed_like_kernels, inductor_decompositions, strides_of_kernels  # noqa: E402
+from aotpack._torch_compat import apply_fixes, decomposed_like_kernels, inductor_decompositions  # noqa: E402
 from aotpack._torch_compat.decompose import decomposed_as_eager  # noqa: E402
 from aotpack._torch_compat.randomness import traced_random  # noqa: E402
 
@@ -219,7 +219,7 @@ class Kernels(TorchDispatchMode):
         return real
 
     def _told(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        traced: list[Any] = [strides_of_kernels(), _Decomposed(self._tables[name])] if name in self._tables else []
+        traced: list[Any] = [apply_fixes("fake_tensor"), _Decomposed(self._tables[name])] if name in self._tables else []
         plain = {id(value): value.detach() for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
         with FakeTensorMode() as mode, torch.no_grad(), contextlib.ExitStack() as stack:
             made = {key: mode.from_tensor(value, static_shapes=True) for key, value in plain.items()}
@@ -279,7 +279,7 @@ class Operators:
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return  # samples are made for their own layout: some operators take no other
         self.known.add(key)
-        tracing = (enable_python_dispatcher(), strides_of_kernels(), decomposed_as_eager(), traced_random(exact=False))
+        tracing = (enable_python_dispatcher(), apply_fixes("fake_tensor"), decomposed_as_eager(), traced_random(exact=False))
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.ExitStack() as stack:
             own = tree_map(lambda x: mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x, arguments)
             for context in tracing:

@@ -38,8 +38,7 @@ from .call_library import SOURCE as CALL_LIBRARY_SOURCE
 from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
-from .fakes import fakes_of_kernels
-from .fixes.applying import record_of_fixes
+from .fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .fixes.gate import check_torch
 from .gradient_writes import GradientWriteError
 from .inductor import (
@@ -69,7 +68,7 @@ from .rehearsal import (
     rehearse,
     suspended_while_compiling,
 )
-from .strides import decomposed_like_kernels, strides_of_kernels
+from .strides import decomposed_like_kernels
 from .symbols import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo, symbolic_truths
 from .tensors import (
     Bounds,
@@ -92,7 +91,6 @@ from .tensors import (
     stored_elements,
     symbols_in,
     symbols_of,
-    unguarded_convolutions,
     varying_integer,
 )
 from .writes import may_move_versions
@@ -133,6 +131,7 @@ __all__ = [
     "ViewAndMutationMeta",
     "Written",
     "allow_one",
+    "apply_fixes",
     "blank_like",
     "call_library_fingerprint",
     "can_name_instruction_set",
@@ -150,7 +149,7 @@ __all__ = [
     "fake_mode_of",
     "fake_mode_with_shapes",
     "fake_tensor",
-    "fakes_of_kernels",
+    "fix_table",
     "free_sizes",
     "has_effect",
     "hint",
@@ -184,7 +183,6 @@ __all__ = [
     "split_regions",
     "statically_known_true",
     "stored_elements",
-    "strides_of_kernels",
     "suspended_while_compiling",
     "symbolic_truths",
     "symbols_in",
@@ -192,7 +190,6 @@ __all__ = [
     "tell_calls_apart",
     "traced_own_gradients",
     "tree_children",
-    "unguarded_convolutions",
     "varying_integer",
     "with_effects",
     "x86_vector_bits",

@@ -20,7 +20,6 @@ import torch._inductor.lowering
 from torch._decomp import decompositions as lstm_decompositions
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
 from torch._functorch._aot_autograd.runtime_wrappers import AOTSyntheticBaseWrapper
@@ -39,18 +38,16 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .dynamo import COMPARES, SIDE_EFFECTS
+from .fixes.applying import apply_fixes, fix_graph, patched, reached, replaced
 from .gradient_writes import refused_gradient_writes
 from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
 from .nodes import without_views
-from .old_views import RefusedOldViews
-from .overlaps import OverlapsOfAnySize, RefusedOverlaps, RefusedPlaces, gradients_apart
-from .randomness import is_effectful, partitioned_random
+from .overlaps import RefusedOverlaps
+from .randomness import is_effectful
 from .rehearsal import Touched
 from .reshapes import CopiesByChance
-from .strides import strides_kept_in_place
 from .tensors import fake_mode_of, is_wrapper_subclass
-from .windows import WindowsWithGaps
 
 Decompositions = dict[Any, Callable[..., Any]]
 Note = Callable[[Any, list[Any]], list[Any]]
@@ -123,7 +120,7 @@ def traceable_scans() -> Iterator[None]:
         return
     original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
-    def patched(self: Any) -> None:
+    def optimized(self: Any) -> None:
         original(self)
         forward = self.hop_partitioned_graph.fw_gm
         output = forward.graph.output_node()
@@ -133,7 +130,7 @@ def traceable_scans() -> Iterator[None]:
         output.args = (tuple(results),)
         forward.recompile()
 
-    with mock.patch.object(implementation, "_optimize_forward_intermediates", patched):
+    with patched("aot-scan-returns-a-result-twice", implementation, "_optimize_forward_intermediates", optimized):
         yield
 
 
@@ -204,21 +201,12 @@ def _export_joint(
         functorch_config.patch(_SUBCLASS_TANGENTS),
         inductor_config.patch(enable_auto_functionalized_v2=False),
         _plain_writes_of_export(),
-        _wrappers_with_room((args, kwargs)),
         _aliases_named(),
-        _faithful_results(noted, inside),
-        traceable_scans(),
-        _trained_lstms(),
-        gradients_apart(),
-        _tangents_as_in_memory(),
-        strides_kept_in_place(),
+        _seen_results(noted, inside),
         recorded_lines(entry="traced_model"),
-        OverlapsOfAnySize(),
+        apply_fixes("aot_autograd", inputs=(args, kwargs)),
         RefusedOverlaps(),
-        RefusedPlaces(),
-        RefusedOldViews(),
         refused_gradient_writes(),
-        WindowsWithGaps(),
         copies,
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
@@ -264,7 +252,7 @@ def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _wrappers_with_room(inputs: Any) -> Iterator[None]:
+def wrappers_with_room(inputs: Any) -> Iterator[None]:
     """Let ``as_strided_`` move an input within its storage while it is traced.
 
     The wrapper that AOTAutograd traces with reaches over the tensor alone, whatever lies behind it, and torch refuses to leave
@@ -277,6 +265,7 @@ def _wrappers_with_room(inputs: Any) -> Iterator[None]:
 
     def roomy(cls: type, *described: Any, **named: Any) -> Any:
         # For each as much as for all: the larger of two sizes that vary need not be known.
+        reached("aot-wrappers-with-room")
         return make(cls, *described, *((sum(room),) if cls is FunctionalTensor else ()), **named)
 
     with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
@@ -284,7 +273,7 @@ def _wrappers_with_room(inputs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trained_lstms() -> Iterator[None]:
+def trained_lstms() -> Iterator[None]:
     """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which keeps nothing for a backward.
 
     torch takes it wherever the input alone needs no gradient. Torch 2.9 gives the last states of the others a dimension more.
@@ -305,19 +294,20 @@ def _trained_lstms() -> Iterator[None]:
         return lstm_decompositions.one_layer_lstm if trained else select(given, hidden, weights)
 
     with (
-        mock.patch.object(lstm_decompositions, "select_one_layer_lstm_function", chosen),
-        mock.patch.object(lstm_decompositions, "one_layer_lstm", one_layer_lstm),
+        patched("decomposition-lstm-of-inference", lstm_decompositions, "select_one_layer_lstm_function", chosen),
+        replaced(lstm_decompositions, "one_layer_lstm", one_layer_lstm),
     ):
         yield
 
 
-@contextlib.contextmanager
-def _faithful_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Let ``note`` see results before they are flattened, and keep views of multi-output operations views.
+def multi_output_views() -> contextlib.AbstractContextManager[Any]:
+    """Keep views of multi-output operations views: AOTAutograd hides from autograd that results of one ``chunk`` share memory."""
+    return patched("aot-views-of-several-outputs", torch, "_functionalize_is_multi_output_view", lambda *given: False)
 
-    AOTAutograd hides from autograd that results of one ``chunk`` share memory, as an optimisation: in-place changes that eager
-    refuses would go through.
-    """
+
+@contextlib.contextmanager
+def _seen_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Let ``note`` see results before they are flattened."""
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -331,10 +321,7 @@ def _faithful_results(note: Note, inside: Callable[[], contextlib.AbstractContex
 
         return flattened(traced_model, *args, **kwargs)
 
-    with (
-        mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted),
-        mock.patch.object(torch, "_functionalize_is_multi_output_view", return_value=False),
-    ):
+    with mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted):
         yield
 
 
@@ -384,18 +371,6 @@ class AliasedOutputsError(Exception):
 
 
 @contextlib.contextmanager
-def _tangents_as_in_memory() -> Iterator[None]:
-    """Trace tangents that are not lazily conjugated or negated, as results may be: the loader hands over none that are."""
-    coerce = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
-
-    def resolved(tangent: Any) -> Any:
-        return coerce(tangent.resolve_conj().resolve_neg() if isinstance(tangent, torch.Tensor) else tangent)
-
-    with mock.patch.object(collect_metadata_analysis, "coerce_tangent_and_suggest_memory_format", resolved):
-        yield
-
-
-@contextlib.contextmanager
 def _aliases_named() -> Iterator[None]:
     try:
         yield
@@ -431,24 +406,25 @@ def partition(
     ``added``: outputs of the forward beyond AOTAutograd's.
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
-    with within_budget(memory_budget), partitioned_random(joint.graph_module), joint.fake_mode:
+    with within_budget(memory_budget), apply_fixes("partitioner", joint=joint.graph_module), joint.fake_mode:
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
-        _save_what_is_compared(joint.graph_module.graph)
+        fix_graph("partitioner", joint.graph_module)
         keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
 
 
-def _save_what_is_compared(graph: torch.fx.Graph) -> None:
+def save_what_is_compared(module: torch.fx.GraphModule) -> None:
     """Keep the backward from computing anew what it compares for equality, as the gradient of ``amax`` does to find the maxima.
 
     Compiled code may compute a value once as a vector and once alone, with other last bits (torch 2.13): no element is the
     maximum then, and ``torch.compile`` gives no gradient at all.
     """
-    for comparison in graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
+    for comparison in module.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
         for operand in comparison.all_input_nodes:
             value = without_views(operand)
             if value.op == "call_function" and value.meta["val"].is_floating_point():
+                reached("partitioner-compared-values")
                 value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._decomp import core_aten_decompositions, decompositions, get_decompositions
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .autograd import Decompositions
+from .fixes.applying import apply_fixes, counted, patched
 from .rules import ruled
 
 
@@ -34,14 +34,16 @@ def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompos
         return make_fx(function, decomposition_table=dict(table))(*distinct).graph
 
 
-@contextlib.contextmanager
-def decomposed_as_eager() -> Iterator[None]:
-    """Trace what torch decomposes above autograd with the numbers and the strides that its kernels give.
+def decomposed_as_eager() -> contextlib.AbstractContextManager[None]:
+    """Trace what torch decomposes above autograd with the numbers and the strides that its kernels give."""
+    return apply_fixes("decomposition")
 
-    ``interpolate`` by a factor: a size that the factor leaves as it is is copied, one that it doubles, without interpolation, is
-    repeated. Torch's rules (2.13) go by the factor there, too: ``torch.compile`` gives other values and gradients. What they make
-    of rows, and of numbers of classes, has the strides of what is read, and so has ``rrelu`` once its noise is a result. Products
-    of batches, and ``max_pool1d`` without gradients, come out as views, which in eager they are not.
+
+@contextlib.contextmanager
+def interpolated_by_sizes() -> Iterator[None]:
+    """Interpolate by sizes: one that the factor leaves as it is is copied, one that it doubles, without interpolation, repeated.
+
+    Torch's rules go by the factor there, too.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
@@ -62,37 +64,75 @@ def decomposed_as_eager() -> Iterator[None]:
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
         return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
 
+    with (
+        patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_nearest", resize_nearest),
+        patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_linear", resize_linear),
+    ):
+        yield
+
+
+def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
+    """``one_hot`` of numbers of classes lies row by row, whatever the strides of the classes."""
+    if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no rule of its own
+        return contextlib.nullcontext()
+
     def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
         encoded: torch.Tensor = decompositions.one_hot(classes, number)
         return encoded.contiguous()
+
+    return _rule("decomposition-strides-of-one-hot", torch.ops.aten.one_hot.default, one_hot)
+
+
+def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
+    """``rrelu`` lies row by row once its noise is a result, whatever the strides of what is read."""
 
     def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
         noise = torch.empty_like(x, memory_format=torch.contiguous_format)
         return torch.ops.aten.rrelu_with_noise(x, noise, lower, upper, training, generator).contiguous()
 
+    return _rule("decomposition-strides-of-rrelu", torch.ops.aten.rrelu.default, rrelu)
+
+
+def products_are_no_views() -> contextlib.AbstractContextManager[None]:
+    """Products of batches are no views: torch's rule returns a view of a product of matrices."""
+    return _rule(
+        "decomposition-products-as-views",
+        torch.ops.aten.matmul.default,
+        lambda one, other: _no_view(decompositions.matmul(one, other)),
+    )
+
+
+def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
+    """``max_pool1d`` without gradients is no view."""
+
     def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
         pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
         return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
 
-    def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:  # torch writes no functional one
+    return _rule("decomposition-pools-as-views", torch.ops.aten.max_pool1d.default, max_pool1d)
+
+
+def functional_polygamma() -> contextlib.AbstractContextManager[None]:
+    """``polygamma_`` by the operator that returns: torch writes no functional one."""
+
+    def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:
         return x.copy_(torch.polygamma(order, x.clone()))
 
-    rules: dict[Any, Callable[..., Any]] = {
-        torch.ops.aten.allclose.default: _close,
-        torch.ops.aten.cov.default: _covariance,
-        torch.ops.aten.matmul.default: lambda one, other: _no_view(decompositions.matmul(one, other)),
-        torch.ops.aten.max_pool1d.default: max_pool1d,
-        torch.ops.aten.polygamma_.default: polygamma_in_place,
-        torch.ops.aten.rrelu.default: rrelu,
-    }
-    if hasattr(decompositions, "one_hot"):
-        rules[torch.ops.aten.one_hot.default] = one_hot
-    with (
-        ruled(rules),
-        mock.patch.object(decompositions, "_upsample_nearest", resize_nearest),
-        mock.patch.object(decompositions, "_upsample_linear", resize_linear),
-    ):
-        yield
+    return _rule("decomposition-polygamma-in-place", torch.ops.aten.polygamma_.default, polygamma_in_place)
+
+
+def covariance_without_values() -> contextlib.AbstractContextManager[None]:
+    """``torch.cov`` without a question about values."""
+    return _rule("decomposition-covariance", torch.ops.aten.cov.default, _covariance)
+
+
+def close_in_derivatives() -> contextlib.AbstractContextManager[None]:
+    """``allclose`` in torch's own derivatives, as an assertion in the graph."""
+    return _rule("decomposition-allclose-in-derivatives", torch.ops.aten.allclose.default, _close)
+
+
+def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    return ruled({operator: counted(identifier, rule)})
 
 
 def _covariance(

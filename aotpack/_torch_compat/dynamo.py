@@ -19,6 +19,7 @@ from torch._dynamo import functional_export
 from torch._guards import tracing
 
 from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
+from .fixes.applying import apply_fixes, patched
 from .messages import OLD_IGNORED, message_functions
 from .rehearsal import ASSIGNS_STATE, SideEffectError
 
@@ -91,12 +92,10 @@ def _capture(
                 **_AS_IN_EAGER,
             }
         ),
-        # Else the value of a 0-dimensional example would be a hint, and decisions would be made on it.
-        mock.patch.object(torch._subclasses.fake_tensor, "_is_plain_tensor", return_value=False),
         warnings.catch_warnings(record=True) as caught,
         _watched_identity() as compared,
         watched_changes() as changes,
-        _unmixed_attributes(),
+        apply_fixes("dynamo"),
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
@@ -105,8 +104,13 @@ def _capture(
     return captured, changes
 
 
+def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
+    """Take no value of a 0-dimensional example for a hint: decisions would be made on it, without a guard."""
+    return patched("dynamo-hints-of-values", torch._subclasses.fake_tensor, "_is_plain_tensor", lambda *given: False)
+
+
 @contextlib.contextmanager
-def _unmixed_attributes() -> Iterator[None]:
+def unmixed_attributes() -> Iterator[None]:
     """Keep what Dynamo captures apart from the model's attributes of the same names, ``_graph`` and ``meta`` among them.
 
     Its export front end copies all attributes of the model over those of the captured module, and then writes to them. A
@@ -129,7 +133,8 @@ def _unmixed_attributes() -> Iterator[None]:
             attributes.clear()
             attributes.update(kept)  # in the order in which they were
 
-    with mock.patch.object(functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
+    fix = "dynamo-attributes-of-the-model"
+    with patched(fix, functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
         yield
 
 

@@ -15,7 +15,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
-from .strides import strides_of_kernels
+from .fixes.applying import counted
 from .zero_sizes import exclude_zero
 
 _aten = torch.ops.aten
@@ -98,7 +98,6 @@ def _attention(
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,
@@ -115,6 +114,16 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def fakes_of_kernels() -> Iterator[None]:
-    """Let these operators run on fake tensors, and all have the strides there that kernels give real ones."""
-    with mock.patch.dict(fake_impls.op_implementations_dict, _FAKES), strides_of_kernels():
+    """Let operators run on fake tensors of which torch knows no sizes."""
+    rules = {operator: counted("fake-kernels-without-sizes", rule) for operator, rule in _FAKES.items()}
+    with mock.patch.dict(fake_impls.op_implementations_dict, rules):
+        yield
+
+
+@contextlib.contextmanager
+def attention_of_some_sizes() -> Iterator[None]:
+    """Guard the sizes of attention's kernel: it divides by them, and reads as many values as keys."""
+    operator = _aten._scaled_dot_product_flash_attention_for_cpu.default
+    rule = {operator: counted("fake-sizes-of-attention", _attention)}
+    with mock.patch.dict(fake_impls.op_implementations_dict, rule):
         yield

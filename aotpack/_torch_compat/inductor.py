@@ -24,8 +24,8 @@ from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
 from .inductor_tool_chain import Library, tool_chain
 from .nodes import without_views
-from .randomness import RANDOM, compiled_random
-from .tensors import fake_mode_of, unguarded_convolutions
+from .randomness import RANDOM
+from .tensors import fake_mode_of
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -174,8 +174,6 @@ def lower_with_aoti(
         torch.no_grad(),
         tool_chain(library),
         apply_fixes("inductor", module=module, saved=saved),
-        unguarded_convolutions(),
-        compiled_random(module),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from .fixes.applying import reached
 from .writes import written
 
 _RESHAPING = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_"))
@@ -40,6 +41,7 @@ class RefusedOldViews(TorchFunctionMode):
         if self._changed and torch.is_grad_enabled():
             for tensor in written(function, args, kwargs):
                 if tensor._base is not None and id(tensor._base) in self._changed and id(tensor) not in self._later:
+                    reached("aot-views-of-before")
                     raise OldViewError("writes through a view that was taken before its base changed its sizes in place")
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "").partition(".")[0]

@@ -9,16 +9,12 @@ Tried on: torch 2.13.0, 2.9.0.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cmp_to_key
 from itertools import pairwise
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
-from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -244,35 +240,6 @@ def meets_itself(tensor: torch.Tensor) -> bool:
     if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
         return False
     return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than places
-
-
-@contextlib.contextmanager
-def gradients_apart() -> Iterator[None]:
-    """Take gradients of results whose elements share memory (``x.unfold(0, 2, 1).select_scatter(y, 0, 1)``) as contiguous.
-
-    AOTAutograd brings a gradient to the strides of its result, where it is no expanded one, and values that share a place are
-    lost: ``torch.compile`` gives wrong gradients there.
-    """
-    described = MemoryFormatMeta.from_tensor
-
-    def apart(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> MemoryFormatMeta | None:
-        found = described(tensor, *args, **kwargs)
-        if found is None or found.stride is None or _is_nested(found.size or (), found.stride):
-            return found
-        return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
-
-    with mock.patch.object(MemoryFormatMeta, "from_tensor", staticmethod(apart)):
-        yield
-
-
-def _is_nested(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether each step goes beyond all that is within it, so that no two elements meet."""
-    reach = 1
-    for step, n in sorted((step, n) for step, n in zip(stride, size, strict=True) if n > 1):
-        if step < reach:
-            return False
-        reach += (n - 1) * step
-    return True
 
 
 class _Dim(NamedTuple):

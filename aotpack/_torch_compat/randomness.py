@@ -28,6 +28,7 @@ from torch.fx import Node
 
 from aotpack_loader.devices import generator
 
+from .fixes.applying import patched, reached
 from .rules import Rule, ruled
 
 RANDOM = torch.Tag.nondeterministic_seeded
@@ -93,7 +94,6 @@ def traced_random(*, exact: bool) -> Iterator[None]:
     with (
         _no_fresh_recomputation() if exact else contextlib.nullcontext(),
         ruled(rules),
-        mock.patch.object(torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout),
         mock.patch.object(torch.random, "default_generator", _Watched(torch.default_generator)),
         mock.patch.object(user_defined, "RandomValueSource", _refuse_traced_draw),
         inductor_config.patch(fallback_random=exact or inductor_config.fallback_random),
@@ -116,6 +116,11 @@ def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Gen
         return x.copy_(torch.ops.aten.bernoulli.p(x.detach(), p, generator=generator))
     mask = torch.ops.aten.native_dropout(torch.zeros_like(x, dtype=torch.float32), 1 - p, True)[1]
     return x.copy_(mask)
+
+
+def dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
+    """Draw the dropout between recurrent layers, which torch's decomposition forgets."""
+    return patched("decomposition-dropout-of-recurrent-layers", torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout)
 
 
 _rnn_without_dropout: Rule = torch._decomp.decompositions._rnn_helper
@@ -250,7 +255,12 @@ def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
     drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
     with (
         mock.patch.object(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
-        mock.patch.object(partitioners, "functionalize_rng_ops", lambda joint, forward, backward, symbols: (forward, backward)),
+        patched(
+            "partitioner-draws",
+            partitioners,
+            "functionalize_rng_ops",
+            lambda joint, forward, backward, symbols: (forward, backward),
+        ),
     ):
         yield
 
@@ -276,17 +286,31 @@ def _generator_operators() -> Any:
 
 
 @contextlib.contextmanager
-def compiled_random(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Compile ``module`` so that what draws or has effects runs as the graph says: in that order, each once, used or not."""
+def draws_matched_by_no_pattern() -> Iterator[None]:
+    """Let no pattern take what draws or has an effect: it is merged with another draw, or moved."""
+    with patched("inductor-draws-in-patterns", pattern_matcher, "is_match", _matches_fixed):
+        yield
+
+
+@contextlib.contextmanager
+def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
+    """Run what draws or has an effect in the order of the graph, each once, used or not."""
+    local = inductor_config.reorder_for_locality and not _has_effects(module)
+    order = _in_order(comms.decide_global_ordering_of_comms)
     with (
-        mock.patch.object(pattern_matcher, "is_match", _matches_fixed),
-        inductor_config.patch(reorder_for_locality=inductor_config.reorder_for_locality and not _has_effects(module)),
-        mock.patch.object(comms, "decide_global_ordering_of_comms", _in_order(comms.decide_global_ordering_of_comms)),
+        inductor_config.patch(reorder_for_locality=local),
+        patched("inductor-order-of-draws", comms, "decide_global_ordering_of_comms", order),
         mock.patch.object(ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
-        mock.patch.dict(decomposition.decompositions),
     ):
-        # The one decomposition that draws otherwise than its operator, even with ``fallback_random``.
+        yield
+
+
+@contextlib.contextmanager
+def bernoulli_of_its_own() -> Iterator[None]:
+    """Leave out the one decomposition that draws otherwise than its operator, even with ``fallback_random``."""
+    with mock.patch.dict(decomposition.decompositions):
         decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
+        reached("inductor-bernoulli-draws")
         yield
 
 

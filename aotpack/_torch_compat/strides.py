@@ -13,7 +13,6 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import _prims_common
@@ -25,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .fixes.applying import is_applied, patched, reached, replaced
 from .overlaps import is_dense, lies_by
 from .tensors import hint_of
 from .writes import written
@@ -191,10 +191,11 @@ def strides_of_kernels() -> Iterator[None]:
         first = _first(found) if strides else None
         if strides is None or first is None:
             return found
+        reached("fake-strides-of-kernels")
         with mode:
             return _laid_out(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
 
-    with mock.patch.object(FakeTensorMode, "dispatch", told), _layouts_by_hints():
+    with replaced(FakeTensorMode, "dispatch", told):
         yield
 
 
@@ -204,7 +205,7 @@ _LIKE_CHANNELS_LAST = next(  # torch 2.9 has it by the shorter name
 
 
 @contextlib.contextmanager
-def _layouts_by_hints() -> Iterator[None]:
+def layouts_by_hints() -> Iterator[None]:
     """Tell how tensors of sizes that vary lie in memory by those of the example.
 
     A size may be 0 or 1, so that torch (2.13) knows of none whether it is more than another, and takes channels-last images for
@@ -223,8 +224,13 @@ def _layouts_by_hints() -> Iterator[None]:
         return order(*tensors, **options)
 
     with (
-        mock.patch.object(_prims_common, _LIKE_CHANNELS_LAST, told_like_channels_last),
-        mock.patch.object(_prims_common, "compute_elementwise_output_logical_to_physical_perm", told_order),
+        patched("fake-layouts-of-varying-sizes", _prims_common, _LIKE_CHANNELS_LAST, told_like_channels_last),
+        patched(
+            "fake-layouts-of-varying-sizes",
+            _prims_common,
+            "compute_elementwise_output_logical_to_physical_perm",
+            told_order,
+        ),
     ):
         yield
 
@@ -272,8 +278,8 @@ def strides_kept_in_place() -> Iterator[None]:
         return given.new_empty_strided(given.shape, given.stride()).copy_(given)
 
     with (
-        mock.patch.object(FunctionalTensorMode, "__torch_dispatch__", keeping),
-        mock.patch.object(graph_capture_wrappers, "maybe_to_fresh_input", with_gaps),
+        replaced(FunctionalTensorMode, "__torch_dispatch__", keeping),
+        patched("aot-strides-of-what-is-written", graph_capture_wrappers, "maybe_to_fresh_input", with_gaps),
     ):
         yield
 
@@ -285,6 +291,7 @@ def _keep(tensor: FunctionalTensor) -> None:
         return
     strides = tensor.stride() if is_dense(tensor) else _without_gaps(tensor)
     if strides is not None and not _alike(value, strides):
+        reached("aot-strides-of-what-is-written")
         tensor.replace_(_copy(value, strides))
         tensor.commit_update()
         tensor.sync()
@@ -308,6 +315,8 @@ def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
 
 def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """Decompositions whose results have the strides that they have of kernels; :func:`strides_of_kernels` must be on."""
+    if not is_applied("fake-strides-of-kernels"):
+        return dict(table)
     return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
 
 

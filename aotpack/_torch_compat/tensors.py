@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
 from torch._dynamo.source import ConstantSource
-from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import _config as shapes_config
@@ -31,8 +29,6 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotpack_loader.runtime.memory import extent
-
-from .zero_sizes import questions_about_zero
 
 
 class Bounds(NamedTuple):
@@ -55,24 +51,9 @@ DynamicDims = Mapping[int, Bounds]
 def free_sizes() -> Iterator[None]:
     """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
 
-    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then. The strides
-    of a view, of which it first asks whether sizes are 1, are the same if that is left open. And ``masked_select`` of a tensor
-    that is expanded to its mask may find more elements than the tensor has: torch 2.13 asserts at the call that it does not.
+    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then.
     """
-    sizes = shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False)  # type: ignore[attr-defined]
-    masked_select = torch.ops.aten.masked_select.default
-    select = fake_impls.op_implementations_dict[masked_select]
-
-    def expanded(mode: FakeTensorMode, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return select(mode, func, *torch.broadcast_tensors(tensor, mask))  # type: ignore[no-any-return]
-
-    strides_of_view: Callable[..., Any] = fake_impls._compute_stride
-
-    def strides(shape: Any, stride: Any, viewed: Any, size_oblivious: bool = False) -> Any:
-        return strides_of_view(shape, stride, viewed, True) or strides_of_view(shape, stride, viewed, size_oblivious)
-
-    selected = mock.patch.dict(fake_impls.op_implementations_dict, {masked_select: expanded})
-    with sizes, selected, questions_about_zero(), mock.patch.object(fake_impls, "_compute_stride", strides):
+    with shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False):  # type: ignore[attr-defined]
         yield
 
 
@@ -173,34 +154,6 @@ def _constraint(bounds: Bounds) -> Any:
         return RelaxedUnspecConstraint(warn_only=False)
     low = 0 if minimum is None else minimum
     return StrictMinMaxConstraint(vr=ValueRanges(low, int_oo if maximum is None else maximum), warn_only=False)
-
-
-@contextlib.contextmanager
-def unguarded_convolutions() -> Iterator[None]:
-    """Trace and compile convolutions without fixing the batch size.
-
-    Choosing a convolution backend asks whether the batch is large; the answer only picks a kernel, but
-    torch would record it as a condition on the size. The choice is made again at run time, so the condition is dropped.
-    """
-    names = ("_select_conv_backend", "_conv_determine_backend_memory_format")
-    originals = {name: getattr(torch._C, name) for name in names}
-
-    def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            values = torch.utils._pytree.tree_leaves((args, kwargs))
-            env = next((v.fake_mode.shape_env for v in values if isinstance(v, torch._subclasses.FakeTensor)), None)
-            with env.suppress_guards() if env is not None else contextlib.nullcontext():
-                return function(*args, **kwargs)
-
-        return call
-
-    for name, function in originals.items():
-        setattr(torch._C, name, unguarded(function))
-    try:
-        yield
-    finally:
-        for name, function in originals.items():
-            setattr(torch._C, name, function)
 
 
 def is_wrapper_subclass(value: object) -> bool:

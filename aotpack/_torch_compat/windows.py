@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from .fixes.applying import reached
 from .overlaps import memory_of
 from .writes import written
 
@@ -46,6 +47,7 @@ class WindowsWithGaps(TorchFunctionMode):
             given = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
             given |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
             if isinstance(given["tensor"], FunctionalTensor) and _leaves_out(**given):
+                reached("aot-windows-with-gaps")
                 view = _of_other_views(**given)
                 if view is not None:
                     return view

@@ -21,6 +21,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from .. import origin
+from .fixes.applying import reached
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "__eq__": sympy.Eq,
@@ -58,6 +59,7 @@ def _asking(ask: Callable[[Any, Any], Any], compare: Callable[[Any, Any], Any]) 
         if answer is not NotImplemented and _is_of_a_model(sys._getframe(1)):
             for one in (size, other):
                 for symbol in _may_be_zero(one):
+                    reached("shapes-questions-about-zero")
                     if _differs_at_zero(symbol, _expression(size), _expression(other), _expression(answer), compare):
                         exclude_zero(one.node.shape_env, symbol)
         return answer

@@ -90,7 +90,6 @@ def capture(
             with (
                 _traced(model, training=training, exact_random=exact_random),
                 torch.set_grad_enabled(grad),
-                compat.unguarded_convolutions(),
                 decomposed_as_eager(),
             ):
                 if shapes.integers and name != "trace":

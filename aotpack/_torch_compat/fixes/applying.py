@@ -47,6 +47,12 @@ def fix_graph(component: Component, module: torch.fx.GraphModule) -> None:
             _function(fix)(module)
 
 
+def fix_table(component: Component) -> dict[Any, Callable[..., Any]]:
+    """The decompositions of the fixes of one component that are decompositions."""
+    tables = [(fix.id, _function(fix)()) for fix in fixes_of(component) if fix.kind == "table"]
+    return {operator: counted(identifier, rule) for identifier, table in tables for operator, rule in table.items()}
+
+
 def record_of_fixes(*, inductor: bool, untested: bool) -> dict[str, str]:
     """What a bundle records of the fixes: those that were applied for a target, and whether this torch was not tried."""
     applied = [fix.id for fix in fixes_of() if inductor or fix.component not in INDUCTOR]
@@ -111,5 +117,6 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.
 @functools.cache
 def _function(fix: Fix) -> Callable[..., Any]:
     module, _, name = fix.apply.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    package = str(__package__).rpartition(".")[0]
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
     return found

@@ -35,14 +35,14 @@ class Fix:
         component: the part of torch that is at fault; :func:`.applying.apply_fixes` applies the fixes of one component.
         severity: what happens without it.
         summary: the symptom, in one sentence.
-        apply: the function that applies it, ``module:function`` within this package. It returns a context manager, or for
-            ``kind="graph"`` changes the graph it is given.
+        apply: the function that applies it, ``module:function`` within the package of private torch APIs. It returns a context
+            manager, or for ``kind="graph"`` changes the graph it is given.
         patches: dotted names in torch that it replaces or depends on.
         upstream: the issue, or ``unreported``.
         broken: minor releases of torch on which its case was seen to fail without it.
         fixed_in: the first minor release on which its case passes without it; it is not applied from there on.
         takes: the facts of a build that ``apply`` takes as keyword arguments.
-        kind: whether ``apply`` is entered around torch's work, or called with a graph.
+        kind: whether ``apply`` is entered around torch's work, is called with a graph, or returns decompositions by operator.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Fix:
     broken: tuple[str, ...] = ("2.13",)
     fixed_in: str | None = None
     takes: tuple[str, ...] = ()
-    kind: Literal["context", "graph"] = "context"
+    kind: Literal["context", "graph", "table"] = "context"
 
     @property
     def case(self) -> str:

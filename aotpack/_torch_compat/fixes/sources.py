@@ -12,6 +12,7 @@ import inspect
 import json
 import linecache
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType
@@ -63,6 +64,8 @@ def _resolve(name: str) -> Any:
                 value = importlib.import_module(".".join(parts[: i + 1]))
             except ImportError as error:
                 raise LookupError(name) from error
+        if i + 1 < len(parts):  # a package may have a function of its module's name
+            value = sys.modules.get(".".join(parts[: i + 1]), value)
     if key:
         operator = _resolve(f"torch.ops.{key.removesuffix(']')}")
         if operator not in value:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..register import Fix, Hook
-from . import inductor
+from . import decomposition, inductor, tracing
 
-FIXES: tuple[Fix, ...] = (*inductor.FIXES,)
+FIXES: tuple[Fix, ...] = (*tracing.FIXES, *decomposition.FIXES, *inductor.FIXES)
 
-HOOKS: tuple[Hook, ...] = (*inductor.HOOKS,)
+HOOKS: tuple[Hook, ...] = (*tracing.HOOKS, *decomposition.HOOKS, *inductor.HOOKS)

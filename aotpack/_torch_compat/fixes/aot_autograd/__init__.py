@@ -1,0 +1,1 @@
+"""The code of fixes of AOTAutograd; their entries are in :mod:`..entries.tracing`."""

@@ -1,0 +1,1 @@
+"""The code of fixes of fake tensors; their entries are in :mod:`..entries.tracing`."""

@@ -1,0 +1,40 @@
+"""Fixes of sizes and strides that torch finds for fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..applying import counted, patched
+
+
+@contextlib.contextmanager
+def select_from_expanded() -> Iterator[None]:
+    """Let ``masked_select`` of a tensor that is expanded to its mask find more elements than the tensor has."""
+    operator = torch.ops.aten.masked_select.default
+    select = fake_impls.op_implementations_dict[operator]
+
+    def expanded(mode: FakeTensorMode, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return select(mode, func, *torch.broadcast_tensors(tensor, mask))  # type: ignore[no-any-return]
+
+    rule = {operator: counted("fake-masked-select-of-expanded", expanded)}
+    with mock.patch.dict(fake_impls.op_implementations_dict, rule):
+        yield
+
+
+@contextlib.contextmanager
+def find_strides_of_views() -> Iterator[None]:
+    """Find the strides of a view without a question about sizes of 1: they are the same if that is left open."""
+    strides_of_view: Callable[..., Any] = fake_impls._compute_stride
+
+    def strides(shape: Any, stride: Any, viewed: Any, size_oblivious: bool = False) -> Any:
+        return strides_of_view(shape, stride, viewed, True) or strides_of_view(shape, stride, viewed, size_oblivious)
+
+    with patched("fake-strides-of-views", fake_impls, "_compute_stride", strides):
+        yield

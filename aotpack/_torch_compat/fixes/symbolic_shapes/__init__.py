@@ -1,0 +1,1 @@
+"""The code of fixes of symbolic shapes; their entries are in :mod:`..entries.tracing`."""
