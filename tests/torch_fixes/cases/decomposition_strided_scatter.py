@@ -1,0 +1,10 @@
+# target: cpu
+import torch
+
+
+def f(x, y):
+    return x[4:].as_strided_scatter(y, (2,), (1,), 33)
+
+
+def args():
+    return torch.rand(6, 8), torch.rand(2)
