@@ -135,8 +135,8 @@ def _report(fix: Any, seen: Mapping[str, Mapping[str, str]]) -> str:
         if result["seen"] == result["expected"]:
             lines += [f"torch {version}: this program does not show the fault: {_WHY}", ""]
             continue
-        lines += [f"torch {version}, expected:", "", "```", _short(result["expected"]), "```", ""]
-        lines += ["Seen:", "", "```", _short(result["seen"]), "```", ""]
+        lines += [f"torch {version}, expected:", "", "```text", _short(result["expected"]), "```", ""]
+        lines += ["Seen:", "", "```text", _short(result["seen"]), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

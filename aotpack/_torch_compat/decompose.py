@@ -58,7 +58,12 @@ def interpolated_by_sizes() -> Iterator[None]:
         ]
 
     def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
-        resized = nearest(x, sizes, factors if exact else plain(x, sizes, factors, (1, 2)), exact=exact)
+        by_sizes = list(factors) if exact else plain(x, sizes, factors, (1, 2))
+        if len(sizes) != 2 and by_sizes != list(factors):  # kernels of lines and volumes go by the factor, but for gradients
+            if torch.is_grad_enabled() and x.requires_grad:
+                raise NotImplementedError("interpolate by a factor: eager's gradient is not that of its values; pass size=")
+            by_sizes = list(factors)
+        resized = nearest(x, sizes, by_sizes, exact=exact)
         return resized.contiguous() if len(sizes) == 1 else resized
 
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from aotpack_loader.runtime.memory import Places, extent
 
+from .counting import reached
 from .tensors import hint_of, is_wrapper_subclass
 from .writes import written
 
@@ -46,6 +47,7 @@ class OverlapsOfAnySize(TorchFunctionMode):
             given = dict(zip(_PARAMETERS, args, strict=False)) | {_NAMES.get(name, name): value for name, value in kwargs.items()}
             view = in_windows(**given) if _would_fix(**given) else None
             if view is not None:
+                reached("aot-sizes-of-overlapping-strides")
                 return view
         return function(*args, **kwargs)
 
@@ -106,11 +108,13 @@ class RefusedPlaces(TorchFunctionMode):
             tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
             if isinstance(tensor, FunctionalTensor):
                 if not lies_by(tensor, torch._from_functional_tensor(tensor.elem).stride()):
+                    reached("aot-strided-after-a-write")
                     raise LaidOutError(function.__name__)
                 if function in _AS_STRIDED and not is_dense(tensor):
                     self.counted[memory_of(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
             if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
+                reached("aot-strided-after-a-write")
                 raise LaidOutError(self.counted[memory_of(tensor)])
         return function(*args, **kwargs)
 

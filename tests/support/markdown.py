@@ -34,9 +34,16 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page for readers, but for the specification, whose examples have tests of their own."""
+    """Every page for readers, but for the specification, whose examples have tests of their own, and reports of faults of torch.
+
+    The programs in those show what is wrong; ``scripts/torch-fixes run`` runs them.
+    """
     alone = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "loader" / "README.md"]
-    return [*alone, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+    return [*alone, *sorted(_docs()), *sorted((ROOT / "examples").rglob("*.md"))]
+
+
+def _docs() -> list[Path]:
+    return [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "torch-fixes"]
 
 
 def blocks(page: Path) -> list[Block]:

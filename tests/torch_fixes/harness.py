@@ -126,7 +126,7 @@ def _text(tensor: torch.Tensor) -> str:
     digits = 9 if values.dtype == torch.float64 else 4
     numbers = [f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in values.flatten().tolist()]
     steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    return f"{tensor.dtype}{list(tensor.shape)} strides {steps} view {tensor._is_view()}: {' '.join(numbers)}"
+    return f"{tensor.dtype}{list(tensor.shape)} strides {steps}: {' '.join(numbers)}"
 
 
 def _identity(tensors: Sequence[torch.Tensor]) -> list[str]:

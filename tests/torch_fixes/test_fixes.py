@@ -19,6 +19,18 @@ from aotpack._torch_compat.fixes.register import Fix
 from .harness import ROOT, MismatchError, check, load_case
 
 ELSEWHERE = {
+    "shapes-convolution-backend": "tests/conformance, shapes: convolutions of any batch",
+    "fake-masked-select-of-expanded": "scripts/conformance, masked_select",
+    "fake-layouts-of-varying-sizes": "tests/conformance, places: images of any number",
+    "aot-views-of-several-outputs": "tests/conformance, outputs: views of several outputs",
+    "aot-scan-returns-a-result-twice": "tests/conformance, control flow: scan",
+    "partitioner-draws": "tests/conformance, RNG",
+    "dynamo-hints-of-values": "tests/conformance, shapes: sizes that depend on data",
+    "decomposition-products-as-views": "tests/conformance, outputs: products of batches",
+    "decomposition-pools-as-views": "tests/conformance, outputs",
+    "decomposition-lstm-of-inference": "tests/conformance, autograd: recurrent layers",
+    "decomposition-fractional-pool-gradient": "scripts/conformance, fractional_max_pool3d",
+    "decomposition-unsafe-split": "tests/conformance, outputs: unsafe_split",
     "fake-strides-of-views": "tests/conformance, sizes of 1",
     "fake-sizes-of-attention": "tests/conformance, attention of any size",
     "partitioner-compared-values": "tests/conformance, extremes: what is compared is computed once",

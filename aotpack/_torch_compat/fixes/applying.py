@@ -10,17 +10,31 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
+from ..counting import calls, counted, reached
 from .entries import FIXES
 from .register import INDUCTOR, Component, Fix, needed
 
-_calls: Counter[str] = Counter()
+__all__ = [
+    "apply_fixes",
+    "calls",
+    "counted",
+    "fix_graph",
+    "fix_table",
+    "fixes_of",
+    "is_applied",
+    "patched",
+    "reached",
+    "record_of_fixes",
+    "replaced",
+    "without",
+]
+
 _left_out: frozenset[str] = frozenset()
 
 
@@ -78,26 +92,6 @@ def without(*identifiers: str) -> Iterator[None]:
         yield
     finally:
         _left_out = before
-
-
-def reached(identifier: str) -> None:
-    """Count a call of what a fix has put into torch."""
-    _calls[identifier] += 1
-
-
-def calls() -> Mapping[str, int]:
-    """How often each fix was reached in this process."""
-    return _calls
-
-
-def counted(identifier: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose calls are counted."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        _calls[identifier] += 1
-        return function(*args, **kwargs)
-
-    return called
 
 
 def patched(identifier: str, owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:

@@ -8,4 +8,4 @@ def f(x):
 
 
 def args():
-    return (torch.ones(2, 8),)
+    return (torch.ones(2, 9),)
