@@ -19,6 +19,7 @@ from aotpack._torch_compat.fixes.register import Fix
 from .harness import ROOT, MismatchError, check, load_case
 
 ELSEWHERE = {
+    "aot-lazy-tangents": "tests/conformance, outputs: lazily conjugated results",
     "shapes-convolution-backend": "tests/conformance, shapes: convolutions of any batch",
     "fake-masked-select-of-expanded": "scripts/conformance, masked_select",
     "fake-layouts-of-varying-sizes": "tests/conformance, places: images of any number",
