@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.markdown import ROOT, Block, anchors, blocks, links, pages
+from support.markdown import ROOT, Block, anchors, blocks, links, pages, sentences
 
 from aotpack.cli import main
 from aotpack_loader import errors, trust
@@ -31,6 +31,7 @@ RUN = {"python", "sh"}
 KNOWN = RUN | {"text", "json", "toml"}
 NOT_RUN = re.compile(r"not run: \S.{8,}")
 
+SPECIFICATION = sorted((ROOT / "spec").glob("*.md"))
 PAGES = [page for page in pages() if page.exists()]
 TESTED = [
     page for page in PAGES if any(block.language in RUN and not block.title.startswith("not run") for block in blocks(page))
@@ -64,7 +65,6 @@ def workplace(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AOTPACK_NATIVE_CALL", "0")  # a call library takes ten seconds to compile, and has tests of its own
     modules = set(sys.modules)
     yield tmp_path
     for added in set(sys.modules) - modules:
@@ -160,7 +160,7 @@ def test_what_is_not_run_has_a_reason_and_is_the_exception() -> None:
 # ---------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "spec").glob("*.md"))], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *SPECIFICATION], ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
     for target in links(page):
@@ -191,3 +191,11 @@ def test_warnings_are_on_the_page_for_troubleshooting(warning: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) < 1000
+
+
+def test_sentences_are_short() -> None:
+    """At most 6 % of the sentences of README, docs/ and spec/ have more than 25 words, as in OCI's image specification."""
+    read = [each for page in (*PAGES, *SPECIFICATION) for each in sentences(page)]
+    long = sorted((each for each in read if len(each.split()) > 25), key=lambda each: -len(each.split()))
+    assert len(read) > 1500
+    assert len(long) <= 0.06 * len(read), "\n".join(long[:20])

@@ -73,3 +73,16 @@ def _slug(title: str) -> str:
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
     kept = re.sub(r"[^\w\s-]", "", unicodedata.normalize("NFKC", plain).lower())
     return re.sub(r"\s", "-", kept.strip())
+
+
+def sentences(page: Path) -> list[str]:
+    """Sentences of paragraphs and lists; code, tables, headings and what scripts generate are left out."""
+    text = _FENCE.sub("", page.read_text())
+    text = re.sub(r"<!-- [\w-]+:begin -->.*?<!-- [\w-]+:end -->", "", text, flags=re.DOTALL)
+    lines = [
+        re.sub(r"^\s*([-*]|\d+\.)\s+", "\n\n", line) for line in text.splitlines() if not re.match(r"\s*(\||#|!\[|<|:::)", line)
+    ]
+    text = re.sub(r"`[^`]*`|\[([^\]]*)\]\([^)]*\)", r"X\1", "\n".join(lines))
+    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
+    split = [each for paragraph in paragraphs for each in re.split(r"(?<=[.!?:])\**\s+(?=[A-Z`*(])", paragraph)]
+    return [each for each in split if len(each.split()) > 2]
