@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.native import load_native
 from torch import nn
 from torch.nn import functional as F
 
 import aotpack
 from aotpack_loader.errors import AutogradError, InputError, ModeError
+from devtools.native_calls import load_native
 
 
 class Caller(nn.Module):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import torch
-from conftest import ROOT
 from torch.testing._internal.common_methods_invocations import op_db
 
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
-
-from fake_kernels import Kernels, Operators, samples  # noqa: E402
+from devtools.fake_kernels import Kernels, Operators, samples
 
 TOLD_OTHERWISE = {
     "nn.functional.pad": ("reflect", "replicate"),

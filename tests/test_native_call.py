@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import FreshProcess
 from msgspec import structs
-from support.native import load_native
 from torch import nn
 
 import aotpack
@@ -21,6 +20,7 @@ from aotpack.targets import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
 from aotpack_loader.errors import AutogradError, InputError
+from devtools.native_calls import load_native
 
 
 def step(model: nn.Module, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:

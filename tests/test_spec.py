@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle, raw_size
 from aotpack_loader.devices.operators import BUILTINS
 from aotpack_loader.format import media_types, schema
+from devtools.spec import __main__ as generator
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "spec"
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import spec as generator  # noqa: E402
 
 PAGES = sorted(SPEC.rglob("*.md"))
 BUNDLES = sorted((SPEC / "vectors/v1/valid").glob("*/bundle.aotpack"))

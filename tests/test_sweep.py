@@ -11,23 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
-
-import conformance_worker  # noqa: E402
-from conformance_check import Checker, Outcome  # noqa: E402
-from conformance_found import Found  # noqa: E402
-from conformance_observe import observe  # noqa: E402
-from conformance_report import markdown  # noqa: E402
-from conformance_results import COUNTS, Results  # noqa: E402
-from conformance_samples import Sample, Unit, samples, together  # noqa: E402
-from conformance_sizes import at_other_sizes  # noqa: E402
-from conformance_worker import Work, next_group, several  # noqa: E402
+from devtools.conformance import worker
+from devtools.conformance.check import Checker, Outcome
+from devtools.conformance.found import Found
+from devtools.conformance.observe import observe
+from devtools.conformance.report import markdown
+from devtools.conformance.results import COUNTS, Results
+from devtools.conformance.samples import Sample, Unit, samples, together
+from devtools.conformance.sizes import at_other_sizes
+from devtools.conformance.worker import Work, next_group, several
 
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "conformance.py"), "--databases", "op_db", "--dtypes", "float32"]
+    command = [sys.executable, "-m", "devtools.conformance", "--databases", "op_db", "--dtypes", "float32"]
     options = ["--ops", "sin", "addmm", "equal", "--samples", "2", "--json", "--results", str(tmp_path / "results.json")]
     options += ["--partial", str(tmp_path / "partial.jsonl")]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, check=False)
@@ -91,7 +88,7 @@ def test_samples_are_built_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         if "status" in words:
             told.append((words["unit"], words["sample"], words["status"]))
 
-    monkeypatch.setattr(conformance_worker, "Checker", Refusing)
+    monkeypatch.setattr(worker, "Checker", Refusing)
     operators = [Unit("op_db", name, "float32", False, "portable") for name in ("mul", "exp")]
     works = [Work(unit, set(), tmp_path, tell, count=None, until=float("inf")) for unit in operators]
     tried = {(str(operators[1]), "0")}

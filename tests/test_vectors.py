@@ -26,11 +26,9 @@ from aotpack_loader.format import expressions, media_types, schema
 from aotpack_loader.format.codec import decode, encode
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
+from devtools.spec.replay import BUNDLE, EXPECT, observe, replay_invalid, replay_valid
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from spec_replay import BUNDLE, EXPECT, observe, replay_invalid, replay_valid  # noqa: E402
 
 VECTORS = ROOT / "spec/vectors/v1"
 LIMIT = 4_000_000
@@ -59,13 +57,12 @@ FRESH = """
 import runpy, sys
 for name in ("aotpack", "torch._inductor"):
     sys.modules[name] = None  # importing it is an error
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+runpy.run_module("devtools.spec.replay", run_name="__main__", alter_sys=True)
 """
 
 
 def test_in_a_fresh_process_without_the_compiler() -> None:
-    arguments = [str(ROOT / "scripts/spec_replay.py"), str(VECTORS / "valid/nested_kwargs"), str(VECTORS / "invalid/no_methods")]
+    arguments = [str(VECTORS / "valid/nested_kwargs"), str(VECTORS / "invalid/no_methods")]
     done = subprocess.run(
         [sys.executable, "-c", FRESH, *arguments], capture_output=True, text=True, timeout=120, check=False, env=os.environ
     )

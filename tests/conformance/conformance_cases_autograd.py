@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
+from devtools.harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
 
 
 class Mlp(nn.Module):

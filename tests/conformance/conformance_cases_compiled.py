@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
+from devtools.harness import INFER, TRAIN, Case, Spec, case, g, t
+
 from .conformance_cases_shapes import at
-from .harness import INFER, TRAIN, Case, Spec, case, g, t
 
 
 def positive(dtype: torch.dtype) -> Spec:

@@ -12,7 +12,7 @@ from torch._higher_order_ops.map import map as map_rows
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from .harness import Call, Case, Given, Model, case, const, g, inputs, module_case, t
+from devtools.harness import Call, Case, Given, Model, case, const, g, inputs, module_case, t
 
 BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 TURNS = (*(Call(seed) for seed in range(1, 7)), *(Call(seed, training=False, grad=False) for seed in (7, 8)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .harness import TRAIN, Call, Case, Given, case, g, inputs, n, t, together
+from devtools.harness import TRAIN, Call, Case, Given, case, g, inputs, n, t, together
 
 SHARED = "shar|same|alias|memory"
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
+from devtools.harness import INFER, TRAIN, Call, Case, case, g, inputs, laid_out, n, t
+
 from .conformance_cases_shapes import LAYOUT
-from .harness import INFER, TRAIN, Call, Case, case, g, inputs, laid_out, n, t
 
 Made = Callable[[torch.Generator], Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .harness import TRAIN, Call, Case, case, g, inputs, ints, module_case, n, t
+from devtools.harness import TRAIN, Call, Case, case, g, inputs, ints, module_case, n, t
 
 
 def data(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import INFER, TRAIN, Call, Case, case, g, ints, laid_out, module_case, n, t
+from devtools.harness import INFER, TRAIN, Call, Case, case, g, ints, laid_out, module_case, n, t
 
 Pair = namedtuple("Pair", ["left", "right"])
 

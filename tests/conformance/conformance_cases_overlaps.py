@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.export import Dim
 from torch.utils.checkpoint import checkpoint
 
+from devtools.harness import TRAIN, Case, case, g, ints, laid_out, t
+
 from .conformance_cases_random import filled
 from .conformance_cases_shapes import BATCH, at
-from .harness import TRAIN, Case, case, g, ints, laid_out, t
 
 LENGTH = Dim("length", min=6, max=64)
 

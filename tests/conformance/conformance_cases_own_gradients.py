@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .harness import TRAIN, Call, Case, case, g, inputs, laid_out, module_case, t
+from devtools.harness import TRAIN, Call, Case, case, g, inputs, laid_out, module_case, t
 
 Loss = Callable[[nn.Module, Tensor], Any]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
-from .harness import Case, Spec, case, g, t
+from devtools.harness import Case, Spec, case, g, t
 
 
 def places(*results: Tensor) -> list[Tensor]:

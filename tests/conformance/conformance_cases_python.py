@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, t, together
+from devtools.harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, t, together
 
 
 @dataclass

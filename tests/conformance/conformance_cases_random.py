@@ -14,7 +14,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .harness import INFER, TRAIN, Call, Case, case, g, module_case, t
+from devtools.harness import INFER, TRAIN, Call, Case, case, g, module_case, t
 
 LOG: list[tuple[str, float]] = []
 """What the effectful operators below have done."""

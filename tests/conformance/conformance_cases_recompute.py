@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
-from .harness import TRAIN, Call, Case, Given, case, g, inputs, module_case, n, t
+from devtools.harness import TRAIN, Call, Case, Given, case, g, inputs, module_case, n, t
 
 apart = functools.partial(checkpoint, use_reentrant=False)
 BOTH_MODES = (TRAIN, Call(2), Call(3, training=False, grad=False))

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from devtools.harness import Call, Case, case, g, ints, module_case, n, t
+
 from .conformance_cases_autograd import Mlp, Triple, Two
-from .harness import Call, Case, case, g, ints, module_case, n, t
 
 
 class Conv(nn.Module):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from devtools.harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
+
 from .conformance_cases_mutation import at_an_offset
-from .harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
 
 BATCH = Dim("batch", min=2, max=64)
 SEQUENCE = Dim("sequence", min=2, max=32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .harness import TRAIN, Call, Case, case, g, ints, module_case, t
+from devtools.harness import TRAIN, Call, Case, case, g, ints, module_case, t
 
 
 class Tied(nn.Module):

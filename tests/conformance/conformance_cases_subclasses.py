@@ -12,7 +12,8 @@ from torch.export import Dim
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from .harness import INFER, TRAIN, Call, Case, Spec, case, g, inputs, module_case, n, t, together
+from devtools.harness import INFER, TRAIN, Call, Case, Spec, case, g, inputs, module_case, n, t, together
+
 from .quantised import Quantised
 
 KNOWN: dict[str, Any] = {"subclasses": (TwoTensor, Quantised)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from devtools.harness import Case
+
 from . import conformance_cases_autograd as autograd
 from . import conformance_cases_compiled as compiled
 from . import conformance_cases_control_flow as control_flow
@@ -19,7 +21,6 @@ from . import conformance_cases_second as second
 from . import conformance_cases_shapes as shapes
 from . import conformance_cases_state as state
 from . import conformance_cases_subclasses as subclasses
-from .harness import Case
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import aotpack
+from devtools.harness import build, check_restored, compare
 
-from .harness import build, check_restored, compare
 from .table import CASES
 
 NAMES = (

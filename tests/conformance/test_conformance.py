@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
 from aotpack_loader.errors import BuildError
+from devtools.harness import Case, build, case, module_case, run, t
 
 from .conformance_cases_recompute import layers
-from .harness import Case, build, case, module_case, run, t
 from .table import CASES, REFUSED, XFAIL
 
 

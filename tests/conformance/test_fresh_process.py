@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from .harness import Case, build, seeded
+from devtools.harness import Case, build, seeded
+
 from .table import CASES
 
 NAMES = (

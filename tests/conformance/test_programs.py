@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from aotpack_loader.errors import BuildError
-
-from .harness import run, works_in_eager
-from .program_operators import DRAWS, KINDS
-from .programs import Program, drawn, joined, reduced
+from devtools.harness import run, works_in_eager
+from devtools.programs.drawing import Program, drawn, joined, reduced
+from devtools.programs.operators import DRAWS, KINDS
 
 
 def test_a_seed_draws_the_same_program() -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import aotpack
 from aotpack_loader.errors import BuildError, InputError
-
-from .harness import (
+from devtools.harness import (
     INFER,
     TRAIN,
     Case,
@@ -33,7 +32,7 @@ from .harness import (
     together,
     works_in_eager,
 )
-from .observe import differences
+from devtools.observation import differences
 
 KNOWN: dict[str, str] = {}
 """Differences that the table already holds; a program that shows nothing else is no news."""

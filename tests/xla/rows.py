@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 import torch
 import torch.utils._pytree as pytree
-from conformance.harness import EXAMPLE_SEED, Call, Case, Inputs, MakeInputs, build, observe, seeded
-from conformance.observe import Observation, differences
 from conformance.table import XFAIL
 
 import aotpack
@@ -24,6 +22,8 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError, TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.program import LoadedProgram
+from devtools.harness import EXAMPLE_SEED, Call, Case, Inputs, MakeInputs, build, observe, seeded
+from devtools.observation import Observation, differences
 
 Status = Literal["pass", "refused", "known", "wrong"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from conformance.conformance_cases_recompute import NOTEBOOK, layers, recurrent, two_pytrees
-from conformance.harness import Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
+from devtools.harness import Case
 
 from . import rows
 from .models import assert_computes_layers

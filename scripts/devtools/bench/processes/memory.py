@@ -1,0 +1,50 @@
+"""Peak memory of one training step of one contender, in its own fresh process; ``run.py`` starts this file.
+
+The kernel's high-water mark of the resident set is reset before a step, after a few others; the figure is how far the
+step raises it. ``run.py`` makes malloc give freed memory back at once, so that it shows what is alive. Gradients are
+dropped before, so they count. BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
+"""
+
+import gc
+import json
+import os
+import statistics
+from pathlib import Path
+
+from aotpack.measure import contender
+from devtools.bench.processes.mapped import status
+
+WARMUP, STEPS = 3, 5
+
+
+def main() -> None:
+    options = contender.parse()
+    import torch
+
+    if budget := os.environ.get("BENCH_MEMORY_BUDGET"):
+        import torch._functorch.config
+
+        torch._functorch.config.activation_memory_budget = float(budget)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    args, kwargs = torch.load(options.inputs, weights_only=True)
+    model = contender.make(options)
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        contender.loss_of(model(*args, **kwargs)).backward()
+
+    peaks = []
+    for number in range(WARMUP + STEPS):
+        for parameter in parameters:
+            parameter.grad = None
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = status("VmRSS")
+        step()
+        if number >= WARMUP:
+            peaks.append(status("VmHWM") - before)
+    print(json.dumps({"peak_bytes": statistics.median(peaks), "resident_bytes": status("VmRSS")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Writes results into the README's table and pages of docs/, between the marks there; ``--pictures`` draws them anew.
+
+    report.py               prints what it would write
+    report.py --write       writes them
+
+A part whose benchmark has no results stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from devtools.bench import tables
+from devtools.pages import replace
+from devtools.paths import RESULTS, ROOT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="update README.md and the pages of docs/ in place")
+    parser.add_argument("--pictures", action="store_true", help="draw results/*.png (needs matplotlib)")
+    options = parser.parse_args()
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    results = {name: result for name, result in found.items() if "minutes" in result}  # others are no benchmark's, or of old form
+    if options.pictures:
+        from devtools.bench import pictures
+
+        pictures.draw(results, RESULTS)
+    replaced = {ROOT / "README.md": {"bench": tables.short(results)}}
+    for page, sections in tables.PAGES.items():
+        replaced[ROOT / "docs" / page] = {
+            name: _section(name, results[name], make) for name, make in sections.items() if name in results
+        }
+    replaced[ROOT / "docs" / "performance.md"]["overview"] = tables.overview(results)
+    for path, texts in replaced.items():
+        for mark, text in texts.items():
+            if options.write:
+                replace(path, mark, text)
+            else:
+                print(f"{path.name}, {mark}\n\n{text}\n")
+
+
+def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]], str]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    measured = (
+        f"{result['date']}, torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, load {result['load_average']}"
+    )
+    text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
+    picture = RESULTS / f"{name}.png"
+    return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text
+
+
+if __name__ == "__main__":
+    main()

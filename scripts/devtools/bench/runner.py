@@ -1,0 +1,266 @@
+"""What the sections share: the models they measure, processes with caches of their own, turns, medians."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from devtools.paths import ROOT
+
+BENCH = Path(__file__).resolve().parent
+
+PROCESSES = BENCH / "processes"
+CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
+BOTH = ("--target", "cpu", "--target", "portable", "--method", "train", "--method", "infer")
+"""Options of a build that serves most benchmarks, so that it is built once for all."""
+
+
+_ENTRY = """
+from pathlib import Path
+from devtools.bench.processes.batches import repeated
+from devtools.files import import_file
+source = import_file(Path({file!r}), {name!r})
+def model(): return source.model(**{options!r})
+def example_inputs(): return repeated(source.example_inputs(**{inputs!r}), {batch})
+"""
+
+_INPUTS = """
+import runpy, sys, torch
+torch.manual_seed(0)
+inputs = runpy.run_path(sys.argv[1])["example_inputs"]()
+torch.save(inputs if len(inputs) == 2 and isinstance(inputs[1], dict) else (inputs, {}), sys.argv[2])
+"""
+
+
+class BenchError(Exception):
+    """A process that was to be measured failed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model as it is measured: its file, what its factories are called with, and how often its first sample is repeated.
+
+    ``batch`` 0 leaves the example inputs as they are. Sizes are static unless ``dynamic``: then they vary as the file says.
+    """
+
+    base: str
+    file: Path
+    options: Mapping[str, object] = field(default_factory=dict)
+    batch: int = 0
+    dynamic: bool = False
+    inputs: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        given = map(str, (*self.options.values(), *self.inputs.values()))
+        parts = [self.base, *given, str(self.batch or ""), "dynamic" if self.dynamic else ""]
+        return "-".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A bundle, the build's report, and what it took, the compiler's processes included, in seconds and bytes."""
+
+    bundle: Path
+    report: dict[str, Any]
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+
+
+def example(name: str, **keywords: Any) -> Case:
+    return Case(name, ROOT / "examples" / name / "model.py", **keywords)
+
+
+def network(name: str, **keywords: Any) -> Case:
+    """One of ``devtools/bench/models``."""
+    return Case(name, BENCH / "models" / f"{name}.py", **keywords)
+
+
+@dataclass
+class Bench:
+    """Where the measured processes work, what they run on, and how often each is started."""
+
+    work: Path
+    quick: bool
+    pin: bool
+    networks: Sequence[str] | None = None
+    python_path: Path = Path(sys.executable)
+
+    def times(self, full: int, quick: int = 1) -> int:
+        return quick if self.quick else full
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Caches of its own; Python's byte code cache is on, as it is for users."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCH", "AOTPACK", "OMP_", "MKL_"))}
+        places = {"AOTPACK_CACHE": "cache", "AOTPACK_STATE": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+        for place in places.values():
+            (self.work / place).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return kept | {name: str(self.work / place) for name, place in places.items()}
+
+    def command(self, *words: object, one_core: bool = True) -> list[str]:
+        prefix = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if self.pin and one_core else []
+        return [*prefix, str(self.python_path), *map(str, words)]
+
+    def python(self, *words: object, one_core: bool = True, **environment: str) -> str:
+        """What a Python process prints."""
+        command = self.command(*words, one_core=one_core)
+        done = subprocess.run(
+            command,
+            cwd=self.work,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise BenchError(f"`{' '.join(command)}` exited with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def json(self, *words: object, **keywords: Any) -> dict[str, Any]:
+        """The last line that a Python process prints, which is JSON."""
+        found: dict[str, Any] = json.loads(self.python(*words, **keywords).strip().splitlines()[-1])
+        return found
+
+    def source(self, case: Case) -> Path:
+        """The case as a ``model.py``."""
+        if case.dynamic:
+            return case.file
+        path = self.work / f"{case.name}_source.py"
+        path.write_text(
+            _ENTRY.format(
+                file=str(case.file),
+                name=case.file.stem,
+                options=dict(case.options),
+                inputs=dict(case.inputs),
+                batch=case.batch,
+            )
+        )
+        return path
+
+    def inputs(self, case: Case) -> Path:
+        """The case's arguments, as ``torch.save`` wrote them."""
+        path = self.work / f"{case.name}-inputs.pt"
+        if not path.exists():
+            self.python("-c", _INPUTS, self.source(case), path)
+        return path
+
+    def bundle(self, case: Case, *options: str) -> Path:
+        """The bundle of a case with these options of ``aotpack build``, built once."""
+        out = self.work / f"{'-'.join([case.name, *(word.strip('-') for word in options)]).replace(':', '.')}.aotpack"
+        if not out.exists():
+            self.python("-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", *options, one_core=False)
+        return out
+
+    def artifact(self, case: Case, kind: str) -> Path:
+        """What a peer (``aot_compile``, ``export``, ``aoti``) saves to start without compiling, made once."""
+        out = self.work / f"{case.name}-{kind}.{'bin' if kind == 'aot_compile' else 'pt2'}"
+        if not out.exists():
+            words = ["--kind", kind, "--model", self.source(case), "--inputs", self.inputs(case), "--out", out]
+            self.python(PROCESSES / "artifact.py", *words, one_core=False)
+        return out
+
+    def build(self, case: Case, *options: str) -> Built:
+        """A build that takes nothing from the compile cache, measured.
+
+        What does not depend on the model is made once a machine, for both: here the call library, for ``torch.compile`` headers.
+        """
+        with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
+            out = self.work / f"{case.name}-measured.aotpack"
+            words = ["-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", "--no-cache", *options]
+            seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
+        return Built(out, json.loads(found["output"]), seconds, found["cpu_seconds"], found["peak_bytes"])
+
+    @contextlib.contextmanager
+    def empty(self, *variables: str) -> Iterator[dict[str, str]]:
+        """Environment variables that name empty directories; removed afterwards."""
+        folders = {variable: tempfile.mkdtemp(dir=self.work) for variable in variables}
+        try:
+            yield folders
+        finally:
+            for folder in folders.values():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def start(self, kind: str, case: Case, *words: object, **environment: str) -> dict[str, Any]:
+        """One run of contender.py, isolated, with one thread. Not pinned: torch.compile starts worker processes."""
+        source = ["--model", self.source(case)] if kind in ("eager", "compile", "aot_compile") else []
+        rest = ["--inputs", self.inputs(case), "--threads", 1, "--iterations", 5, "--warmup", 1, "--json", *words]
+        spawned = ["--spawned", time.perf_counter()]
+        return self.json("-I", CONTENDER, "--kind", kind, *source, *rest, *spawned, one_core=False, **environment)
+
+    def cold(self, case: Case, number: int = 0) -> dict[str, Any]:
+        """One step of ``torch.compile`` with an empty cache: its figures, and of the whole process seconds and peak memory.
+
+        Long, and wanted by two benchmarks: the run called ``number`` is made once.
+        """
+        path = self.work / f"{case.name}-cold-{number}.json"
+        if not path.exists():
+            path.write_text(json.dumps(self._cold(case)))
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def _cold(self, case: Case) -> dict[str, Any]:
+
+        words = ["-I", CONTENDER, "--kind", "compile", "--model", self.source(case), "--inputs", self.inputs(case)]
+        words += ["--threads", 1, "--iterations", 1, "--warmup", 0, "--json", "--spawned", time.perf_counter()]
+        with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
+            seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
+        figures = json.loads(found["output"].strip().splitlines()[-1])
+        took = {f"process_{name}": found[name] for name in ("cpu_seconds", "peak_bytes")}
+        return {**figures, "process_seconds": seconds, **took}
+
+
+def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Run each contender once, unmeasured; those that work, and why peers do not. A bundle has to."""
+    works: dict[str, Callable[[], Any]] = {}
+    left_out: dict[str, str] = {}
+    for name, run in contenders.items():
+        try:
+            run()
+        except BenchError as error:
+            if name.startswith(("bundle", "cpu", "portable")):
+                raise
+            left_out[name] = str(error).strip().splitlines()[-1]
+        else:
+            works[name] = run
+    return works, left_out
+
+
+def alternately(contenders: Mapping[str, Callable[[], Any]], times: int) -> dict[str, list[Any]]:
+    """Run every contender ``times`` times in turns; every other turn goes backwards."""
+    found: dict[str, list[Any]] = {name: [] for name in contenders}
+    for number in range(times):
+        for name in in_turns(contenders, number):
+            found[name].append(contenders[name]())
+    return found
+
+
+def in_turns(names: Iterable[str], number: int) -> Sequence[str]:
+    return list(names) if number % 2 == 0 else list(names)[::-1]
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and the result."""
+    begin = time.perf_counter()
+    result = run()
+    return time.perf_counter() - begin, result

@@ -1,0 +1,60 @@
+"""Steady steps, side by side in one process: tiny to large batches, one thread and all, with an optimizer, and inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from devtools.bench.runner import BOTH, PROCESSES, Bench, Case, example, network
+
+GOAL = 1.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A case, what a step of it is (options of step.py), and the peers that start from an artifact."""
+
+    case: Case
+    title: str
+    words: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+
+
+def variants(bench: Bench) -> list[Variant]:
+    tiny, digits = network("tiny"), example("digits")
+    found = [
+        Variant(tiny, "tiny, batch 8", artifacts=("aot_compile", "export")),
+        Variant(tiny, "tiny, batch 8, with AdamW", ("--optimizer",)),
+        Variant(digits, "digits, batch 64", artifacts=("aot_compile", "export")),
+    ]
+    if bench.quick:
+        return found[:1]
+    return [
+        *found,
+        Variant(example("digits", batch=1), "digits, batch 1"),
+        Variant(example("digits", batch=1024), "digits, batch 1024"),
+        Variant(example("digits", dynamic=True), "digits, dynamic batch of 64", ("--dynamic",)),
+        Variant(digits, "digits, batch 64, with AdamW", ("--optimizer",)),
+        Variant(digits, "digits, batch 64, inference", ("--infer",), ("aoti",)),
+        Variant(example("gpt"), "GPT, 4 layers, batch 8"),
+        Variant(network("gpt2"), "GPT-2 small, batch 1"),
+        Variant(network("resnet50"), "ResNet-50, batch 1"),
+    ]
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    cases = {}
+    for variant in variants(bench):
+        for threads in (1, 0):
+            title = f"{variant.title}, {'one thread' if threads else 'all threads'}"
+            cases[title] = _measured(bench, variant, threads)
+    return {"cases": cases, "ratios": {title: found["ratio_to_compile"]["cpu"] for title, found in cases.items()}}
+
+
+def _measured(bench: Bench, variant: Variant, threads: int) -> dict[str, Any]:
+    case = variant.case
+    words = ["--model", bench.source(case), "--inputs", bench.inputs(case), "--threads", threads, *variant.words]
+    words += ["--bundle", f"cpu={bench.bundle(case, *BOTH)}", "--rounds", bench.times(15, 3)]
+    for kind in variant.artifacts if threads == 1 else ():
+        words += ["--artifact", f"{kind}={bench.artifact(case, kind)}"]
+    return bench.json(PROCESSES / "step.py", *words, one_core=threads == 1)

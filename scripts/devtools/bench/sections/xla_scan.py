@@ -1,0 +1,57 @@
+"""A loop over rows on XLA's CPU device, as a ``scan`` and unrolled: what of it grows with the rows.
+
+A process each, on one core: what differs does so many times over, and compiling an unrolled loop takes minutes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devtools.bench.runner import PROCESSES, Bench, Case, network
+
+from .xla import on_torch_xla, run_once
+
+GOAL = None
+ROWS = (16,)
+FORMS = {"scan": True, "unrolled": False}
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """On torch_xla's own environment."""
+    there = on_torch_xla(bench)
+    found = {str(rows): _measured(there, rows) for rows in ROWS}
+    figures = ("hlo_bytes", "build_seconds", "load_seconds", "xla_compile_seconds", "step_seconds")
+    ratios = {
+        f"{rows} rows, {figure}, scan to unrolled": forms["scan"][figure] / forms["unrolled"][figure]
+        for rows, forms in found.items()
+        for figure in figures
+    }
+    return {
+        "rows": found,
+        "ratios": ratios,
+        "versions": {"torch": there.python("-c", "import torch; print(torch.__version__)").strip()},
+    }
+
+
+def _measured(bench: Bench, rows: int) -> dict[str, Any]:
+    cases = {name: network("recurrent", options={"by_scan": by_scan}, inputs={"rows": rows}) for name, by_scan in FORMS.items()}
+    built = {name: _built(bench, case) for name, case in cases.items()}
+    runs = {name: run_once(bench, case, "bundle", "--bundle", built[name]["bundle"]) for name, case in cases.items()}
+    return {
+        name: {
+            "hlo_bytes": built[name]["hlo_bytes"],
+            "build_seconds": built[name]["seconds"],
+            "load_seconds": run["seconds"]["make"],
+            "xla_compile_seconds": run["xla_compile_seconds"],
+            "step_seconds": run["step_seconds"],
+            "loss": run["loss"],
+        }
+        for name, run in runs.items()
+    }
+
+
+def _built(bench: Bench, case: Case) -> dict[str, Any]:
+    built = bench.build(case, "--target", "xla", "--method", "train")
+    bundle = built.bundle.rename(bench.work / f"{case.name}.aotpack")
+    sizes = bench.json(PROCESSES / "sizes.py", bundle)
+    return {"bundle": bundle, "hlo_bytes": sizes["HLO, uncompressed"], "seconds": built.seconds}

@@ -1,0 +1,1 @@
+"""The sweep over torch's own operator databases: `scripts/conformance`."""

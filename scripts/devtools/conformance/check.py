@@ -1,0 +1,174 @@
+"""One sample: build a bundle of it, load it, compare with eager all that a caller can see."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+
+import aotpack
+from aotpack_loader.errors import AotpackError, InputError
+from devtools.observation import Observation
+
+from .fresh import keep
+from .observe import compare, given, observe, one_line
+from .samples import Sample, together
+from .sizes import at_other_sizes
+
+STATUSES = ("pass", "refused", "raises", "wrong")
+"""Refused at build; raises when called, where eager does not; differs from eager."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a sample.
+
+    Args:
+        status: one of :data:`STATUSES`, or ``skipped`` where eager itself raises.
+        reason: of any other status than ``pass``, in a line.
+        peer: of a sample that does not pass: what torch makes of it itself, ``works``, ``wrong`` or ``raises``: ``aot_function``,
+            or, where the bundle is compiled code, ``torch.compile``.
+    """
+
+    sample: str
+    status: str
+    reason: str = ""
+    peer: str = ""
+
+
+class Checker:
+    """Checks samples one after another.
+
+    Args:
+        folder: where bundles are written.
+        dynamic: every size may vary that the operator lets vary.
+        front_ends: as for a build.
+        target: what bundles are built for.
+        fresh: where bundles are put by that a fresh process is to call.
+
+    Attributes:
+        loaded: the bundle of the sample checked last; None if it could not be built, or not as the sample stands.
+    """
+
+    def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], target: str, fresh: Path) -> None:
+        self.path = folder / "sample.aotpack"
+        self.dynamic = dynamic
+        self.front_ends = front_ends
+        self.target = target
+        self.fresh = fresh
+        self.loaded: torch.nn.Module | None = None
+
+    def __call__(self, sample: Sample, keep_as: str = "") -> Outcome:
+        """Build a bundle of one sample and call it; ``keep_as``, the name under which a fresh process is to call it too."""
+        self.loaded = None
+        eager = observe(sample.function, sample)
+        changed = eager.error is not None and sample.requires_grad
+        if changed:
+            sample = sample.without_gradients()
+            eager = observe(sample.function, sample)
+        if eager.error is not None:
+            return Outcome(sample.name, "skipped", one_line(eager.error))
+        try:
+            self.build(sample)
+        except AotpackError as error:
+            return Outcome(sample.name, "refused", one_line(error), self._peer(sample, eager))
+        except Exception as error:
+            return Outcome(sample.name, "refused", f"not by an error of ours: {one_line(error)}", self._peer(sample, eager))
+        loaded = aotpack.load(self.path, backend=self.target)
+        if keep_as:
+            keep(sample, eager, self.path, self.target, self.fresh, keep_as)
+        self.loaded = None if changed else loaded
+        return self._compared(sample, eager, observe(loaded, sample))
+
+    def passes(self, sample: Sample, keep_as: str = "") -> bool:
+        """Whether a bundle of several samples :func:`together` does as eager, gradients included. If not, each is to tell why."""
+        self.loaded = None
+        eager = observe(sample.function, sample)
+        if eager.error is not None:
+            return False
+        try:
+            self.build(sample)
+        except Exception:
+            return False
+        loaded = aotpack.load(self.path, backend=self.target)
+        bundle = observe(loaded, sample)
+        if bundle.error is not None or self._differences(sample, eager, bundle):
+            return False
+        if keep_as:
+            keep(sample, eager, self.path, self.target, self.fresh, keep_as)
+        self.loaded = loaded
+        return True
+
+    def again(self, sample: Sample, *, made: bool = False) -> Outcome | None:
+        """Call the last bundle with a sample that it was not built from; None where it refuses it, as it must other sizes.
+
+        Of one that is ``made`` of another strides do not count: at sizes of 1 more than one layout may fit.
+        """
+        assert self.loaded is not None
+        bundle = observe(self.loaded, sample)
+        if isinstance(bundle.error, InputError):
+            return None
+        eager = observe(sample.function, sample)
+        return self._compared(sample, eager, bundle, made=made) if eager.error is None else None
+
+    def resized(self, samples: Sequence[Sample]) -> Outcome | None:
+        """Call the last bundle, built of ``samples``, with other sizes that it takes; the first outcome that is no pass."""
+        if not self.dynamic:
+            return None
+        for sizes, others in at_other_sizes(samples, self.path, self.target):
+            outcome = self.again(together(others), made=True)
+            if outcome is not None and outcome.status != "pass":
+                told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                return replace(outcome, reason=f"with {told}: {outcome.reason}"[:600])
+        return None
+
+    def _compared(self, sample: Sample, eager: Observation, bundle: Observation, *, made: bool = False) -> Outcome:
+        if bundle.error is not None:
+            return Outcome(sample.name, "raises", f"in {bundle.phase}: {one_line(bundle.error)}", self._peer(sample, eager))
+        found = self._differences(sample, eager, bundle, made=made)
+        if found := [line for line in found if not (made and ".stride: " in line)]:
+            return Outcome(sample.name, "wrong", "; ".join(found[:4])[:600], self._peer(sample, eager))
+        return Outcome(sample.name, "pass")
+
+    def build(self, sample: Sample) -> None:
+        """Write a bundle of the sample, of the one method that is called."""
+        tensors = given(sample)[0]
+        auto = torch.export.Dim.AUTO
+        sizes = [{dim: auto for dim, size in enumerate(tensor.shape) if size > 1} for tensor in tensors]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            aotpack.build(
+                sample.function,
+                tuple(tensors),
+                out=self.path,
+                targets=(self.target,),
+                methods=("train",),
+                dynamic_shapes=sizes if self.dynamic and any(sizes) else None,
+                front_ends=self.front_ends,
+                rng="default" if self.target == "portable" else "eager",  # portable draws eager's numbers in either
+                cache=False,
+            )
+
+    def _peer(self, sample: Sample, eager: Observation) -> str:
+        """What torch itself makes of a sample."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = observe(self._torchs(sample.function), sample)
+        if found.error is not None:
+            return f"raises {one_line(found.error)}"
+        return "wrong" if self._differences(sample, eager, found) else "works"
+
+    def _torchs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self.target == "portable":
+            partition = min_cut_rematerialization_partition
+            return aot_function(function, nop, nop, partition, dynamic=self.dynamic, keep_inference_input_mutations=True)
+        torch.compiler.reset()
+        return torch.compile(function, dynamic=self.dynamic, options={"fallback_random": True})
+
+    def _differences(self, sample: Sample, eager: Observation, other: Observation, *, made: bool = False) -> list[str]:
+        return compare(sample, eager, other, compiled=self.target != "portable", made=made)

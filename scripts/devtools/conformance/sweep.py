@@ -1,0 +1,317 @@
+"""Conformance: torch's own operator databases through build and load, each sample compared with eager.
+
+Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and
+with dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments,
+aliasing, strides, and the random generator afterwards must be eager's. What does not pass is also given to torch's own
+``aot_function`` or, with ``--target cpu``, ``torch.compile``. Some of the bundles are called once more in a fresh process without
+the compiler.
+
+Results are kept by unit (operator, type, sizes and target) in scripts/bench/results, conformance.json and conformance_units.json,
+and summed up in docs/operators.md; what a run leaves out stays there as it was. So ``--resume`` does on any machine only what is
+missing, ``--resume --again`` also what did not pass, and ``--ops NAME`` alone does these operators anew. Outcomes of samples are
+written to a file in .cache as they come, with which ``--resume`` goes on inside a unit on the machine where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from devtools.pages import replace
+from devtools.paths import RESULTS, ROOT
+
+from .found import Found
+from .report import markdown
+from .results import Results
+from .samples import DATABASES, DTYPES, TARGETS, Unit, units
+
+RECORD = RESULTS / "conformance.json"
+PAGE = ROOT / "docs" / "operators.md"
+PARTIAL = ROOT / ".cache" / "conformance.jsonl"
+"""A line a unit and run: what became of its samples, and how many are left."""
+
+SIDE_BY_SIDE = 16
+"""Units whose samples are built together."""
+
+RECYCLED = 300
+"""Units after which a worker process is replaced: tracing leaves things behind."""
+
+console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
+
+
+def main() -> None:
+    options = parse()
+    if options.worker:
+        from .worker import serve
+
+        serve(Path(options.worker), limit=options.limit, count=options.samples, size=options.together)
+        return
+    chosen = units(options.databases, options.dtypes, options.sizes, options.ops, options.target)
+    if options.ops and not chosen:
+        sys.exit(f"conformance: no operator {', '.join(options.ops)} in {', '.join(options.databases)}")
+    PARTIAL.parent.mkdir(exist_ok=True)
+    found = Found.read(options.partial) if options.resume or options.report else Found()
+    if options.again:
+        found = found.settled()
+    known = Results.read(options.results)
+    todo = [] if options.report else missing(chosen, found, known, options)
+    fresh = run(todo, found, options) if todo else None
+    later = Results.of(found, fresh)
+    results = known.with_later(later, [str(unit) for unit in todo])
+    results.write(options.results)
+    if options.results == RECORD:
+        replace(PAGE, "conformance", markdown(results))
+    print(json.dumps(later.told(), indent=2) if options.json else markdown(results))
+    if options.strict and later.failed:
+        sys.exit(1)
+
+
+def missing(chosen: Sequence[Unit], found: Found, known: Results, options: argparse.Namespace) -> list[Unit]:
+    """The units to do: all, or with ``--resume`` those of which samples are left, ``--again`` with those that did not pass."""
+    if not options.resume:
+        return list(chosen)
+    done = {unit for unit, one in known.units.items() if (one.settled if options.again else one.complete)}
+    return [unit for unit in chosen if str(unit) not in done and not found.complete(str(unit))]
+
+
+def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> dict[str, Any]:
+    """Do what is not ``found`` yet of the units, and add it there and to the file of outcomes.
+
+    Returns what a fresh process found: of this run alone, for that of earlier ones is in the results.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
+        options.partial.open("a" if options.resume else "w") as partial,
+    ):
+        (Path(folder) / "fresh").mkdir()
+        sweep(todo, found, Path(folder), partial, options)
+        return in_fresh_process(Path(folder) / "fresh")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES[:4]))
+    parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators")
+    parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each operator's, spread evenly")
+    parser.add_argument(
+        "--together", type=int, default=1, metavar="N", help="build N samples in one bundle, of several operators"
+    )
+    parser.add_argument("--sizes", nargs="+", choices=("static", "dynamic"), default=["static", "dynamic"])
+    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="what bundles are built for (default portable)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for an operator in one type (default 300)")
+    parser.add_argument("--resume", action="store_true", help="only what no earlier run has done")
+    parser.add_argument("--again", action="store_true", help="with --resume: do what did not pass anew")
+    parser.add_argument("--report", action="store_true", help="run nothing: sum up what earlier runs found")
+    parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FILE", help="where results go as they come")
+    parser.add_argument("--results", type=Path, default=RECORD, metavar="FILE", help="the results that this run is added to")
+    parser.add_argument("--json", action="store_true", help="print what this run found as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if anything in this run differs from eager")
+    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.sizes = [size == "dynamic" for size in options.sizes]
+    return options
+
+
+def sweep(todo: Sequence[Unit], found: Found, folder: Path, partial: TextIO, options: argparse.Namespace) -> None:
+    """Do what is not ``found`` yet of the units in worker processes, and add it there and, a line a unit, to ``partial``."""
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for unit in todo:
+        waiting.put(unit)
+    counts: Counter[str] = Counter()
+    lock = threading.Lock()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("conformance", total=len(todo))
+
+        def report(unit: Unit, total: int, outcomes: list[dict[str, str]]) -> None:
+            with lock:
+                found.add(str(unit), total, outcomes)
+                if outcomes:
+                    partial.write(json.dumps({"unit": str(unit), "total": total, "outcomes": outcomes}) + "\n")
+                    partial.flush()
+                counts.update(outcome["status"] for outcome in outcomes)
+                for outcome in distinct(outcomes):
+                    progress.console.print(f"{unit}, sample {outcome['sample']}: {line_of(outcome)}"[:300], markup=False)
+                shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+                progress.update(task, advance=1, description=shown)
+
+        threads = [
+            threading.Thread(target=drive, args=(waiting, found, folder / str(n), report, options), daemon=True)
+            for n in range(options.jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def line_of(outcome: Mapping[str, str]) -> str:
+    peer = f" [torch: {outcome['peer']}]" if outcome["peer"] else ""
+    return f"{outcome['status']}: {outcome['reason']}{peer}"
+
+
+def distinct(outcomes: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """One of each kind of failure of a unit, for the screen."""
+    failed = [outcome for outcome in outcomes if outcome["status"] not in ("pass", "skipped")]
+    return list({(outcome["status"], outcome["reason"][:60]): outcome for outcome in failed}.values())
+
+
+def memory() -> str | None:
+    """A folder in memory, if there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+# ---------------------------------------------------------------- processes
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """One thread, and nothing of the user's own state; a cache of its own, unless one is named."""
+    cache = os.environ.get("AOTPACK_CACHE", f"{folder}/cache")
+    return os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": cache, "OMP_NUM_THREADS": "1"}
+
+
+def in_fresh_process(folder: Path) -> dict[str, Any]:
+    """How many of the bundles put by a process without the compiler has called, and what differed."""
+    command = [sys.executable, "-I", "-m", "devtools.conformance.fresh", str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environment_in(folder), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"bundles": 0, "wrong": {"process": f"ended with {done.returncode}: {done.stderr.strip()[-600:]}"}}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: Any, options: argparse.Namespace) -> None:
+    """Feed one worker process after another with units, until none are left."""
+    worker: Worker | None = None
+    left: list[Unit] = []
+    while units := batch(waiting, left, SIDE_BY_SIDE if options.together > 1 else 1):
+        known = {str(unit): found.names(str(unit)) for unit in units}
+        outcomes: dict[str, list[dict[str, str]]] = {str(unit): [] for unit in units}
+        tried: list[list[str]] = []
+        done = False
+        while not done:
+            if worker is None or worker.units >= RECYCLED:
+                if worker is not None:
+                    worker.end()
+                worker = Worker(folder, options)
+            started = time.monotonic()
+            done, died_of, reason = worker.do(units, known, outcomes, tried)
+            totals = worker.totals
+            if not done:
+                worker = None
+                if len(died_of) < 2:
+                    unit, sample = died_of[0] if died_of else (str(units[0]), "all")
+                    outcomes[unit].append({"sample": sample, "status": "crash", "reason": reason, "peer": ""})
+                tried += died_of  # of several samples in one bundle each is done by itself, next
+                done = not died_of or time.monotonic() - started > options.limit * len(units)
+        for one in units:
+            report(one, totals.get(str(one), 0), outcomes[str(one)])
+    if worker is not None:
+        worker.end()
+
+
+def batch(waiting: queue.SimpleQueue[Unit], left: list[Unit], size: int) -> list[Unit]:
+    """The next units that may be built together; what was taken and may not is ``left`` for the next time."""
+    taken, left[:] = [*left], []
+    while len(taken) < size:
+        try:
+            unit = waiting.get_nowait()
+        except queue.Empty:
+            break
+        if taken and (unit.database, unit.dynamic) != (taken[0].database, taken[0].dynamic):
+            left.append(unit)
+            break
+        taken.append(unit)
+    return taken
+
+
+class Worker:
+    """A process that checks samples: told units a line, tells an outcome a line. ``totals``: samples there are of each."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "devtools.conformance", "--worker", str(folder), "--limit", str(options.limit)]
+        command += ["--samples", str(options.samples)] if options.samples else []
+        command += ["--together", str(options.together)]
+        environment = environment_in(folder)
+        self.limit = options.limit
+        self.units = 0
+        self.totals: dict[str, int] = {}
+        self.log = (folder / "worker.log").open("a")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it has imported torch and the databases: from here on time counts
+
+    def do(
+        self,
+        units: Sequence[Unit],
+        known: Mapping[str, Sequence[str]],
+        outcomes: Mapping[str, list[dict[str, str]]],
+        tried: Sequence[Sequence[str]],
+    ) -> tuple[bool, list[list[str]], str]:
+        """Append the outcomes of the units' samples that have none yet, and are not ``known`` from an earlier run.
+
+        Those in ``tried`` are built alone.
+
+        Returns:
+            False, units and names of the samples that the process died of, and how.
+        """
+        self.units += len(units)
+        self.totals = {}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        current: list[list[str]] = []
+        done = {unit: [*known[unit], *(outcome["sample"] for outcome in outcomes[unit])] for unit in outcomes}
+        self.process.stdin.write(json.dumps({"units": [asdict(unit) for unit in units], "done": done, "tried": tried}) + "\n")
+        self.process.stdin.flush()
+        while True:
+            timer = threading.Timer(2 * self.limit, self.process.kill)
+            timer.start()
+            line = self.process.stdout.readline()
+            timer.cancel()
+            if not line:
+                code = self.process.wait()
+                return (
+                    False,
+                    current,
+                    f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s",
+                )
+            told = json.loads(line)
+            if "end" in told:
+                return True, [], ""
+            if "total" in told:
+                self.totals[told["unit"]] = told["total"]
+            elif "begin" in told:
+                current = told["begin"]
+            else:
+                outcomes[told.pop("unit")].append(told)
+
+    def end(self) -> None:
+        """Let the process finish."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.log.close()
+
+
+if __name__ == "__main__":
+    main()

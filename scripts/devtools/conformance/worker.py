@@ -1,0 +1,196 @@
+"""The process that checks samples: reads a unit a line from stdin, writes what it begins and what became of it to stdout."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from aotpack.capture import FRONT_ENDS
+
+from .check import Checker, Outcome
+from .observe import observe, one_line
+from .samples import DATABASES, Sample, Unit, database, samples, together
+
+OTHERS = 2
+"""How many samples of other sizes a bundle of static sizes is called with, which it must refuse."""
+
+
+def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
+    """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at least.
+
+    Samples that differ in values only share a build, with dynamic sizes also those that differ in sizes: where the bundle takes
+    them, they are checked with it, beyond ``count`` too. ``size`` samples of the units of a line are built in one bundle, which
+    saves time where code is compiled; one that does not pass is halved until each of its samples stands by itself.
+
+    The first bundle of each unit and variant is put by, beside ``folder``, for a fresh process: not those of custom operators,
+    whose packages that process does not have.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what operators print is not for the driver
+
+    def tell(**words: object) -> None:
+        answers.write(json.dumps(words) + "\n")
+
+    torch.set_num_threads(1)
+    for name in DATABASES:
+        database(name)
+    gc.collect()
+    gc.freeze()  # a collection walks all that importing torch has left: 0.3 s, several times an operator
+    tell(ready=True)
+    for line in sys.stdin:
+        told = json.loads(line)
+        units = [Unit(**unit) for unit in told["units"]]
+        until = time.monotonic() + limit * len(units)
+        works = [Work(unit, set(told["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
+        tried = {(unit, name) for unit, name in told["tried"]}
+        while (group := next_group(works, tried, size)) is not None:
+            several(group)
+        for work in works:
+            work.alone()
+        tell(end=True)
+
+
+class Work:
+    """What is done on the samples of a unit; ``tell`` is told how many there are, and what becomes of each.
+
+    Attributes:
+        every: all there are.
+        chosen: those that are to be done, in this order; of some others one of them tells, too.
+        done: names of those that were told of, by earlier processes too.
+    """
+
+    def __init__(
+        self, unit: Unit, done: set[str], folder: Path, tell: Callable[..., None], *, count: int | None, until: float
+    ) -> None:
+        self.unit, self.done, self.tell, self.until = unit, done, tell, until
+        # Dynamo adds nothing to a call of one operator, and takes seconds; control flow needs it.
+        front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
+        fresh = folder.parent / "fresh"
+        self.check = Checker(folder, dynamic=unit.dynamic, front_ends=front_ends, target=unit.target, fresh=fresh)
+        self.every: list[Sample] = []
+        try:
+            self.every = list(samples(unit))
+        except Exception as error:
+            self.became("all", Outcome("all", "skipped", f"no samples: {one_line(error)}"))
+        else:
+            tell(unit=str(unit), total=len(self.every))
+        self.chosen = spread(self.every, count)
+        self._first = {sample.in_place: sample for sample in reversed(self.every) if unit.database != "custom_op_db"}
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
+    def alone(self) -> None:
+        """Check each sample in a bundle of its own, and those like it with that."""
+        for sample in self.chosen:
+            if sample.name in self.done:
+                continue
+            if self.late:
+                break
+            self.begin(sample)
+            outcome = self.check(sample, self.keep_as(sample))
+            if outcome.status == "pass" and self.unit.dynamic and self.check.loaded is not None:
+                outcome = self.check.resized([sample]) or outcome
+            self.became(sample.name, outcome)
+            if self.check.loaded is None:
+                continue
+            for other in alike(sample, self.every, self.done, dynamic=self.unit.dynamic):
+                self.begin(other)
+                outcome = self.check.again(other)
+                if outcome is not None:
+                    self.became(other.name, outcome)
+
+    def waiting(self) -> list[Sample]:
+        """Samples that may be built together with others: of those that would be built alike one."""
+        left = [sample for sample in self.chosen if sample.name not in self.done and not sample.undefined]
+        by_kind = {
+            _built_as(sample, self.unit): sample for sample in reversed(left) if not any(map(torch.is_conj, sample.tensors))
+        }
+        return list(by_kind.values())[::-1]
+
+    def turns(self, sample: Sample) -> list[Sample]:
+        """A sample, and those that its build serves, too."""
+        kind = _built_as(sample, self.unit)
+        others = [other for other in self.every if other.name not in self.done and _built_as(other, self.unit) == kind]
+        return [sample, *(other for other in others if other is not sample)]
+
+    def begin(self, sample: Sample) -> None:
+        """What a process dies of is told before."""
+        self.tell(begin=[[str(self.unit), sample.name]])
+
+    def became(self, name: str, outcome: Outcome) -> None:
+        """Tell what became of a sample, once."""
+        if name not in self.done:
+            self.tell(unit=str(self.unit), **asdict(outcome))
+            self.done.add(name)
+
+    def keep_as(self, sample: Sample) -> str:
+        """The name under which a fresh process is to call a sample's bundle, if it is to."""
+        return f"{self.unit}/{sample.name}" if self._first.get(sample.in_place) is sample else ""
+
+
+Place = tuple[Work, Sample]
+
+
+def next_group(works: Sequence[Work], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
+    """Up to ``size`` samples to build in one bundle, which from now on are ``tried``, without those that eager refuses."""
+    places = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
+    if size < 2 or len(places) < 2 or works[0].late:
+        return None
+    tried.update((str(work.unit), sample.name) for work, sample in places)
+    return [(work, sample) for work, sample in places if observe(sample.function, sample).error is None]
+
+
+def several(group: Sequence[Place]) -> None:
+    """Check samples in one bundle, and those like them with it. One that does not pass is halved; none is done alone."""
+    first = group[0][0]
+    if len(group) < 2 or first.late:
+        return
+    first.tell(begin=[(str(work.unit), sample.name) for work, sample in group])
+    keep_as = next((name for work, sample in group if (name := work.keep_as(sample))), "")
+    built = [sample for _, sample in group]
+    if not (first.check.passes(together(built), keep_as) and first.check.resized(built) is None):
+        half = len(group) // 2
+        several(group[:half])
+        several(group[half:])
+        return
+    turns = [work.turns(sample) for work, sample in group]
+    for turn in range(max(map(len, turns))):
+        now = [own[turn] if turn < len(own) else own[0] for own in turns]
+        outcome = first.check.again(together(now)) if turn else Outcome("", "pass")
+        if outcome is not None and outcome.status == "pass":
+            for (work, _), sample in zip(group, now, strict=True):
+                work.became(sample.name, Outcome(sample.name, "pass"))
+
+
+def _built_as(sample: Sample, unit: Unit) -> str:
+    """Equal for samples that may share a build."""
+    return sample.signature if unit.dynamic else f"{sample.signature} {sample.sizes}"
+
+
+def alike(sample: Sample, every: Sequence[Sample], done: Collection[str], *, dynamic: bool) -> list[Sample]:
+    """What to call the bundle of ``sample`` with: samples not done that differ from it in values, and in sizes, only."""
+    others = [other for other in every if other.signature == sample.signature and other.name not in done]
+    if dynamic:
+        return others
+    same = [other for other in others if other.sizes == sample.sizes]
+    return same + [other for other in others if other.sizes != sample.sizes][:OTHERS]
+
+
+def spread(every: Sequence[Sample], count: int | None) -> list[Sample]:
+    """``count`` samples of each variant, evenly; those of a smaller count come first."""
+    kinds = [[s for s in every if s.in_place == kind] for kind in (False, True)]
+    return [kind[i] for kind in kinds for i in sorted(range(len(kind)), key=_reversed_bits)[:count]]
+
+
+def _reversed_bits(number: int) -> str:
+    return f"{number:032b}"[::-1]

@@ -1,0 +1,389 @@
+"""Cases and how one is run: build, load, the same calls on eager and on the bundle, compare all that a caller can see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import aotpack
+from aotpack._torch_compat import free_sizes
+from aotpack.capture import FRONT_ENDS
+from aotpack.graph import from_fx
+from aotpack.graph.restore import symbols_of, to_fx
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import CheckError
+from aotpack_loader.program import LoadedProgram
+from devtools.native_calls import load_native
+
+from .observation import Observation, Tensors, copied, differences, tensors_in, with_parts
+
+Model = torch.nn.Module | Callable[..., Any]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]] | tuple[tuple[Any, ...], dict[str, Any], Tensors]
+MakeInputs = Callable[[int], Inputs]
+"""Seed to ``(args, kwargs)``, or with a third item: further leaves whose gradients are compared."""
+Make = Callable[[], tuple[Model, MakeInputs]]
+Act = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+EXAMPLE_SEED = 0
+
+
+class MismatchError(AssertionError):
+    """Eager and the bundle differ."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a case.
+
+    Args:
+        seed: of the inputs and of the random draws.
+        training, grad: the caller's mode.
+        inputs: other inputs than the case's, for a call whose pattern differs from the build's.
+        prepare: changes the module first (freezes a parameter, loads a state).
+        act: what to do with the callable instead of forward and backward; returns what is to be compared.
+        refused: the bundle must refuse this call with a message of this pattern, before anything has changed.
+    """
+
+    seed: int = 1
+    training: bool = True
+    grad: bool = True
+    inputs: MakeInputs | None = None
+    prepare: Callable[[Any], None] | None = None
+    act: Act | None = None
+    refused: str = ""
+
+
+TRAIN, INFER = Call(1), Call(2, training=False, grad=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table.
+
+    Args:
+        name: after the issue's wording.
+        make: the model or function, and its inputs by seed; called once for eager and once for the build.
+        dynamic_shapes: as for a build.
+        grad_outputs: paths of the results to send gradients through; None: all that can carry one.
+        calls: in order, on the same two modules, gradients accumulating.
+        methods: as for a build.
+        rng: as for a build; with ``eager`` the default generator's state is compared too, after forward and backward.
+        front_ends: as for a build.
+        second_derivatives: as for a build.
+        subclasses: as for a load.
+        ignore: differences, by pattern, that another case of the table shows.
+        works: eager must take every call. Else the bundle must raise where eager raises.
+    """
+
+    name: str
+    make: Make
+    dynamic_shapes: Any = None
+    grad_outputs: Sequence[str] | None = None
+    calls: Sequence[Call] = (TRAIN, INFER)
+    targets: Sequence[str] = ("portable",)
+    methods: Sequence[str] = ("train", "infer")
+    rng: Literal["default", "eager"] = "default"
+    front_ends: Sequence[str] = FRONT_ENDS
+    second_derivatives: bool = False
+    subclasses: Sequence[type] = ()
+    ignore: str = ""
+    works: bool = False
+
+
+def build(case: Case, out: Path) -> None:
+    """Build the case's bundle at ``out`` from its example inputs."""
+    model, make_inputs = seeded(case.make)
+    args, kwargs = make_inputs(EXAMPLE_SEED)[:2]
+    aotpack.build(
+        model,
+        args,
+        kwargs,
+        out=out,
+        targets=case.targets,
+        dynamic_shapes=case.dynamic_shapes,
+        methods=case.methods,
+        rng=case.rng,
+        front_ends=case.front_ends,
+        second_derivatives=case.second_derivatives,
+        cache=False,
+    )
+
+
+def seeded(make: Make) -> tuple[Model, MakeInputs]:
+    """The model of a case; the same parameters every time."""
+    torch.manual_seed(1234)
+    return make()
+
+
+def works_in_eager(case: Case) -> bool:
+    """Programs that eager refuses are no cases: a table row shows each way to be refused."""
+    model, make_inputs = seeded(case.make)
+    args = make_inputs(1)[0]
+    try:
+        out = model(*args)
+        results = tensors_in(out, "out").values()
+        roots = [x for x in (*results, *args) if x.requires_grad and x.grad_fn is not None]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+    except (RuntimeError, IndexError):
+        return False
+    return True
+
+
+def run(case: Case, out: Path) -> None:
+    """Build the case's bundle and compare every call.
+
+    Raises:
+        MismatchError: lists all that differs.
+    """
+    build(case, out)
+    compare(case, out, case.targets[0])
+
+
+def check_restored(path: Path) -> None:
+    """Every graph of a bundle is, taken to ``torch.fx`` with fake values and back, the graph that it was.
+
+    Raises:
+        MismatchError: names the graphs that are not, and the first value of each that is another.
+    """
+    found = []
+    with Bundle.open(path) as bundle, free_sizes():
+        for name, method in bundle.program.methods.items():
+            graphs = [bundle.graph(method.forward), *([bundle.graph(method.backward.graph)] if method.backward else [])]
+            symbols = symbols_of(method, graphs)
+            for graph in graphs:
+                again = from_fx(to_fx(graph, symbols), symbols.env)
+                if again != graph:
+                    pairs = zip(graph.nodes, again.nodes, strict=False)
+                    found.append(
+                        f"{name}: {next((pair for pair in pairs if pair[0] != pair[1]), 'inputs, outputs or subgraphs')}"
+                    )
+    if found:
+        raise MismatchError("\n".join(found))
+
+
+def compare(case: Case, out: Path, backend: str) -> None:
+    """Load the case's bundle and compare every call; portable graphs also with the calls in native code, where it can make them.
+
+    Raises:
+        MismatchError: lists all that differs.
+    """
+    found = _compare(case, aotpack.load(out, backend=backend, subclasses=case.subclasses), "")
+    if backend == "portable":
+        native = load_native(out, subclasses=case.subclasses)
+        if "native" in native.aotpack.calls.values():
+            found += _compare(case, native, "native ")
+    checked = aotpack.load(out, backend=backend, check="full", subclasses=case.subclasses)
+    found += _check_errors(case, checked, seeded(case.make)[1])
+    if found:
+        raise MismatchError("\n".join([case.name, *found]))
+
+
+def _compare(case: Case, loaded: LoadedProgram, path: str) -> list[str]:
+    """What differs from eager, call by call."""
+    model, make_inputs = seeded(case.make)
+    found: list[str] = []
+    for number, call in enumerate(case.calls):
+        make = call.inputs or make_inputs
+        if call.refused:
+            found += [f"{path}call {number}: {line}" for line in _refusal(case, call, loaded, make)]
+            continue
+        eager = observe(case, call, model, make)
+        if case.works and eager.error is not None:
+            found.append(f"{path}call {number}: eager itself raises {type(eager.error).__name__}: {eager.error}")
+        lines = differences(eager, observe(case, call, loaded, make))
+        found += [f"{path}call {number}: {line}" for line in lines if not case.ignore or not re.search(case.ignore, line)]
+    return found
+
+
+def _check_errors(case: Case, loaded: torch.nn.Module, make_inputs: MakeInputs) -> list[str]:
+    """What the same calls show under ``check="full"``, where everything the build assumed is asserted."""
+    calls = [call for call in case.calls if not call.refused]
+    errors = [observe(case, call, loaded, call.inputs or make_inputs).error for call in calls]
+    return [f"check='full': {error}" for error in errors if isinstance(error, CheckError)]
+
+
+def _refusal(case: Case, call: Call, loaded: torch.nn.Module, make: MakeInputs) -> list[str]:
+    state = {name: copied(value) for name, value in with_parts(_state(loaded)).items()}
+    bundle = observe(case, call, loaded, make)
+    if bundle.error is None:
+        return ["should have been refused, works"]
+    if not isinstance(bundle.error, aotpack.AotpackError):
+        return [f"refused with {type(bundle.error).__name__}, which is none of ours: {bundle.error}"]
+    if not re.search(call.refused, str(bundle.error)):
+        return [f"refused with other words: {bundle.error}"]
+    now = {name: copied(value) for name, value in with_parts(_state(loaded)).items()}
+    changed = [name for name, value in now.items() if not torch.equal(value, state[name])]
+    return [f"refused, but {', '.join(changed)} changed"] if changed else []
+
+
+def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Observation:
+    """Call ``model`` and record what a caller sees, before and after the backward."""
+    seen = Observation()
+    if isinstance(model, torch.nn.Module):
+        model.train(call.training)
+    if call.prepare is not None:
+        call.prepare(model)
+    args, kwargs, *more = make_inputs(call.seed)
+    watched: Tensors = more[0] if more else {}
+    given = tensors_in(args, "args") | tensors_in(kwargs, "kwargs")
+    state = _state(model)
+    versions = {path: tensor._version for path, tensor in (given | state).items()}
+    torch.manual_seed(100 + call.seed)
+    result = None
+    try:
+        with torch.set_grad_enabled(call.grad):
+            result = call.act(model, args, kwargs) if call.act else model(*args, **kwargs)
+        if case.rng == "eager":
+            seen.generator.append(torch.get_rng_state())
+        outputs = tensors_in(result, "out")
+        before, state = state, _state(model)  # the model may have put another tensor in a buffer's place
+        replaced = {path for path, tensor in state.items() if tensor is not before[path]}
+        seen.see_result(result)
+        seen.see_tensors(outputs | given | state, given)
+        seen.written = replaced | {path for path, x in (given | state).items() if x._version != versions[path]}
+        if call.grad and not call.act:
+            seen.phase = "backward"
+            _backward(outputs, given, seen.written, case.grad_outputs)
+    except Exception as error:
+        seen.error = error
+    leaves = {**given, **state, **watched}
+    if case.rng == "eager":
+        seen.generator.append(torch.get_rng_state())
+    gradients = {f"{path}.grad": tensor.grad for path, tensor in leaves.items() if tensor.is_leaf}
+    seen.after = {path: None for path, gradient in gradients.items() if gradient is None}
+    known = with_parts({path: gradient for path, gradient in gradients.items() if gradient is not None})
+    known |= {f"{path} afterwards": tensor for path, tensor in with_parts({**given, **state}).items()}
+    seen.after |= {path: copied(tensor) for path, tensor in known.items()}
+    return seen
+
+
+def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Sequence[str] | None) -> None:
+    """Send a gradient through the chosen results, and through the inputs that the call has made part of the graph."""
+    generator = torch.Generator().manual_seed(7)
+    roots = {path: tensor for path, tensor in outputs.items() if chosen is None or path in chosen}
+    roots |= {path: tensor for path, tensor in given.items() if path in written and (chosen is None or path in chosen)}
+    distinct = {id(tensor): tensor for tensor in roots.values() if tensor.requires_grad and tensor.grad_fn is not None}
+    gradients = [_random_like(tensor, generator) for tensor in distinct.values()]
+    if distinct:
+        torch.autograd.backward(list(distinct.values()), gradients)
+
+
+def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers of the tensor's size and type; a subclass of random parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
+    names, metadata = tensor.__tensor_flatten__()
+    inner = {name: _random_like(getattr(tensor, name), generator) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, metadata, tensor.shape, tensor.stride())  # type: ignore[attr-defined,no-any-return]
+
+
+def _state(model: Any) -> Tensors:
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named: Mapping[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    return {f"state.{name}": tensor for name, tensor in named.items()}
+
+
+# ---------------------------------------------------------------- words for tables
+
+Spec = Callable[[torch.Generator], Any]
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
+    """A tensor that needs no gradient."""
+    return lambda generator: torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def g(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
+    """A leaf that requires a gradient."""
+    return lambda generator: torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+
+
+def n(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
+    """A result of earlier computation that requires a gradient; its leaf is watched."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        leaf = torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+        result = leaf * 1
+        result.source = leaf  # type: ignore[attr-defined]
+        return result
+
+    return make
+
+
+def laid_out(spec: Spec, stride: Sequence[int]) -> Spec:
+    """The same tensor, with other strides; there are zeros in its gaps."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        x = spec(generator)
+        made = torch.empty_strided(x.shape, stride, dtype=x.dtype)
+        made.untyped_storage().fill_(0)  # type: ignore[no-untyped-call]
+        made = made.copy_(x)
+        if x.is_leaf:
+            return made.detach().requires_grad_(x.requires_grad)
+        made.source = x.source
+        return made
+
+    return make
+
+
+def ints(*shape: int, high: int = 5, dtype: torch.dtype = torch.int64) -> Spec:
+    """Integers in ``0..high-1``."""
+    return lambda generator: torch.randint(0, high, shape, generator=generator).to(dtype)
+
+
+def const(value: Any) -> Spec:
+    """The same value every time."""
+    return lambda generator: value
+
+
+@dataclass(frozen=True)
+class Given:
+    """Inputs by seed. ``build`` makes them together, so that they may alias."""
+
+    build: Callable[[torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
+
+    def __call__(self, seed: int) -> Inputs:
+        args, kwargs = self.build(torch.Generator().manual_seed(seed))
+        given = tensors_in(args, "args") | tensors_in(kwargs, "kwargs")
+        return args, kwargs, {f"{path}.source": x.source for path, x in given.items() if hasattr(x, "source")}
+
+
+def inputs(*specs: Spec, **named: Spec) -> Given:
+    """Inputs made one by one."""
+    return Given(
+        lambda generator: (
+            tuple([spec(generator) for spec in specs]),
+            {name: spec(generator) for name, spec in named.items()},
+        )
+    )
+
+
+def together(build: Callable[[torch.Generator], tuple[Any, ...]]) -> Given:
+    """Positional inputs made together, so that they may alias."""
+    return Given(lambda generator: (build(generator), {}))
+
+
+def case(name: str, function: Model, *specs: Spec | Given, **options: Any) -> Case:
+    """A case of a plain function: its inputs as specs, or as one ``Given``."""
+    return Case(name, lambda: (function, _given(specs)), works=_EAGER_RAISES not in name, **options)
+
+
+def module_case(name: str, factory: Callable[[], torch.nn.Module], *specs: Spec | Given, **options: Any) -> Case:
+    """A case of a module, made anew for eager and for the build."""
+    return Case(name, lambda: (factory(), _given(specs)), works=_EAGER_RAISES not in name, **options)
+
+
+_EAGER_RAISES = "(eager raises"
+
+
+def _given(specs: Sequence[Any]) -> Given:
+    return specs[0] if len(specs) == 1 and isinstance(specs[0], Given) else inputs(*specs)

@@ -1,0 +1,129 @@
+"""Random programs, several in a bundle: it is built, called and compared with eager; one that fails is found and made smaller."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from aotpack_loader.errors import AotpackError
+from devtools.harness import MismatchError, run, works_in_eager
+
+from .drawing import Program, drawn, joined, reduced
+
+_STRIDES = re.compile(r"\.(stride|conj|neg): |should have the strides|check='full': Method|at fault\.$")
+_VIEWS = re.compile(rf"{_STRIDES.pattern}|: only in (eager|the bundle): |shares its memory with")
+"""Where sizes vary, what ``reshape`` copies at some it copies at all."""
+_DIFFERENCE = re.compile(r"(native )?call \d+: |check='full'")
+_FIXED = re.compile(r"(native )?call 1: eager works; the bundle's \w+ raises InputError")
+_PLACE = re.compile(r"\b(out|args)\[(\d+)\]")
+_COMPARED = ("wrong", "strides")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program.
+
+    Args:
+        status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` where results lie otherwise in memory, and nothing else (or
+            are no longer lazily conjugated); ``rounding`` where it differs in float32 or half precision and not in float64;
+            ``raises`` an error that is none of ours; ``crash`` where the process died; ``skipped`` where eager refuses it;
+            ``fixed`` where sizes are to vary and the bundle takes no others than the example's.
+        reason: what differs, or the error.
+        program: what was run; of a failure the smallest that fails likewise.
+    """
+
+    status: str
+    reason: str = ""
+    program: Program | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.status in ("wrong", "raises", "crash")
+
+
+def check(names: Sequence[str], lines: int, target: str, attempts: int, *, dynamic: bool) -> dict[str, Outcome]:
+    """Draw the programs of these names and check them, those that are called alike in one bundle; with ``dynamic`` sizes vary.
+
+    In ``attempts`` further builds one that fails is made smaller.
+    """
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    programs = {name: replace(drawn(name, lines), dynamic=dynamic) for name in names}
+    found: dict[str, Outcome] = {}
+    for _, alike in groupby(sorted(names, key=lambda name: _called(programs[name])), lambda name: _called(programs[name])):
+        found |= _check({name: programs[name] for name in alike}, target, attempts)
+    return {name: found[name] for name in names}
+
+
+def _called(program: Program) -> tuple[bool, bool, bool]:
+    return program.training, program.exact_random, program.grows()
+
+
+def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[str, Outcome]:
+    """Check programs in one bundle, and if that does not pass, those again that may be why."""
+    whole = joined(list(programs.values()))
+    found = _compared(whole, target) if len(programs) > 1 else outcome(whole, target)
+    passed = {name: Outcome("pass", program=program) for name, program in programs.items()}
+    if found.status == "pass":
+        return passed
+    apart: dict[str, Outcome] = {}
+    if len(programs) > 1:
+        for suspects in _suspects(programs, found):
+            apart |= _check({name: programs[name] for name in suspects}, target, attempts)
+        if not found.failed or any(one.status != "pass" for one in apart.values()):
+            return passed | apart
+        found = outcome(whole, target)  # It takes several to fail: told of the first.
+    if found.failed and attempts:
+        whole = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts)
+        found = outcome(whole, target)
+    return passed | apart | {next(iter(programs)): replace(found, program=whole)}
+
+
+def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]]:
+    """Groups of programs to check again: those whose results or arguments differ, or if that is all, or unknown, each half."""
+    owners: dict[str, list[str]] = {"out": [], "args": []}
+    for name, program in programs.items():
+        owners["out"] += [name] * len(program.results)
+        owners["args"] += [name] * len(program.arguments)
+    named = {owners[kind][int(place)] for kind, place in _PLACE.findall(found.reason)} if found.status in _COMPARED else set()
+    names = list(programs)
+    if named and len(named) < len(names):
+        return [[name for name in names if name in named]]
+    return [names[: len(names) // 2], names[len(names) // 2 :]]
+
+
+def outcome(program: Program, target: str) -> Outcome:
+    """Compare one program with eager; what differs in float32 counts if it does in float64."""
+    found = _compared(program, target)
+    double = program.in_double()
+    if found.status == "wrong" and double != program and _compared(double, target).status == "pass":
+        return replace(found, status="rounding")
+    return found
+
+
+def _compared(program: Program, target: str) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="aotpack-program-") as folder:
+        case = program.case("program", target, Path(folder))
+        if not works_in_eager(case):
+            return Outcome("skipped")
+        try:
+            run(case, Path(folder) / "program.aotpack")
+        except MismatchError as error:
+            lines = str(error).splitlines()[1:]
+            differences = list(filter(_DIFFERENCE.match, lines))
+            if differences and all(map(_FIXED.match, differences)):
+                return Outcome("fixed", "\n".join(lines))
+            layout = _VIEWS if program.dynamic else _STRIDES
+            return Outcome("strides" if all(map(layout.search, lines)) else "wrong", "\n".join(lines))
+        except AotpackError as error:
+            return Outcome("refused", str(error))
+        except Exception as error:
+            return Outcome("raises", f"{type(error).__name__}: {error}")
+    return Outcome("pass")

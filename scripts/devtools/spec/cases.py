@@ -1,0 +1,17 @@
+"""Valid vectors of the second kind: calls whose arguments are described exactly (scripts/spec_calls.py).
+
+Each case is a model of plain torch code, a build of it, and calls. A call that must be refused says which rule it breaks.
+The first vectors are in ``scripts/spec_vectors.py``. A case that has been written is never changed.
+"""
+
+from __future__ import annotations
+
+from .case import Case, Function
+from .cases_autograd import AUTOGRAD
+from .cases_documents import DOCUMENTS
+from .cases_results import RESULTS_AND_WRITES
+from .cases_values import VALUES
+
+__all__ = ["CASES", "Case", "Function"]
+
+CASES: dict[str, Case] = RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS

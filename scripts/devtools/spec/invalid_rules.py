@@ -1,0 +1,169 @@
+"""Invalid vectors of rules that bundles of special kinds break: views, bases, tensor subclasses, control flow, code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .documents import Documents, dump
+from .invalid import Invalid, _graph, _method, _set, _state
+
+Json = Any
+
+_AT_TWO = {"base": "views", "backward": True}
+_ARRAY = {"dtype": "float32", "shape": [4]}
+_SUBCLASS = {"base": "subclass", "backward": True}
+
+
+def _deep(levels: int) -> Json:
+    tree: Json = {"type": "leaf"}
+    for _ in range(levels):
+        tree = {"type": "tuple", "items": [tree]}
+    return tree
+
+
+def _deep_graph(documents: Documents) -> None:
+    inner = graph = documents.forward
+    for _ in range(65):
+        inner["subgraphs"] = {"inner": {"inputs": [], "input_values": [], "nodes": [], "outputs": []}}
+        inner = inner["subgraphs"]["inner"]
+    documents.forward = graph
+    documents.set_forward()
+
+
+def _branch(graph: Json) -> Json:
+    node = next(node for node in graph["nodes"] if node["op"] == "higher_order.cond")
+    return graph["subgraphs"][node["args"][1]["name"]]
+
+
+def _name_of_one(graph: Json) -> Json:
+    return {"type": "graph", "name": next(iter(graph["subgraphs"]))}
+
+
+def _aliased(method: Json) -> Json:
+    return next(result for result in method["results"] if result["type"] == "alias")
+
+
+def _shared(method: Json) -> Json:
+    return next(result["shared"] for result in method["results"] if "shared" in result)
+
+
+def _base(method: Json) -> Json:
+    return next(primal for primal in method["primals"] if "base" in primal["type"])
+
+
+def _two_named(name: str) -> Json:
+    items = [{"type": "leaf"}, {"type": "tuple", "items": []}]
+    return {"type": "dict", "keys": [name, name], "items": items}
+
+
+def _array_code(**fields: Any) -> Json:
+    return {"parameters": [], "results": [], "outputs": [{"type": "value", "index": 0}], **fields}
+
+
+def _donating(documents: Documents) -> None:
+    whole = {"code": documents.method["forward"], "inputs": [{"type": "value", "index": 0}], "outputs": [0], "donated": [0]}
+    documents.target["executables"] = {"infer.forward": whole}
+
+
+def _second_serves(documents: Documents) -> None:
+    methods = documents.program["methods"]
+    second = next(
+        method["backward"]["second"]["method"] for method in methods.values() if method.get("backward", {}).get("second")
+    )
+    methods[second]["serves"] = [{"training": False, "grad": True}]
+
+
+def _other_class(documents: Documents) -> None:
+    text = dump(documents.program).replace(b"aotpack_vectors.TwoPart", b"elsewhere.Unknown")
+    documents.program = json.loads(text)
+    documents.method = documents.program["methods"]["train"]
+
+
+MORE_INVALID: dict[str, Invalid] = {
+    "leaf_size_too_large": Invalid("C3", "C3:", _method(lambda m: _set(m["leaves"][0], "shape", [2**62 + 1]))),
+    "leaf_stride_length": Invalid("C3", "C3:", _method(lambda m: _set(m["leaves"][0], "stride", [1, 1]))),
+    "tree_key_twice": Invalid("C15", "C15:", _method(lambda m: _set(m, "outputs", _two_named("a")))),
+    "tree_too_deep": Invalid("C15", "C15:", _method(lambda m: _set(m, "outputs", _deep(66)))),
+    "integer_with_gradient": Invalid("C16", "C16:", _state(dtype="int32")),
+    "shared_with_later": Invalid("C17", "C17:", _method(lambda m: _set(_shared(m), "result", 9)), **_AT_TWO),
+    "shared_other_steps": Invalid("C17", "C17:", _method(lambda m: _set(_shared(m), "steps", 9)), **_AT_TWO),
+    "base_of_one": Invalid(
+        "C18", "C18:", _method(lambda m: _base(m)["members"].pop()), backward=True, base="base_without_gradients"
+    ),
+    "base_too_small": Invalid(
+        "C18", "C18:", _method(lambda m: _set(_base(m), "size", 3)), backward=True, base="base_without_gradients"
+    ),
+    "output_symbol_twice": Invalid(
+        "C24", "C24:", _method(lambda m: m["output_symbols"].append(m["output_symbols"][0])), backward=True, base="sizes_of_data"
+    ),
+    "specialization_without_symbols": Invalid(
+        "C25",
+        "C25:",
+        lambda d: d.target.update(kind="xla", specializations={"infer": [{"sizes": {}, "forward": _array_code()}]}),
+    ),
+    "donated_argument": Invalid(
+        "C26",
+        "C26:",
+        lambda d: _set(
+            d.target, "xla", {"infer.forward": _array_code(parameters=[{"type": _ARRAY, "input": 0}], donated=[0])}
+        ),
+    ),
+    "donated_primal": Invalid("C27", "C27:", _donating),
+    "copy_that_is_written": Invalid(
+        "C28",
+        "C28:",
+        _method(lambda m: _set(m, "mutations", [{"primal": 0, "output": 0}])),
+        backward=True,
+        base="layout_of_results",
+    ),
+    "second_that_serves": Invalid("C31", "C31:", _second_serves, backward=True, base="second_derivatives"),
+    "sparse_with_gradient": Invalid(
+        "C32", "C32:", _method(lambda m: _set(m["results"][0], "requires_grad", True)), backward=True, base="sparse"
+    ),
+    "alias_of_two": Invalid("C9", "C9:", _method(lambda m: _aliased(m).update(primal=0, output=0)), **_AT_TWO),
+    "identical_alone": Invalid("C7", "C7:", _method(lambda m: _set(m, "identical", [[0]]))),
+    "touched_out_of_range": Invalid("C8", "C8:", _method(lambda m: _set(m, "touched", [9]))),
+    "depends_count": Invalid("C10", "C10:", _method(lambda m: _set(m["backward"], "depends", [[0]])), backward=True),
+    "replaced_storage": Invalid(
+        "R1",
+        "replaces the storage",
+        _method(lambda m: _set(m, "mutations", [{"primal": 1, "output": 0, "kind": "storage"}])),
+        kind="UnsupportedVersionError",
+    ),
+    "real_expression": Invalid("E4", "real number", _method(lambda m: _set(m, "constraints", ["1 / 2"]))),
+    "subclass_size_too_large": Invalid(
+        "C3", "C3:", _method(lambda m: _set(m["leaves"][0]["subclass"]["parts"][0], "shape", [2**62 + 1, 3])), **_SUBCLASS
+    ),
+    "subclass_size_negative": Invalid(
+        "C3", "C3:", _method(lambda m: _set(m["leaves"][0]["subclass"]["parts"][0], "stride", [-1, 1])), **_SUBCLASS
+    ),
+    "attribute_twice": Invalid(
+        "K1", "K1:", _method(lambda m: _set(m["leaves"][0]["subclass"], "attributes", ["a", "a"])), **_SUBCLASS
+    ),
+    "undeclared_class": Invalid("K2", "K2:", lambda d: d.program["requirements"].pop("subclasses"), **_SUBCLASS),
+    "storage_of_a_subclass": Invalid("K3", "K3:", _state(storage="weight"), backward=True, base="subclass_parameter"),
+    "subclass_count": Invalid("K4", "K4:", _method(lambda m: m["subclasses"].append(None)), **_SUBCLASS),
+    "part_of_a_plain_tensor": Invalid(
+        "K5", "K5:", _method(lambda m: _set(m["backward"]["saved"][0], "part", 0)), backward=True
+    ),
+    "class_not_brought": Invalid("K6", "elsewhere.Unknown", _other_class, kind="SubclassError", **_SUBCLASS),
+    "modules_out_of_order": Invalid("N1", "N1:", lambda d: d.program["modules"].reverse(), base="modules"),
+    "module_class_unknown": Invalid("N1", "N1:", lambda d: _set(d.program["modules"][0], "kind", 99), base="modules"),
+    "module_within_itself": Invalid("N2", "N2:", lambda d: _set(d.program["modules"][2], "same_as", ""), base="modules"),
+    "state_in_no_module": Invalid("N3", "N3:", lambda d: d.program["modules"].pop(3), base="modules"),
+    "flag_of_no_module": Invalid("N4", "N4:", _method(lambda m: _set(m, "flags", {"nothing": True}))),
+    "subgraph_arity": Invalid(
+        "G7", "G7:", _graph(lambda g: _branch(g)["outputs"].pop()), base="control_flow"
+    ),
+    "subgraph_output": Invalid("G7", "G7:", _graph(lambda g: g["outputs"].append(_name_of_one(g))), base="control_flow"),
+    "subgraphs_too_deep": Invalid("G8", "G8:", _deep_graph),
+    "in_place_operator": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.mul_.Tensor"))),
+    "view_that_is_none": Invalid(
+        "C37",
+        "view",
+        _method(lambda m: _set(_aliased(m)["view"][0], "op", "aten.clone.default")),
+        backward=True,
+        base="only_views",
+    ),
+}  # fmt: skip
