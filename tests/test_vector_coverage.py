@@ -53,7 +53,7 @@ def coverage() -> SchemaCoverage:
 def test_every_property_arm_and_word_is_in_a_valid_vector() -> None:
     found = coverage()
     missing = found.everything - found.seen - WITHOUT_VALID_VECTOR.keys()
-    assert sorted(missing) == [], "add a case to scripts/spec_cases.py that has each of these"
+    assert sorted(missing) == [], "add a case to scripts/devtools/spec/cases_*.py that has each of these"
     assert WITHOUT_VALID_VECTOR.keys() & found.seen == set(), "these have a valid vector: take them off the list"
     assert WITHOUT_VALID_VECTOR.keys() <= found.everything, "the schema has these no more"
 

@@ -62,7 +62,7 @@ class Places:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3, help="runs of each short contender; the median counts")
     parser.add_argument("--threads", type=int, default=1, help="0: torch's choice; on a busy machine, one is steadier")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file too")

@@ -69,7 +69,9 @@ TORCH = ("torch", "gradients")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/fake-kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=30, help="for an operator of the database (default 30)")
     parser.add_argument("--results", type=Path, metavar="FILE", help=f"write what was found there ({RECORD.relative_to(ROOT)})")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")

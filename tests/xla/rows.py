@@ -31,7 +31,7 @@ _NO_GRAD = "torch before 2.12 does not tell a view made under no_grad from anoth
 _HALF = "XLA keeps values between two operators of a half type in float32"
 _CPU_AUTOCAST = "the row turns autocast on for the CPU, which changes nothing on an XLA device"
 VALUES = r": values differ, .*…(, by up to [\d.e+-]+ of [\d.e+-]+)?"
-"""What :mod:`conformance.observe` says of two values, where it does not go on to say that they are too far apart."""
+"""What :mod:`devtools.observation` says of two values, where it does not go on to say that they are too far apart."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ console = Console(stderr=True, highlight=False, markup=False, width=None if sys.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="BENCHMARK")
     parser.add_argument("--quick", action="store_true", help="small networks, few repetitions; nothing is written to results/")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not pin one-thread processes to a core")

@@ -1,7 +1,7 @@
 """Writes results into the README's table and pages of docs/, between the marks there; ``--pictures`` draws them anew.
 
-    report.py               prints what it would write
-    report.py --write       writes them
+    python -m devtools.bench.report             prints what it would write
+    python -m devtools.bench.report --write     writes them
 
 A part whose benchmark has no results stays as it is.
 """

@@ -104,7 +104,9 @@ def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> dict
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES[:4]))
     parser.add_argument("--ops", nargs="+", default=[], metavar="NAME", help="these operators")

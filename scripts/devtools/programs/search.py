@@ -51,7 +51,9 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the first programs (default 1)")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin with this program of the seed (default 0)")
     parser.add_argument("--count", type=int, metavar="N", help="so many programs (default 20, without --minutes)")

@@ -140,7 +140,7 @@ def check() -> list[str]:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/spec", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--unreleased", action="store_true")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Valid vectors of the second kind: calls whose arguments are described exactly (scripts/spec_calls.py).
+"""Valid vectors of the second kind: calls whose arguments are described exactly (calls.py).
 
 Each case is a model of plain torch code, a build of it, and calls. A call that must be refused says which rule it breaks.
-The first vectors are in ``scripts/spec_vectors.py``. A case that has been written is never changed.
+The first vectors are in ``vectors.py``. A case that has been written is never changed.
 """
 
 from __future__ import annotations

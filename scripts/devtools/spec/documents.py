@@ -1,4 +1,4 @@
-"""The documents of a bundle as plain JSON, to be edited: for vectors that no build writes (scripts/spec_vectors.py)."""
+"""The documents of a bundle as plain JSON, to be edited: for vectors that no build writes (vectors.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Replays the conformance vectors of spec/vectors: needs torch and aotpack_loader only, never the compiler.
 
-    python scripts/spec_replay.py FOLDER...     one line a vector; exit code 1 if one does not do what it says
+    python -m devtools.spec.replay FOLDER...    one line a vector; exit code 1 if one does not do what it says
 
-spec/vectors/README.md describes the files. ``scripts/spec_vectors.py`` writes them, ``tests/test_vectors.py`` replays all.
+spec/vectors/README.md describes the files. ``scripts/spec-vectors`` writes them, ``tests/test_vectors.py`` replays all.
 """
 
 from __future__ import annotations

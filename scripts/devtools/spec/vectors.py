@@ -1,12 +1,12 @@
 """Writes the conformance vectors under spec/vectors/v1: small portable bundles, and what they must do.
 
-    python scripts/spec_vectors.py            writes the cases that are not there yet
-    python scripts/spec_vectors.py --list
+    scripts/spec-vectors            writes the cases that are not there yet
+    scripts/spec-vectors --list
 
 Add-only: a vector that exists is never written again, so that every bundle of every release stays readable. A change
 of behaviour is a new case with a new name. Each valid case is a model of plain torch code below, built with a
 self-test; what the original makes of the recorded inputs goes to expect.safetensors. Newer valid cases are in
-``scripts/spec_cases.py``, invalid ones in ``scripts/spec_invalid.py`` and ``scripts/spec_invalid_rules.py``.
+``cases.py``, invalid ones in ``invalid.py`` and ``invalid_rules.py``.
 """
 
 from __future__ import annotations
@@ -498,7 +498,7 @@ def _forget_words(path: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/spec-vectors", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="show the cases and whether they are there")
     options = parser.parse_args()
     failed = 0

@@ -59,7 +59,9 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/zoo-xla", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--only", nargs="+", default=CHOSEN, metavar="NAME", help=f"default: {' '.join(CHOSEN)}; any of the zoo's"
     )

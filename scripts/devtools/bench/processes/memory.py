@@ -1,7 +1,7 @@
-"""Peak memory of one training step of one contender, in its own fresh process; ``run.py`` starts this file.
+"""Peak memory of one training step of one contender, in its own fresh process.
 
 The kernel's high-water mark of the resident set is reset before a step, after a few others; the figure is how far the
-step raises it. ``run.py`` makes malloc give freed memory back at once, so that it shows what is alive. Gradients are
+step raises it. The benchmark makes malloc give freed memory back at once, so that it shows what is alive. Gradients are
 dropped before, so they count. BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
 """
 

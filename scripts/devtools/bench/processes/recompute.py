@@ -2,7 +2,7 @@
 
     recompute.py --model blocks|gpt [--target cpu] [--target portable]
 
-The figure is what torch's profiler saw allocated and not freed during a forward, less the results. ``run.py`` starts this file.
+The figure is what torch's profiler saw allocated and not freed during a forward, less the results.
 """
 
 import argparse

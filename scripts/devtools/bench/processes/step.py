@@ -1,4 +1,4 @@
-"""Step times of eager, ``torch.compile`` and bundles, side by side in one process; ``run.py`` starts this file.
+"""Step times of eager, ``torch.compile`` and bundles, side by side in one process; the benchmark starts this file.
 
 A step is forward, backward and dropping the gradients, with ``--optimizer`` also AdamW's step (eager for all), with ``--infer``
 a forward in eval mode without gradients. Every contender has a model of its own with the same weights.
