@@ -33,11 +33,13 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
     assert results["fresh_process"] == {"bundles": 12, "wrong": {}}
     assert results["operators"] == 4  # addmm has a decomposed variant
     assert list(results["failures"]) == ["op_db/equal"]
-    (refused,) = results["failures"]["op_db/equal"]
-    assert refused["status"] == "refused"
-    assert "aten.equal.default" in refused["reason"]
-    assert refused["peer"].startswith("raises DataDependent")
-    assert refused["samples"] == {"float32 static": 2, "float32 dynamic": 2}
+    refusals = results["failures"]["op_db/equal"]  # one a hint: the branch goes one way for the example, or both
+    for refused in refusals:
+        assert refused["status"] == "refused"
+        assert "aten.equal.default" in refused["reason"]
+        assert refused["peer"].startswith("raises DataDependent")
+    samples = sum((Counter(refused["samples"]) for refused in refusals), Counter())
+    assert samples == {"float32 static": 2, "float32 dynamic": 2}
 
     before = _outcomes(tmp_path / "partial.jsonl")
     assert {(unit, name) for unit, name, _ in before} >= {("op_db/sin/float32/static", name) for name in ("0", "0 in-place")}
