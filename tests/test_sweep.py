@@ -38,8 +38,8 @@ def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
         assert refused["status"] == "refused"
         assert "aten.equal.default" in refused["reason"]
         assert refused["peer"].startswith("raises DataDependent")
-    samples = sum((Counter(refused["samples"]) for refused in refusals), Counter())
-    assert samples == {"float32 static": 2, "float32 dynamic": 2}
+    counted = sum((Counter(refused["samples"]) for refused in refusals), Counter())
+    assert counted == {"float32 static": 2, "float32 dynamic": 2}
 
     before = _outcomes(tmp_path / "partial.jsonl")
     assert {(unit, name) for unit, name, _ in before} >= {("op_db/sin/float32/static", name) for name in ("0", "0 in-place")}
