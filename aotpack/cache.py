@@ -6,6 +6,7 @@ options).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,16 @@ from aotpack_loader.archive.cache import cache_root
 from aotpack_loader.format import codec, schema
 
 _FILES = ("code", "fallbacks", "facts")
+
+
+@functools.cache
+def revision_of(*folders: Path) -> str:
+    """A hash of the sources in some folders: part of the key of whatever they make."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".json")):
+            digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 class CompileCache:

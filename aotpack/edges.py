@@ -174,7 +174,8 @@ class Trial:
         try:
             with compat.quiet_torch_logs(), rehearsals.unchanged(model), compat.kept_state_changes():
                 watch.returned(compat.rehearse(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
-        except Exception:  # the model takes no such size, or nobody can tell on fake tensors
+        except Exception as error:  # the model takes no such size, or it depends on data
+            rehearsals.refuse_if_broken(error)
             return False
         return True
 
@@ -223,7 +224,8 @@ class Trial:
                 run = compat.rehearse(self.mode, model, *self._arguments(args, kwargs), operators=called)
             if self.convention.backward is not None:
                 self._send_back(run.result)
-        except Exception:  # the model takes no such size, or nobody can tell on fake tensors
+        except Exception as error:  # the model takes no such size, or it depends on data
+            rehearsals.refuse_if_broken(error)
             return None
         self.ran = True
         results = [x for x in pytree.tree_leaves(run.result) if isinstance(x, torch.Tensor)]

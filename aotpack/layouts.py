@@ -187,7 +187,8 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     try:
         with compat.quiet_torch_logs(), rehearsals.unchanged(model), compat.kept_state_changes():
             run = compat.rehearse(mode, model, *given, operators=operators)
-    except Exception:  # eager does not take such a layout (view), or it depends on values
+    except Exception as error:  # eager does not take such a layout (view), or it depends on data
+        rehearsals.refuse_if_broken(error)
         return None
     owners = [(compat.StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]
     results = [_owner(result, owners) for result in result_leaves(run.result)]

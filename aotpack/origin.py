@@ -34,6 +34,11 @@ def is_ours(path: str) -> bool:
     return path.startswith(_OURS)
 
 
+def is_torch(path: str) -> bool:
+    """Code of torch."""
+    return path.startswith(_TORCH)
+
+
 @cache
 def is_model(path: str) -> bool:
     """Code that may be the model's: of no file of torch, aotpack or Python itself, and not generated."""

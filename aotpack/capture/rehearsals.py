@@ -6,15 +6,17 @@ A trace sees one call. Here the model runs a second time, and without gradients,
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 
 from .. import _torch_compat as compat
+from .. import origin
 from . import watching
 from .reachable import Snapshot
 
@@ -40,6 +42,29 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         snapshot.restore()
+
+
+def refuse_if_broken(error: Exception) -> None:
+    """Look whether an analysis broke inside: what the model or an operator refuses is no matter, and depends on data at most.
+
+    Errors of our own classes are refusals. A missing name, a wrong call or a failed assertion in our code is none, and neither is
+    a name that torch's code does not find.
+
+    Raises:
+        BuildError: the analysis broke. What decides on safety must not go on as if nothing could be told.
+    """
+    if type(error).__module__.startswith("aotpack"):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    innermost = frames[-1].filename if frames else ""
+    lost = isinstance(error, (AttributeError, NameError, ImportError))
+    wrong = lost or isinstance(error, (TypeError, KeyError, AssertionError))
+    if (wrong and origin.is_ours(innermost)) or (lost and origin.is_torch(innermost)):
+        raise BuildError(
+            "An analysis of sizes and strides broke, so the bundle might be wrong for some of them.",
+            [Problem(f"{innermost}:{frames[-1].lineno}", f"{type(error).__name__}: {error}")],
+            hint="This is a fault of aotpack, or a torch that it does not fit: report it. Sizes that do not vary may build.",
+        ) from error
 
 
 def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:

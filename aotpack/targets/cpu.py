@@ -23,7 +23,7 @@ from aotpack_loader.format import donations, media_types, schema
 from .. import _torch_compat as compat
 from .._torch_compat.randomness import call_generator_operators
 from ..bundle import BlobStore, TargetEntry
-from ..cache import CompileCache
+from ..cache import CompileCache, revision_of
 from ..graph import source_line
 from ..graph.expressions import render
 from .base import GraphToCompile
@@ -35,8 +35,8 @@ _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
 _FACTS = "layouts, own, constraints"
 """What is kept beside compiled code, for the cache's key."""
-_REVISION = "38"
-"""Of how a graph becomes code, for the cache's key: another number for other flags, headers or generated sources."""
+_SOURCES = (Path(compat.__file__).parent, Path(__file__).parent)
+"""What makes code of a graph: its hash, and the fixes of torch that are applied, are in the cache's key."""
 
 
 class CpuTarget:
@@ -138,7 +138,12 @@ class CpuTarget:
         for item in graphs:  # a forward graph comes before its backward
             given = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
             call = _prepare(item, given, {i for i, output in item.saved.items() if output in own})
-            options = {**toolchain, **self._options, "call": call.fingerprint, "facts": _FACTS, "revision": _REVISION}
+            made_by = {
+                "facts": _FACTS,
+                "revision": revision_of(*_SOURCES),
+                **compat.record_of_fixes(inductor=True, untested=False),
+            }
+            options = {**toolchain, **self._options, "call": call.fingerprint, **made_by}
             found = cache.find(item.graph, options)
             if found is None:
                 library, written = self._lower(call, item.key, folder / item.key)

@@ -1,0 +1,50 @@
+"""Analyses that decide on safety fail closed: one that breaks inside is an error, not an answer that nothing can be told."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+import aotpack
+from aotpack import edges, layouts
+from aotpack._torch_compat import rehearsal
+from aotpack.capture import rehearsals
+
+
+def build(out: Path, model: Any, example: torch.Tensor) -> None:
+    shapes = ({0: Dim("n", max=64)},)
+    aotpack.build(model, (example,), out=out, targets=("portable",), methods=("infer",), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("analysis", [edges, layouts])
+def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, analysis: Any) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        return rehearsal._no_such_name  # type: ignore[attr-defined]
+
+    def in_our_code(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return broken()
+        except AttributeError as error:
+            frame = error.__traceback__
+            assert frame is not None
+            monkeypatch.setattr(rehearsals.origin, "is_ours", lambda path: path == __file__)
+            raise
+
+    monkeypatch.setattr(analysis.compat, "kept_state_changes", in_our_code)
+    run = partial(edges.Trial(None, {})._rehearsed, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
+    if analysis is layouts:
+        run = partial(layouts._run, torch.nn.Identity(), (torch.ones(2),), {}, {})
+    with pytest.raises(aotpack.AotpackError, match="An analysis of sizes and strides broke"):
+        run()
+
+
+def test_what_a_model_refuses_is_no_break(tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)[0] + x.sum()
+
+    build(tmp_path / "x", model, torch.ones(3))
