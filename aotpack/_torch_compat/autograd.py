@@ -251,6 +251,10 @@ def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
             graph.erase_node(node)
 
 
+_BEFORE_STORAGE_SIZE = 13
+"""How many values of ``_make_wrapper_subclass`` stand between the class and the size of the storage."""
+
+
 @contextlib.contextmanager
 def wrappers_with_room(inputs: Any) -> Iterator[None]:
     """Let ``as_strided_`` move an input within its storage while it is traced.
@@ -261,12 +265,15 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
     plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
     sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
     room = [size for size, own in sizes if statically_known_true(size > own)]
-    make = torch.Tensor._make_wrapper_subclass
+    make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
     def roomy(cls: type, *described: Any, **named: Any) -> Any:
+        if cls is not FunctionalTensor:
+            return make(cls, *described, **named)
         # For each as much as for all: the larger of two sizes that vary need not be known.
         reached("aot-wrappers-with-room")
-        return make(cls, *described, *((sum(room),) if cls is FunctionalTensor else ()), **named)
+        # From torch 2.15 on the size of the storage is described too, as the last value by position.
+        return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(room), **named)
 
     with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
         yield

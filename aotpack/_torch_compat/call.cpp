@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 #include <torch/csrc/utils/object_ptr.h>
+#include <torch/version.h>
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -427,6 +428,24 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return low < stop && start < high;
 }
 
+// Torch's own attaching of outputs. From torch 2.14 on it also tells which node it attached.
+std::vector<std::optional<Tensor>> wrap_outputs(
+    const variable_list& arguments,
+    const std::unordered_set<c10::TensorImpl*>& plain,
+    const std::vector<std::optional<Tensor>>& visible,
+    const c10::intrusive_ptr<Node>& step) {
+  const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
+    TORCH_CHECK(false, "a native call has no forward-mode gradients");
+  };
+  const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  c10::intrusive_ptr<Node> attached;
+  return torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false, attached);
+#else
+  return torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
+#endif
+}
+
 // Attaches the visible outputs to the node of the call; those in ``plain`` get no gradient.
 void attach(
     const Differentiable& graded,
@@ -453,11 +472,7 @@ void attach(
   for (size_t position : graded.visible) {
     visible.emplace_back(outputs.at(position));
   }
-  const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
-    TORCH_CHECK(false, "a native call has no forward-mode gradients");
-  };
-  const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
-  auto wrapped = torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
+  auto wrapped = wrap_outputs(arguments, plain, visible, step);
   for (size_t i = 0; i < wrapped.size(); ++i) {
     outputs[graded.visible[i]] = *wrapped[i];
   }

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import operator
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -32,6 +34,37 @@ class ReentrantError(Exception):
     """A reentrant checkpoint means something else than the other kind, by which it is traced."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Checkpointed:
+    """One call of ``checkpoint``: what it runs, whether it keeps the random state, its contexts, and torch's own generator."""
+
+    function: Any
+    keeps_random_state: bool
+    contexts: Callable[[], tuple[Any, Any]]
+    torchs: Callable[[], Iterator[None]]
+
+
+@contextlib.contextmanager
+def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> Iterator[None]:
+    """Have ``generate`` make the generator of each checkpoint that is not reentrant.
+
+    Torch 2.14 calls a function of another name and signature, and keeps the former for callers outside torch.
+    """
+    name = "_checkpoint_without_reentrant_generator_impl"
+    name = name if hasattr(checkpoint, name) else "_checkpoint_without_reentrant_generator"
+    torchs = getattr(checkpoint, name)
+    signature = inspect.signature(torchs)
+
+    def generated(function: Any, *args: Any, **how: Any) -> Iterator[None]:
+        given = signature.bind(function, *args, **how)
+        given.apply_defaults()
+        keeps, contexts = given.arguments["preserve_rng_state"], given.arguments["context_fn"]
+        return generate(Checkpointed(function, keeps, contexts, partial(torchs, function, *args, **how)))
+
+    with mock.patch.object(checkpoint, name, generated):
+        yield
+
+
 @dataclasses.dataclass
 class Regions:
     """The checkpoints met in one trace, numbered in order: where each was called, and the mode of a selective one."""
@@ -44,12 +77,12 @@ class Regions:
         kept = {node.meta.get(_NUMBER) for node in graph.nodes}
         return [stack for number, stack in self.stacks.items() if number not in kept]
 
-    def run(self, function: Any, preserve_rng_state: bool, context_fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def run(self, called: Checkpointed) -> Iterator[None]:
         """In place of torch's generator: what runs between its two steps is tagged."""
         if not torch.is_grad_enabled():
             yield
             return
-        forward, _ = context_fn()
+        forward, _ = called.contexts()
         if isinstance(forward, TorchDispatchMode):
             with self._tagged(forward):
                 yield
@@ -131,7 +164,7 @@ def kept_checkpoints() -> Iterator[Regions]:
     """
     regions = Regions()
     with (
-        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", regions.run),
+        checkpoints_replaced(regions.run),
         mock.patch.object(checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=False)),
         fx_traceback.preserve_node_meta(),
     ):

@@ -96,6 +96,7 @@ def _capture(
         _watched_identity() as compared,
         watched_changes() as changes,
         apply_fixes("dynamo"),
+        _offsets_refused(),
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
@@ -107,6 +108,15 @@ def _capture(
 def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
     """Take no value of a 0-dimensional example for a hint: decisions would be made on it, without a guard."""
     return patched("dynamo-hints-of-values", torch._subclasses.fake_tensor, "_is_plain_tensor", lambda *given: False)
+
+
+@contextlib.contextmanager
+def _offsets_refused() -> Iterator[None]:
+    """Have Dynamo refuse ``storage_offset()``. Torch 2.15 makes a constant of it and guards that; a bundle has no such guard."""
+    methods: dict[str, Any] = getattr(torch._dynamo.variables.TensorVariable, "tp_methods", {})
+    with mock.patch.dict(methods):
+        methods.pop("storage_offset", None)
+        yield
 
 
 @contextlib.contextmanager

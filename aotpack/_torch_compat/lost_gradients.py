@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -34,9 +33,7 @@ def kept_gradients() -> Iterator[None]:
         if not torch.is_grad_enabled():
             yield
             return
-        # ``apply`` may be known by another name (``swish = Swish.apply``): what it calls first is watched.
-        defined = functions._is_setup_context_defined
-        stack.enter_context(mock.patch.object(functions, "_is_setup_context_defined", _watched(defined)))
+        stack.enter_context(_refused_own_backwards())
         for name in _HOOKS:
             stack.enter_context(mock.patch.object(torch.Tensor, name, _refusal_of(name)))
         call = torch._ops.HigherOrderOperator.__call__
@@ -67,16 +64,41 @@ def plain_saving() -> Iterator[None]:
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
-def _watched(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def watched(setup_context: Any) -> bool:
-        kind: Any = sys._getframe(1).f_locals.get("cls")
-        # Torch's own are those of control flow, which it traces through; hooks of modules are functions of torch.nn.
-        foreign = kind is not None and (kind.__module__.startswith("torch.nn.") or not kind.__module__.startswith("torch."))
-        if foreign and torch.is_grad_enabled():
-            raise LostGradientError(f"calls the autograd.Function {kind.__qualname__}, whose backward torch.export leaves out")
-        return defined(setup_context)
+@contextlib.contextmanager
+def _refused_own_backwards() -> Iterator[None]:
+    """Refuse every ``autograd.Function`` that is applied.
 
-    return watched
+    ``apply`` may be known by another name (``swish = Swish.apply``), and from torch 2.14 on it is no Python: watched is the
+    attribute that it reads of the class in every release, the class of its node. Inside transforms torch goes another way.
+    """
+    look_up: Callable[[type, str], Any] = functions.FunctionMeta.__getattribute__
+
+    def looked_up(kind: type, name: str) -> Any:
+        if name == "_backward_cls":
+            _refuse_own_backward(kind)
+        return look_up(kind, name)
+
+    transformed: Callable[..., Any] = vars(functions)[_TRANSFORMED]
+
+    def called(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_own_backward(kind)
+        return transformed(kind, *args, **kwargs)
+
+    with (
+        mock.patch.object(functions.FunctionMeta, "__getattribute__", looked_up),
+        mock.patch.object(functions, _TRANSFORMED, called),
+    ):
+        yield
+
+
+_TRANSFORMED = "custom_function_call"
+
+
+def _refuse_own_backward(kind: Any) -> None:
+    # Torch's own are those of control flow, which it traces through; hooks of modules are functions of torch.nn.
+    foreign = kind.__module__.startswith("torch.nn.") or not kind.__module__.startswith("torch.")
+    if foreign and torch.is_grad_enabled():
+        raise LostGradientError(f"calls the autograd.Function {kind.__qualname__}, whose backward torch.export leaves out")
 
 
 def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:

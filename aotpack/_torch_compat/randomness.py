@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch._decomp.decompositions
 import torch._inductor.config as inductor_config
-import torch.utils.checkpoint
 from torch._dynamo.variables import user_defined
 from torch._functorch import compile_utils, partitioners
 from torch._higher_order_ops import effects
@@ -28,6 +27,7 @@ from torch.fx import Node
 
 from aotpack_loader.devices import generator
 
+from .checkpoint import Checkpointed, checkpoints_replaced
 from .fixes.applying import patched, reached
 from .rules import Rule, ruled
 
@@ -172,7 +172,6 @@ def _asked_by_the_model() -> bool:
 @contextlib.contextmanager
 def _no_fresh_recomputation() -> Iterator[None]:
     """Refuse checkpoints told not to keep the random state: eager computes again with other numbers."""
-    generate: Rule = torch.utils.checkpoint._checkpoint_without_reentrant_generator
     tag: Rule = TagActivationCheckpoint.__call__
 
     def check(preserve_rng_state: bool) -> None:
@@ -181,17 +180,17 @@ def _no_fresh_recomputation() -> Iterator[None]:
                 "checkpoint(preserve_rng_state=False) draws other numbers when it computes again, which a bundle never does"
             )
 
-    def generated(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
-        if not str(getattr(function, "__module__", "")).startswith("torch."):  # torch's own runs what Dynamo captured
-            check(preserve_rng_state)
-        return generate(function, preserve_rng_state, *args, **kwargs)
+    def generated(called: Checkpointed) -> Iterator[None]:
+        if not str(getattr(called.function, "__module__", "")).startswith("torch."):  # torch's own runs what Dynamo captured
+            check(called.keeps_random_state)
+        return called.torchs()
 
     def tagged(self: Any, *args: Any, **kwargs: Any) -> Any:
         check(kwargs.get("preserve_rng_state", True))
         return tag(self, *args, **kwargs)
 
     with (
-        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generated),
+        checkpoints_replaced(generated),
         mock.patch.object(TagActivationCheckpoint, "__call__", tagged),
     ):
         yield
