@@ -189,6 +189,8 @@ def _without_checks() -> Iterator[None]:
 
     def none(wrapper: cpp_wrapper_cpu.CppWrapperCpu) -> None:
         wrapper.prefix.splice_aot("static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}")
+        # From torch 2.14 on, other checks ask this too whether they are wanted.
+        wrapper.prefix.splice_aot("[[maybe_unused]] static bool _check_aoti_runtime_check_inputs_env() { return false; }")
 
     with mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
         yield

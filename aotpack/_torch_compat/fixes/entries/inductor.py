@@ -8,7 +8,8 @@ from ..register import Fix, Hook
 
 _fix = partial(Fix, component="inductor")
 _CPP = "torch._inductor.codegen.cpp"
-_LOWERINGS = "torch._inductor.lowering.lowerings"
+_LOWERING = "torch._inductor.lowering"
+_LOWERINGS = f"{_LOWERING}.lowerings"
 
 FIXES = (
     _fix(
@@ -126,7 +127,7 @@ FIXES = (
         severity="wrong-values",
         summary="`a // b` of real numbers rounds the quotient first: `0.5 // 0.1` is 5, and eager gives 4.",
         apply="fixes.inductor.numbers:round_quotients_down",
-        patches=("torch._inductor.lowering._div_rn", "torch._inductor.lowering.div_mode"),
+        patches=(f"{_LOWERING}._div_rn", f"{_LOWERING}._floor_div_floating", f"{_LOWERING}.div_mode"),
     ),
     _fix(
         id="inductor-powers-of-a-number",

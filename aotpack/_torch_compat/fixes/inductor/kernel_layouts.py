@@ -72,7 +72,7 @@ def results_laid_out() -> Iterator[None]:
         if kernel.use_runtime_dispatch and isinstance(kernel.layout, ir.Layout):  # Inductor asserts nothing there
             queued(kernel, wrapper)
 
-    def emitted(wrapper: Any, code: Any, name: str, size: str, stride: str, op_name: str) -> None:
+    def emitted(wrapper: Any, code: Any, name: str, size: str, stride: str, op_name: str, dtype: Any = None) -> None:
         if not virtualized.V.graph.is_const_graph:
             if _FUNCTION not in wrapper.header.getvalue():
                 wrapper.header.splice(_FUNCTION)

@@ -82,8 +82,17 @@ def round_quotients_down() -> Iterator[None]:
 
         return lowering.make_pointwise(rounded)(a, b)
 
-    with patched("inductor-floor-division", lowering, "_div_rn", quotient):
+    def floored(a: Any, b: Any) -> Any:
+        return lowering.floor(quotient(a, b))
+
+    # From torch 2.14 on, a function of its own makes the whole of it, and ``_div_rn`` is not called any more.
+    whole = hasattr(lowering, _FLOORS)
+    name, function = (_FLOORS, floored) if whole else ("_div_rn", quotient)
+    with patched("inductor-floor-division", lowering, name, function):
         yield
+
+
+_FLOORS = "_floor_div_floating"
 
 
 @contextlib.contextmanager
