@@ -50,7 +50,7 @@ from .inductor import (
     lower_with_aoti,
     x86_vector_bits,
 )
-from .inductor_tool_chain import Library, inductor_fingerprint
+from .inductor_tool_chain import Library, imports_from_torch, inductor_fingerprint
 from .lines import recorded_lines
 from .lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .messages import own_warnings, quiet_torch_logs
@@ -154,6 +154,7 @@ __all__ = [
     "has_effect",
     "hint",
     "hint_of",
+    "imports_from_torch",
     "inductor_decompositions",
     "inductor_fingerprint",
     "int_oo",

@@ -85,6 +85,13 @@ class Library:
 _run_compiler = cpp_builder.run_compile_cmd
 
 
+def imports_from_torch(library: Path) -> list[str]:
+    """The names that compiled code takes from torch's libraries: those without a version, which all system libraries give."""
+    listed = subprocess.run(["nm", "-D", "--undefined-only", os.fspath(library)], check=True, capture_output=True, text=True)
+    found = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(name for kind, name in found if kind == "U" and "@" not in name)
+
+
 @contextlib.contextmanager
 def tool_chain(library: Library) -> Iterator[None]:
     """Have Inductor write sources and commands as bundles need them, and leave those of ``library`` to be run later."""

@@ -33,7 +33,7 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
 """Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
-_FACTS = "layouts, own, constraints"
+_FACTS = "layouts, own, constraints, imports"
 """What is kept beside compiled code, for the cache's key."""
 _SOURCES = (Path(compat.__file__).parent, Path(__file__).parent)
 """What makes code of a graph: its hash, and the fixes of torch that are applied, are in the cache's key."""
@@ -79,13 +79,16 @@ class CpuTarget:
         executables: dict[str, schema.Executable] = {}
         layers: list[schema.Descriptor] = []
         constraints: dict[str, set[str]] = {}
+        imports: set[str] = set()
         toolchain = compat.inductor_fingerprint()
         with tempfile.TemporaryDirectory(prefix="aotpack-") as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
             library = workers.submit(library_bytes)
             jobs = self._start(graphs, cache, toolchain, Path(folder), workers)
             for item, call, finish in jobs:
                 files = finish()
-                if found := json.loads(files["facts"])["constraints"]:
+                facts = json.loads(files["facts"])
+                imports.update(facts["imports"])
+                if found := facts["constraints"]:
                     constraints.setdefault(item.key.partition(".")[0], set()).update(found)
                 code = store.add_compressed(files["code"], media_types.CODE_AOTI)
                 layers.append(code)
@@ -112,6 +115,7 @@ class CpuTarget:
             torch=f"=={release}.*",
             toolchain=toolchain,
             call=calls,
+            imports=sorted(imports),
         )
         variant = self.level.removeprefix("x86-64-") if self.march else ""
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux", variant), layers)
@@ -179,7 +183,8 @@ class CpuTarget:
             library.finish()
         constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
         layouts, own = [item.order for item in written], [item.own for item in written]
-        facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints})
+        imports = compat.imports_from_torch(library.output)
+        facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints, "imports": imports})
         files = {"code": library.output.read_bytes(), "facts": facts.encode()}
         for fallbacks in library.output.parent.glob("*.wrapper.json"):
             files["fallbacks"] = fallbacks.read_bytes()

@@ -45,6 +45,7 @@ def load(
     verify: Literal["code", "full"] = "code",
     check: Literal["arguments", "full"] = "arguments",
     donate: bool = False,
+    allow_untested_torch: bool = False,
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
 
@@ -67,6 +68,8 @@ def load(
         donate: on an XLA device, buffers and arguments that the model writes to are updated in place, in the memory that they
             have. What shares it there (``other.copy_(buffer)``, ``load_state_dict``) must not be used any more: torch_xla raises
             an error then. False: they get new memory at each call.
+        allow_untested_torch: run native code on a release of torch that such code was not tried on, where torch has all that
+            the code calls. Compare the results with ``backend="portable"``.
 
     Raises:
         BundleError: the file is not a valid bundle.
@@ -75,7 +78,8 @@ def load(
         TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
         DirectoryError: a native target was asked for, and the directory for its code cannot be used.
     """
-    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate)
+    untested = allow_untested_torch
+    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested)
     with _collector.paused():
         module, fallback = _load(bundle, options)
     if fallback:

@@ -29,6 +29,7 @@ class LoadOptions:
     verify: str = "code"
     check: str = "arguments"
     donate: bool = False
+    allow_untested_torch: bool = False
 
     def __post_init__(self) -> None:
         if self.verify not in ("code", "full"):

@@ -58,7 +58,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         if target.name in failed:
             rejected[target.name] = failed[target.name].summary
             continue
-        reason = _elsewhere(target, place, backend) or unfit(target, bundle.program, bundle.manifests[target.name].platform)
+        platform = bundle.manifests[target.name].platform
+        untested = options.allow_untested_torch
+        reason = _elsewhere(target, place, backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested)
         if reason:
             rejected[target.name] = reason
             continue
@@ -126,7 +128,13 @@ def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Colle
         operators.require_consent(declared, agreed, "" if decision.trusted else decision.reason)
 
 
-def unfit(target: schema.Target, program: schema.Program, platform: schema.Platform | None = None) -> str:
+def unfit(
+    target: schema.Target,
+    program: schema.Program,
+    platform: schema.Platform | None = None,
+    *,
+    allow_untested_torch: bool = False,
+) -> str:
     """Why ``target``, whose manifest is for ``platform``, cannot run on this machine, or nothing."""
     if not torch_satisfies(torch.__version__, program.requirements.torch):
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
@@ -142,9 +150,11 @@ def unfit(target: schema.Target, program: schema.Program, platform: schema.Platf
         return f"this loader has no device {target.device!r}"
     if reason := _unlike_machine(target, platform):
         return reason
-    if not torch_satisfies(torch.__version__, target.torch):
-        return f"compiled for torch {target.torch}, this is {torch.__version__}"
-    return ""
+    if torch_satisfies(torch.__version__, target.torch):
+        return ""
+    from .torch_releases import unlike_torch  # rarely needed
+
+    return unlike_torch(target, allow_untested=allow_untested_torch)
 
 
 def _unlike_machine(target: schema.Target, platform: schema.Platform | None) -> str:

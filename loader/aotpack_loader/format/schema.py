@@ -924,6 +924,7 @@ class Target(Document, frozen=True):
     ``specializations`` has, by method, what ``xla`` has, for methods with symbols: computations are for fixed sizes.
     ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
     ``call`` makes calls faster where it fits.
+    ``imports`` are the names that the code takes from torch's libraries; with them it may run on other releases of torch.
     """
 
     name: Name
@@ -943,3 +944,4 @@ class Target(Document, frozen=True):
     producer: Producer | None = None
     call: CallLibrary | None = None
     specializations: dict[str, list[Specialization]] = {}
+    imports: list[str] = []

@@ -10,6 +10,7 @@ Log, one line a version:
 * 1.1 (2026-11-23): ``modules``, ``module_classes``, ``signature`` and ``pretrained`` of the
   program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
   the feature ``containers``: ``updates`` of methods, trees of type ``given``;
+  ``imports`` of targets;
   the feature ``sets_requires_grad`` of tensor arguments; the feature ``autocast-variants``.
 """
 

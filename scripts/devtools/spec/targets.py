@@ -11,7 +11,7 @@ Json = Any
 NOWHERE = "vector"
 
 
-def add_targets(documents: Any) -> None:
+def add_targets(documents: Any, imports: list[str] | None = None) -> None:
     """Add a target of each kind to a bundle of one linear layer with a batch that varies."""
     method = documents.program["methods"]["train"]
     symbol = method["symbols"][0]["name"]
@@ -19,6 +19,7 @@ def add_targets(documents: Any) -> None:
     writer = {"aotpack": "0.1.0", "torch": "2.13.0"}
     native = machine | {"name": "cpu:vector", "kind": "aoti", "device": "cpu", "producer": writer}
     native |= {"instruction_set": "vector-v1", "cpu_features": ["none_has_this"], "constraints": {"train": [f"{symbol} < 9"]}}
+    native |= {"imports": imports} if imports else {}
     blobs: list[Json] = []
     native |= _compiled(documents, blobs)
     platform = {"architecture": NOWHERE, "os": "linux", "variant": "v3", "os.version": "1"}
@@ -27,6 +28,11 @@ def add_targets(documents: Any) -> None:
     computed = {"name": "xla:vector", "kind": "xla", "device": "cpu", "packages": {"jaxlib": "==0.1.0"}, "topology": "1x1"}
     computed |= machine | _computed(documents, blobs, symbol)
     documents.add_target(computed, blobs, {"architecture": NOWHERE, "os": "linux"})
+
+
+def add_importing_target(documents: Any) -> None:
+    """Add a native target that says what its code takes from torch."""
+    add_targets(documents, imports=["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"])
 
 
 def _compiled(documents: Any, blobs: list[Json]) -> Json:

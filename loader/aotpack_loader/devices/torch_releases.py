@@ -1,0 +1,40 @@
+"""Whether code that was compiled for one minor release of torch may run on another.
+
+AOTInductor's code takes from torch the functions of its stable C interface alone. So it runs on other releases where two things
+hold: torch exports every name that the target says the code takes, and that pair of releases was tried. The trial ran compiled
+cases of the conformance table against eager (scripts/test-torch --matrix). Without it, a caller must ask for the run.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from .._torch_compat import not_exported_by_torch
+from ..format import schema
+from ..format.versions import torch_satisfies
+
+TRIED: Final[dict[str, tuple[str, ...]]] = {}
+"""Minor release that code was compiled for, to the other minor releases it was run on, bit for bit."""
+_SHOWN: Final = 5
+
+
+def unlike_torch(target: schema.Target, *, allow_untested: bool = False) -> str:
+    """Why the code of ``target`` cannot run on this torch, or nothing."""
+    installed = str(torch.__version__)
+    if torch_satisfies(installed, target.torch):
+        return ""
+    reason = f"compiled for torch {target.torch}, this is {installed}"
+    if not target.imports:
+        return reason
+    if missing := not_exported_by_torch(target.imports):
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        return f"{reason}, which lacks what the code calls: {', '.join(missing[:_SHOWN])}{more}"
+    if allow_untested or _minor(installed) in TRIED.get(_minor(target.torch.removeprefix("==")), ()):
+        return ""
+    return f"{reason}; it was not tried there: load with allow_untested_torch=True to run it all the same"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
