@@ -16,16 +16,24 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.functional import batch_norm
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 _eager: Callable[[_BatchNorm, Tensor], Tensor] = _BatchNorm.forward
+_eager_in_sync: Callable[[SyncBatchNorm, Tensor], Tensor] = SyncBatchNorm.forward
 
 
 @contextlib.contextmanager
 def traced_averages() -> Iterator[None]:
     """Let batch norm modules with ``momentum=None`` update their statistics by tensor operators alone."""
-    with mock.patch.object(_BatchNorm, "forward", _forward):
+    with mock.patch.object(_BatchNorm, "forward", _forward), mock.patch.object(SyncBatchNorm, "forward", _forward_in_sync):
         yield
+
+
+def _forward_in_sync(self: SyncBatchNorm, input: Tensor) -> Tensor:
+    """In one process it is a batch norm; eager counts the batches by the same Python number."""
+    if self.momentum is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return _eager_in_sync(self, input)
+    return _forward(self, input)
 
 
 def _forward(self: _BatchNorm, input: Tensor) -> Tensor:  # keywords of the caller's go by this name

@@ -431,6 +431,7 @@ CASES: list[Case] = [
     module_case("tied weights: one batch norm under two names", TiedNorm, g(4, 3), calls=THRICE),
     module_case("tied weights: buffers over one storage, one written", SharedBuffers, g(3), calls=THRICE),
     module_case("BatchNorm counters, momentum None", lambda: nn.BatchNorm1d(3, momentum=None), g(4, 3), calls=THRICE),
+    module_case("SyncBatchNorm in one process, momentum None", lambda: nn.SyncBatchNorm(3, momentum=None), g(4, 3), calls=THRICE),
     module_case(
         "BatchNorm counters, momentum None, by export",
         lambda: nn.Sequential(nn.BatchNorm2d(2, affine=False, momentum=None), nn.ReLU()),
