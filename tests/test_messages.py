@@ -105,6 +105,24 @@ def test_front_ends_with_one_reason_give_it_once(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == ""  # torch logs what fails on fake tensors
 
 
+class Strided(nn.Module):
+    """Writes to a chain of views with ``as_strided`` in it."""
+
+    def forward(self, img: Tensor) -> Tensor:
+        y = img * 1
+        y[:2].as_strided((2,), (2,)).mul_(2)
+        return y
+
+
+def test_a_write_to_an_as_strided_chain_is_refused_in_our_words_alone(tmp_path: Path) -> None:
+    """All of torch's words for it are about graph breaks."""
+    problems = refusal(Strided(), tmp_path / "m").problems
+    (found,) = [problem for problem in problems if "as_strided" in problem.message]
+    assert found.message.startswith("the model writes to a chain of views with as_strided in it; write by an index")
+    assert "graph break" not in found.message
+    assert "mutation on a view chain" not in found.message
+
+
 def test_torchs_advice_about_itself_is_left_out() -> None:
     """As Dynamo words an operator's own error, and a construct that it does not trace."""
     on_fake_tensors = RuntimeError(

@@ -60,9 +60,17 @@ class Masks(nn.Module):
         return y
 
 
-def test_sizes_that_are_tied_are_one_together(tmp_path: Path) -> None:
+class Weighs(Broadcasts):
+    """Views its mask by the batch of its ids and sums it up: the trace ties the two sizes by divisibility alone."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids) * mask.view(ids.shape[0], -1).float().mean()
+
+
+@pytest.mark.parametrize("kind", [Masks, Weighs])
+def test_sizes_that_are_tied_are_one_together(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    eager, out = Masks(), tmp_path / "m.aotpack"
+    eager, out = kind(), tmp_path / "m.aotpack"
 
     def make(batch: int) -> tuple[Tensor, Tensor]:
         return torch.randint(11, (batch, 6)), torch.rand(batch, 6) > 0.3
