@@ -21,6 +21,7 @@ from torch._guards import tracing
 from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
 from .fixes.applying import apply_fixes, patched
 from .messages import OLD_IGNORED, message_functions
+from .own_functions import own_aliases
 from .rehearsal import ASSIGNS_STATE, SideEffectError
 
 _SIMPLER = "enable_dynamo_decompositions"
@@ -97,6 +98,7 @@ def _capture(
         watched_changes() as changes,
         apply_fixes("dynamo"),
         _offsets_refused(),
+        own_aliases(),
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)

@@ -28,6 +28,34 @@ def mutate_first_no_grad(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
+class Unchanged(torch.autograd.Function):
+    """It returns its argument as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+class Swapped(torch.autograd.Function):
+    """It returns both its arguments."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return y, x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        return right * 2, left * 3
+
+
 def mutate_both(x: Tensor, y: Tensor) -> Tensor:
     x.mul_(2)
     y.add_(1)
@@ -490,4 +518,8 @@ CASES: list[Case] = [
         t(4),
         calls=(Call(3, training=False, grad=False, inputs=inputs(g(4), g(4))),),
     ),
+    case("identity: an autograd.Function returns its argument", lambda x: Unchanged.apply(x), g(2, 2)),
+    case("identity: an autograd.Function returns its argument, non-leaf", lambda x: Unchanged.apply(x), n(2, 2)),
+    case("identity: an autograd.Function returns its argument, no gradient", lambda x: Unchanged.apply(x), t(2, 2)),
+    case("identity: an autograd.Function returns two arguments", lambda x, y: Swapped.apply(x, y), n(2, 2), t(2, 2)),
 ]

@@ -1,0 +1,43 @@
+"""What an ``autograd.Function`` returns while no gradient is recorded: Dynamo's trace hands out the argument itself.
+
+Tried on: torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._dynamo.variables import TensorVariable, TupleVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+
+@contextlib.contextmanager
+def own_aliases() -> Iterator[None]:
+    """Make a function's argument that it returns as it is another tensor, as eager does.
+
+    Eager returns ``x.detach()`` where the argument requires a gradient, else a view of the argument.
+    Where gradients are recorded, Dynamo traces an operator, whose results are no arguments.
+    """
+    apply = AutogradFunctionVariable.call_apply
+
+    def applied(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        result = apply(self, tx, args, kwargs).realize()
+        values = [value.realize() for value in (*args, *kwargs.values())]
+        given = {value.as_proxy().node for value in values if isinstance(value, TensorVariable)}
+        if type(result) is TupleVariable:
+            return TupleVariable([_apart(tx, item.realize(), given) for item in result.items])
+        return _apart(tx, result, given)
+
+    with mock.patch.object(AutogradFunctionVariable, "call_apply", applied):
+        yield
+
+
+def _apart(tx: Any, result: Any, given: set[Any]) -> Any:
+    if not isinstance(result, TensorVariable) or result.as_proxy().node not in given:
+        return result
+    if result.requires_grad:
+        return result.call_method(tx, "detach", [], {})
+    return result.call_method(tx, "view_as", [result], {})
