@@ -37,6 +37,7 @@ from .autograd import (
 from .call_library import SOURCE as CALL_LIBRARY_SOURCE
 from .call_library import call_library_fingerprint, compile_call_library
 from .changes import refuse_changes
+from .dirty_arguments import DirtyArgumentError
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
 from .fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .fixes.gate import check_torch
@@ -109,6 +110,7 @@ __all__ = [
     "Bounds",
     "Called",
     "Decompositions",
+    "DirtyArgumentError",
     "DynamicDims",
     "FakeTensorMode",
     "GradientWriteError",

@@ -37,6 +37,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .dirty_arguments import DirtyArguments
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fixes.applying import apply_fixes, fix_graph, patched, reached, replaced
 from .gradient_writes import refused_gradient_writes
@@ -190,10 +191,11 @@ def _export_joint(
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside``: the context that the module runs in while it is traced."""
-    copies = CopiesByChance()
+    copies, dirty = CopiesByChance(), DirtyArguments()
 
     def noted(result: Any, leaves: list[Any]) -> list[Any]:
         copies.returned(result, leaves)
+        dirty.check(leaves)
         return note(result, leaves)
 
     with (
@@ -207,6 +209,7 @@ def _export_joint(
         apply_fixes("aot_autograd", inputs=(args, kwargs)),
         RefusedOverlaps(),
         refused_gradient_writes(),
+        dirty.watched(),
         copies,
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)

@@ -102,6 +102,8 @@ def _capture(
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
+    if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
+        raise NotImplementedError("an autograd.Function marks a tensor as dirty, whose gradient this front end loses")
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
     return captured, changes

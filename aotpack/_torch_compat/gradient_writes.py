@@ -33,7 +33,7 @@ class GradientWriteError(Exception):
         backward = function.backward
         traced = next((module for module in _closure(backward) if isinstance(module, torch.fx.GraphModule)), None)
         self.node = None if traced is None else _first_write(traced.graph)
-        self.place = "" if traced is not None else _definition(backward)
+        self.place = "" if traced is not None else definition(backward)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,8 @@ def _first_write(graph: torch.fx.Graph) -> torch.fx.Node | None:
     return None
 
 
-def _definition(backward: Any) -> str:
-    code = inspect.unwrap(backward).__code__
+def definition(function: Any) -> str:
+    """Where a forward or backward is defined."""
+    code = inspect.unwrap(function).__code__
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return f'File "{code.co_filename}", line {code.co_firstlineno}, in {backward.__qualname__}: {line}'
+    return f'File "{code.co_filename}", line {code.co_firstlineno}, in {function.__qualname__}: {line}'

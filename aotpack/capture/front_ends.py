@@ -109,6 +109,8 @@ def capture(
                 raise _refused_overlap(model, args, kwargs, error) from error
         except compat.GradientWriteError as error:
             raise _refused_gradient_write(error) from error
+        except compat.DirtyArgumentError as error:
+            raise _refused_dirty_argument(error) from error
         except PackedSequenceError as error:
             raise _refused_packing(error) from error
         except Exception as error:  # a front end may raise anything; the reason is kept and shown
@@ -236,6 +238,14 @@ def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedErro
         "The model has an autograd.Function whose backward writes to a gradient that others have, too.",
         [Problem(where or "the model", str(error))],
         hint="Write to grad_output.clone(), or compute a new tensor: autograd says never to change grad_output in place.",
+    )
+
+
+def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedError:
+    return UnsupportedError(
+        "The model has an autograd.Function that writes to an argument of the model.",
+        [Problem(error.place or "the model", str(error))],
+        hint="Give the function a copy (x.clone()), or return a new tensor from its forward.",
     )
 
 

@@ -56,6 +56,24 @@ class Swapped(torch.autograd.Function):
         return right * 2, left * 3
 
 
+class Dirty(torch.autograd.Function):
+    """It writes to its argument and returns it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 5
+
+
+def dirty_intermediate(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return Dirty.apply(y), y
+
+
 def mutate_both(x: Tensor, y: Tensor) -> Tensor:
     x.mul_(2)
     y.add_(1)
@@ -522,4 +540,6 @@ CASES: list[Case] = [
     case("identity: an autograd.Function returns its argument, non-leaf", lambda x: Unchanged.apply(x), n(2, 2)),
     case("identity: an autograd.Function returns its argument, no gradient", lambda x: Unchanged.apply(x), t(2, 2)),
     case("identity: an autograd.Function returns two arguments", lambda x, y: Swapped.apply(x, y), n(2, 2), t(2, 2)),
+    case("identity: an autograd.Function writes to an intermediate", dirty_intermediate, n(2, 2)),
+    case("identity: an autograd.Function writes to an argument", lambda x: Dirty.apply(x), n(2, 2)),
 ]

@@ -84,6 +84,7 @@ REFUSED: dict[str, str] = {
     "input mutation: set_ to a new tensor": "set_ on a graph input",
     "input mutation: set_ to another input": "set_ on a graph input",
     # torch's own tracing refuses these as well.
+    "identity: an autograd.Function writes to an argument": "marks it as dirty.*mark_dirty",
     "identity: aliasing inputs, of other bases": "does not know them as views of one tensor",
     "identity: aliasing inputs, of another element type": "under another element type",
     "identity: aliasing inputs, sizes changed in place and written": "has its sizes or strides changed in place",

@@ -1,0 +1,66 @@
+"""Arguments of the model that an ``autograd.Function`` writes to and marks as dirty: their gradient would be lost.
+
+Tried on: torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from .gradient_writes import definition
+
+
+class DirtyArgumentError(Exception):
+    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is where it is defined, if that is known."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty): its gradient would be lost")
+        self.place = place
+
+
+class DirtyArguments:
+    """What is marked as dirty while a model is traced with gradients.
+
+    AOTAutograd takes a write inside an ``autograd.Function`` for one under ``no_grad``: the argument
+    would keep the gradient of before, and would not be the function's result.
+    """
+
+    def __init__(self) -> None:
+        self._marked: list[tuple[torch.Tensor, str]] = []
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While it is on, marked tensors are noted."""
+        mark = FunctionCtx.mark_dirty
+
+        def marked(context: Any, *tensors: torch.Tensor) -> None:
+            mark(context, *tensors)
+            if any(context.needs_input_grad):
+                function: Any = getattr(type(context), "_forward_cls", None)
+                foreign = function is None or function.__module__.startswith("torch.")
+                place = "" if foreign else definition(function.forward)
+                self._marked.extend((tensor, place) for tensor in tensors)
+
+        with mock.patch.object(FunctionCtx, "mark_dirty", marked):
+            yield
+
+    def check(self, arguments: list[Any]) -> None:
+        """Refuse marked tensors that are ``arguments``, or views of them.
+
+        Raises:
+            DirtyArgumentError: tells where.
+        """
+        found, self._marked = self._marked, []
+        if not torch.is_grad_enabled():
+            return
+        given = {id(argument) for argument in arguments if isinstance(argument, torch.Tensor)}
+        given |= {id(argument._base) for argument in arguments if isinstance(argument, torch.Tensor) and argument._is_view()}
+        for tensor, place in found:
+            if id(tensor) in given or (tensor._is_view() and id(tensor._base) in given):
+                raise DirtyArgumentError(place)
