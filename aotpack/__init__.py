@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from aotpack_loader import LoadedProgram as LoadedProgram
     from aotpack_loader import load as load
 
-    from .pipeline import BuildReport as BuildReport
-    from .pipeline import Observer as Observer
-    from .pipeline import build as build
-    from .pipeline import compile_bundle as compile_bundle
+    from .pipeline.pipeline import BuildReport as BuildReport
+    from .pipeline.pipeline import Observer as Observer
+    from .pipeline.pipeline import build as build
+    from .pipeline.pipeline import compile_bundle as compile_bundle
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,10 +40,10 @@ _HOME = {
     "BackendWarning": "aotpack_loader",
     "LayoutWarning": "aotpack_loader",
     "LoadedProgram": "aotpack_loader",
-    "build": "aotpack.pipeline",
-    "compile_bundle": "aotpack.pipeline",
-    "BuildReport": "aotpack.pipeline",
-    "Observer": "aotpack.pipeline",
+    "build": "aotpack.pipeline.pipeline",
+    "compile_bundle": "aotpack.pipeline.pipeline",
+    "BuildReport": "aotpack.pipeline.pipeline",
+    "Observer": "aotpack.pipeline.pipeline",
 }
 
 

@@ -16,7 +16,7 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-NATIVE_SOURCES = {"aotpack": {"aotpack/_torch_compat/call.cpp"}, "aotpack_loader": set[str]()}
+NATIVE_SOURCES = {"aotpack": {"aotpack/_torch/call.cpp"}, "aotpack_loader": set[str]()}
 
 
 def repack(path: Path, time: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-FIXES = ROOT / "aotpack" / "_torch_compat" / "fixes"
+FIXES = ROOT / "aotpack" / "_torch" / "fixes"
 
 
 def load_register() -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -154,7 +154,7 @@ def _table(seen: Mapping[str, Any]) -> str:
         "# Fixes of torch",
         "",
         "A build corrects these faults of torch. The page is made by `scripts/torch-fixes docs` from the register in",
-        "`aotpack/_torch_compat/fixes`. Each fix has a case in `tests/torch_fixes`, which fails without it.",
+        "`aotpack/_torch/fixes`. Each fix has a case in `tests/torch_fixes`, which fails without it.",
         "",
         f"Entries: {len(ENTRIES.FIXES)}. Not reported to PyTorch yet: {open_debt}.",
         "Private names of torch that are used without a fault are hooks: " + f"{len(ENTRIES.HOOKS)}.",

@@ -23,8 +23,8 @@ from support.archive import (
     write_tiny,
 )
 
-from aotpack.bundle import BlobStore, TargetEntry, write_bundle
-from aotpack.weights import write_weights
+from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
+from aotpack.writer.weights import write_weights
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.weights import View, read_header
 from aotpack_loader.errors import (

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from aotpack.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.cli import main
 from aotpack.cli.console import size_text, time_text
+from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.codec import encode
@@ -152,7 +152,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(spec: str) -> None:
         raise error
 
-    monkeypatch.setattr("aotpack.entry.load_entry", fail)
+    monkeypatch.setattr("aotpack.model.entry.load_entry", fail)
 
 
 def test_errors_go_to_stderr_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

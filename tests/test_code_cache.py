@@ -21,8 +21,8 @@ from support.archive import (
     tiny_program,
 )
 
-from aotpack.bundle import BlobStore, TargetEntry, write_bundle
-from aotpack.weights import write_weights
+from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
+from aotpack.writer.weights import write_weights
 from aotpack_loader import BackendWarning, load
 from aotpack_loader.archive import cache
 from aotpack_loader.archive.bundle import Bundle

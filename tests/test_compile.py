@@ -17,13 +17,13 @@ from conftest import FreshProcess, tiny_inputs
 
 import aotpack
 from aotpack import targets
-from aotpack.bundle import BlobStore, TargetEntry
-from aotpack.cache import CompileCache
 from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.expressions import parse, render
 from aotpack.graph.restore import to_fx
 from aotpack.targets import GraphToCompile
+from aotpack.writer.bundle import BlobStore, TargetEntry
+from aotpack.writer.cache import CompileCache
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import (
     BuildError,
@@ -122,7 +122,7 @@ def test_another_compiler_is_named(
     tiny_bundle: Path, tmp_path: Path, seen: Mapping[str, Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program keeps who wrote it; a target says who compiled it where that is another."""
-    monkeypatch.setattr(aotpack.pipeline, "__version__", "9.9")
+    monkeypatch.setattr(aotpack.pipeline.pipeline, "__version__", "9.9")
     aotpack.compile_bundle(tiny_bundle, ["seen:a"], out=tmp_path / "more.aotpack")
     with Bundle.open(tmp_path / "more.aotpack") as bundle:
         assert bundle.program.producer.aotpack == aotpack.__version__
@@ -252,7 +252,7 @@ def _with_self_test_of(source: Path, other: Path, out: Path) -> None:
     """The bundle ``source`` with the recorded values of another."""
     import msgspec
 
-    from aotpack.bundle import write_bundle
+    from aotpack.writer.bundle import write_bundle
 
     with Bundle.open(source) as bundle, Bundle.open(other) as wrong, BlobStore(out) as store:
         program = msgspec.structs.replace(bundle.program, self_test=wrong.program.self_test)

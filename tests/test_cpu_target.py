@@ -17,7 +17,7 @@ from torch import nn
 from torch._inductor import memory
 
 import aotpack
-from aotpack import _torch_compat as compat
+from aotpack import _torch as compat
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import AotpackError

@@ -1,4 +1,4 @@
-"""``aotpack.entry``: model.py in, model and example inputs out; the user's own line when it is wrong."""
+"""``aotpack.model.entry``: model.py in, model and example inputs out; the user's own line when it is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotpack.entry import Entry, load_entry, split_spec
+from aotpack.model.entry import Entry, load_entry, split_spec
 from aotpack_loader.errors import AotpackError, EntryError
 
 Write = Callable[..., Path]
@@ -231,7 +231,7 @@ def test_a_factory_that_raises_shows_the_users_frames_only(write: Write) -> None
         "model.py:6, in model: return inner()",
         'model.py:4, in inner: return torch.nn.Linear("four", 2)',
     ]
-    assert "aotpack/entry.py" not in str(error)
+    assert "aotpack/model/entry.py" not in str(error)
 
 
 def test_sys_exit_is_an_error_too(write: Write) -> None:

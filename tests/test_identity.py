@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import aotpack
-from aotpack.capture import sharing, watching
+from aotpack.capture.dry_run import python_state
+from aotpack.capture.inputs import aliasing
 from aotpack_loader.errors import InputError, UnsupportedError
 from aotpack_loader.runtime.memory import overlap
 
@@ -45,7 +46,7 @@ def test_overlap_is_a_byte_in_common(a: Tensor, b: Tensor) -> None:
 def test_sharing_groups_what_overlaps_through_others() -> None:
     x = torch.zeros(12)
     a, b, c, apart = x[:4], x[2:6], x[5:8], x[8:]
-    found = sharing.sharing((a, {"b": b, "c": c}, a), {"apart": apart})
+    found = aliasing.sharing((a, {"b": b, "c": c}, a), {"apart": apart})
     assert found.identical == ((0, 3),)
     assert found.overlapping == ((0, 1, 2),)
     assert found.neighbours == {0, 1, 2, 3, 4}
@@ -55,7 +56,7 @@ def test_separated_keeps_types_and_what_is_a_leaf() -> None:
     leaf = torch.zeros(3, 4).t().requires_grad_()
     computed = (leaf * 1)[:, 1:]
     example = (leaf, leaf, computed, computed)
-    (a, b, c, d), _ = sharing.separated(example, {}, sharing.sharing(example, {}))
+    (a, b, c, d), _ = aliasing.separated(example, {}, aliasing.sharing(example, {}))
     assert len({x.data_ptr() for x in (a, b, c, d)}) == 4
     assert [x.stride() for x in (a, c)] == [leaf.stride(), computed.stride()]
     assert [(x.is_leaf, x.requires_grad) for x in (a, b, c, d)] == [(True, True)] * 2 + [(False, True)] * 2
@@ -131,7 +132,7 @@ def test_a_model_may_change_and_return_what_it_makes(front_end: str, tmp_path: P
 
 def test_watched_models_are_left_as_they_were() -> None:
     model = Counter()
-    with watching.watched(model) as seen:
+    with python_state.watched(model) as seen:
         model(torch.randn(3))
     assert (seen.changed, seen.compares, model.calls) == ({"calls"}, False, 0)
     assert "__getattribute__" not in vars(nn.Module)

@@ -12,7 +12,7 @@ import aotpack
 from aotpack.capture import reasons
 from aotpack.cli import build as build_command
 from aotpack.cli.console import as_options
-from aotpack.progress import Run
+from aotpack.pipeline.progress import Run
 from aotpack_loader.errors import CaptureError, InputError
 
 

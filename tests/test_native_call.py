@@ -15,7 +15,7 @@ from msgspec import structs
 from torch import nn
 
 import aotpack
-from aotpack import _torch_compat as compat
+from aotpack import _torch as compat
 from aotpack.targets import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack import _torch_compat as compat
+from aotpack import _torch as compat
 from aotpack.targets.cpu import CpuTarget
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")

@@ -14,8 +14,8 @@ from torch.export import Dim
 
 import aotpack
 from aotpack.cli import main
-from aotpack.existing import graphs_of
-from aotpack.specializations import specialize
+from aotpack.pipeline.reopen import graphs_of
+from aotpack.pipeline.specializations import specialize
 from aotpack.targets.xla.specialize import at_sizes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, CorruptBundleError

@@ -1,7 +1,7 @@
 """Model to joint graph: front ends trace the model's Python; beside them, what is to be known of a run and of its example."""
 
 from .flags import flags_read as flags_read
-from .front_end import has_modes as has_modes
+from .front_end_input import has_modes as has_modes
 from .front_ends import FRONT_ENDS as FRONT_ENDS
 from .front_ends import Captured as Captured
 from .front_ends import as_traced as as_traced

@@ -22,10 +22,11 @@ from msgspec import structs
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from .. import origin
-from . import places, rehearsals
-from .examples import argument_names
+from . import source_lines
+from .dry_run import repeat
+from .inputs.examples import argument_names
 
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _OPEN = (*_DICTIONARIES, list, tuple)
@@ -100,7 +101,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     if not any(_is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
-    with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
+    with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
         try:
             compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         except Exception:  # a front end tells what is wrong
@@ -110,7 +111,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     containers, problems = seen[0].after()
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
-        with rehearsals.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _lines(model) as lines:
+        with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _lines(model) as lines:
             compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         raise _refusal(problems, lines)
     return containers
@@ -263,7 +264,7 @@ def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
             if last and (run.containers_differ()):
                 found.append(last)
                 return None
-            last = places.of_frame(frame)
+            last = source_lines.of_frame(frame)
             return trace
 
         before = sys.gettrace()

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .. import _torch_compat as compat
-from .._torch_compat import checkpoint as checkpoints
+from .. import _torch as compat
+from .._torch import checkpoint as checkpoints
 from ..graph import source_line
-from . import rehearsals
-from .front_end import Given, refuse_storage_changes
+from .dry_run import repeat
+from .front_end_input import Given, refuse_storage_changes
 
 
 def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
@@ -30,7 +30,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, given.decompositions, note=given.returned.note)
         if joint.side_effects:
-            rehearsals.check_repeats(model, args, kwargs)
+            repeat.check_repeats(model, args, kwargs)
         if joint.metadata.mutated_inp_runtime_indices or compat.may_move_versions(captured.graph):
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from .. import _torch_compat as compat
-from .._torch_compat import checkpoint as checkpoints
-from .._torch_compat.constants import KnownConstants
-from .._torch_compat.randomness import no_python_random
+from .. import _torch as compat
+from .._torch import checkpoint as checkpoints
+from .._torch.constants import KnownConstants
+from .._torch.randomness import no_python_random
 from ..graph import source_line, views
-from . import containers, rehearsals
-from .examples import spelled_out
-from .front_end import Given, lost, refuse_storage_changes, with_trial
+from . import containers
+from .dry_run import repeat
+from .front_end_input import Given, lost, refuse_storage_changes, with_trial
 from .functions import FunctionModule
+from .inputs.examples import spelled_out
 
 
 def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
@@ -28,7 +29,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     if shapes.original is not None:
         _spell_out(model, kwargs)
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
-        trial = rehearsals.rehearse(model, args, kwargs)
+        trial = repeat.rehearse(model, args, kwargs)
         if trial.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
         # Of a function torch.export would know no line: it looks for those of modules.

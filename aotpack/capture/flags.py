@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from .. import _torch_compat as compat
-from . import rehearsals
+from .. import _torch as compat
+from .dry_run import repeat
 
 
 def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
@@ -23,7 +23,7 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     others = {id(module) for module in below.values() if not _is_torchs(module)}
     read = others
     if others:
-        with contextlib.suppress(Exception), rehearsals.unchanged(model), _noted() as noted:
+        with contextlib.suppress(Exception), repeat.unchanged(model), _noted() as noted:
             compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
             read = noted
     return {

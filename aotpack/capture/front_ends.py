@@ -2,7 +2,7 @@
 
 A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
 activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
-models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch_compat.checkpoint`).
+models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch.checkpoint`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
-from .. import _torch_compat as compat
-from .._torch_compat import checkpoint as checkpoints
-from .._torch_compat.asserted import AssertedArguments
-from .._torch_compat.averages import traced_averages
-from .._torch_compat.decompose import decomposed_as_eager
-from .._torch_compat.moves import unmoved_modules
-from .._torch_compat.randomness import traced_random
-from .._torch_compat.recurrent import PackedSequenceError, refused_packing
+from .. import _torch as compat
+from .._torch import checkpoint as checkpoints
+from .._torch.asserted import AssertedArguments
+from .._torch.averages import traced_averages
+from .._torch.decompose import decomposed_as_eager
+from .._torch.moves import unmoved_modules
+from .._torch.randomness import traced_random
+from .._torch.recurrent import PackedSequenceError, refused_packing
 from ..graph import source_line
-from . import dynamo, export, rehearsals, trace
-from .branches import Branch, follow, observe
-from .dynamic_shapes import DynamicShapes
-from .eager import explained
-from .front_end import Given, has_modes
+from . import direct, dynamo, export
+from .dry_run import repeat
+from .dry_run.branches import Branch, follow, observe
+from .dry_run.eager import explained
+from .front_end_input import Given, has_modes
+from .inputs.dynamic_shapes import DynamicShapes
 from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
 from .sparse import with_dense_results
@@ -142,7 +143,7 @@ def depends_on_gradients(
     """
     with as_traced(model, branches, training=training):
         try:
-            return rehearsals.depends_on_gradients(model, args, kwargs)
+            return repeat.depends_on_gradients(model, args, kwargs)
         except Exception:  # traced, but not to be run on fake tensors: then it serves no calls without gradients
             return True
 
@@ -312,7 +313,7 @@ def _check_layouts(joint: compat.Joint) -> None:
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     # A trace must not leave its fake tensors in the user's model (torch's own reparametrization does, where one submodule has two
     # names), nor what a first call sets up.
-    with rehearsals.unchanged(model), _unvalidated_distributions():
+    with repeat.unchanged(model), _unvalidated_distributions():
         if model.training != training and has_modes(model):
             model.train(training)
         yield
@@ -329,4 +330,4 @@ def _unvalidated_distributions() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
-_FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": trace.traced}
+_FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": direct.traced}

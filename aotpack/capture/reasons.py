@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from aotpack_loader.errors import Problem
 
-from . import places
+from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"
 NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
@@ -57,7 +57,7 @@ def reason(name: str, error: Exception) -> Reason:
 
 def line_of(error: Exception) -> str:
     """The model's line behind an exception, or nothing."""
-    return places.of_error(error) or "; ".join(getattr(error, "__notes__", []))
+    return source_lines.of_error(error) or "; ".join(getattr(error, "__notes__", []))
 
 
 def merged(reasons: Iterable[Reason]) -> list[Reason]:

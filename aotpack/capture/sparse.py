@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Node
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 
 
 def with_dense_results(joint: compat.Joint) -> compat.Joint:

@@ -88,7 +88,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
     progress = Progress(stderr(), verbose=verbose)
     with progress.stage("import"):
         import aotpack
-        from aotpack.entry import directory_on_path, load_entry, split_spec
+        from aotpack.model.entry import directory_on_path, load_entry, split_spec
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
             loaded = load_entry(entry)

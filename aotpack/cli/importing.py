@@ -37,7 +37,7 @@ def import_modules(names: Sequence[str]) -> list[type[Tensor]]:
     Raises:
         EntryError: one cannot be imported.
     """
-    from aotpack.entry import directory_on_path
+    from aotpack.model.entry import directory_on_path
 
     with directory_on_path(Path(os.getcwd(), "-")):
         modules = [_imported(name) for name in names]

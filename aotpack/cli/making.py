@@ -16,7 +16,7 @@ from rich.text import Text
 from .console import F, print_json, size_text, stdout, time_text
 
 if TYPE_CHECKING:
-    from aotpack.progress import BuildReport
+    from aotpack.pipeline.progress import BuildReport
 
 
 def no_cache_option(function: F) -> F:

@@ -17,8 +17,8 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from .. import origin
-from .._torch_compat import CALL_ON_COPIES, ShapeEnv
-from .._torch_compat.randomness import is_fixed
+from .._torch import CALL_ON_COPIES, ShapeEnv
+from .._torch.randomness import is_fixed
 from . import views
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument

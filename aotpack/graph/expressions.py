@@ -14,7 +14,7 @@ import torch
 from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import expressions
 
-from .._torch_compat import SIZE_FUNCTIONS, ShapeEnv, divided, int_oo, modulo
+from .._torch import SIZE_FUNCTIONS, ShapeEnv, divided, int_oo, modulo
 
 _CALLS = {"Max": "max", "Min": "min"}
 _REAL_FUNCTIONS = {"ToFloat": "float", "TruncToInt": "trunc", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}

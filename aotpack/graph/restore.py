@@ -16,7 +16,7 @@ from aotpack_loader.devices.literals import literal
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema, subgraphs
 
-from .._torch_compat import CALL_ON_COPIES, Symbols
+from .._torch import CALL_ON_COPIES, Symbols
 from .expressions import parse
 
 

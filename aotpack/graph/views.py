@@ -16,7 +16,7 @@ from torch.fx import Node
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.memory import extent
 
-from .._torch_compat import ShapeEnv, hint_of
+from .._torch import ShapeEnv, hint_of
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, literal_argument
 

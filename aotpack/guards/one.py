@@ -14,10 +14,11 @@ from msgspec import structs
 
 from aotpack_loader.format import expressions, schema
 
-from .. import _torch_compat as compat
-from .. import edges, signature
+from .. import _torch as compat
+from .. import signature
 from ..capture.calls import Call, Calls, is_one_program
-from ..capture.dynamic_shapes import DynamicShapes
+from ..capture.inputs.dynamic_shapes import DynamicShapes
+from . import zero_one
 
 Guards = Mapping[str, Sequence[str]]
 """By symbol, the constraints on it alone that refuse 1."""
@@ -88,13 +89,13 @@ def _takes_one(
         return False
     runs = list[tuple[int, Sequence[Call]]]()
     for chosen in (1, size, other):
-        trial, calls = edges.Trial(convention, example | dict.fromkeys(varying, chosen)), Calls()
+        trial, calls = zero_one.Trial(convention, example | dict.fromkeys(varying, chosen)), Calls()
         if not trial.calls(model, args, kwargs, calls):
             return False
         runs.append((chosen, calls.made))
     if not is_one_program(runs):
         return False
-    trials = [edges.Trial(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
+    trials = [zero_one.Trial(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
     for trial in trials:
         trial.run(model, args, kwargs)
     at_one, usual = trials
@@ -109,7 +110,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
     constraints = convention.method["constraints"]
     varying = [*names]
     sizes = {**example, **dict.fromkeys(varying, 1)}
-    if edges.take(constraints, sizes):
+    if zero_one.take(constraints, sizes):
         return varying
     size = example[varying[0]]
     others = [name for name, hint in example.items() if hint == size and name not in names]
@@ -117,7 +118,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
         name for text in constraints for name in expressions.symbols(text) if not {*names}.isdisjoint(expressions.symbols(text))
     }
     together = [*varying, *(name for name in others if name in tied)]
-    return together if edges.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
+    return together if zero_one.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
 
 
 def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: str) -> list[list[str]]:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch_compat import with_effects
+from .._torch import with_effects
 from ..graph import source_line
 
 

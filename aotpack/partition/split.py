@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import BuildError, Problem
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from ..graph import views
 from . import effects, rng, subgraphs
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from ..graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order

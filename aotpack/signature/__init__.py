@@ -18,15 +18,16 @@ from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
-from .. import _torch_compat as compat
-from .. import partition, trees
+from .. import _torch as compat
+from .. import partition
 from ..capture.containers import Containers
-from ..capture.rearrange import Arrangement
+from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
 from ..graph import source_line
 from ..graph.expressions import bound, render, size_expression
-from ..state import StoredTensors
-from . import subclasses
+from ..model import pytrees
+from ..model.state import StoredTensors
+from . import subclass_leaves
 from .backward import Backward
 
 NO_CONTAINERS = Containers()
@@ -87,11 +88,11 @@ class _Assembler(Backward):
         output_symbols = self._output_symbols()
         self._raise_problems()
         output_subclasses, gradient_subclasses = self._subclasses(self.outputs), self._subclasses(backward_outputs)
-        partition.set_outputs(self.parts.forward, subclasses.flat(self.outputs))
-        sizes = subclasses.keep_used_sizes(self.parts.forward.graph, self.sizes)
+        partition.set_outputs(self.parts.forward, subclass_leaves.flat(self.outputs))
+        sizes = subclass_leaves.keep_used_sizes(self.parts.forward.graph, self.sizes)
         self.parts.forward.recompile()
         if self.parts.backward is not None:
-            partition.set_outputs(self.parts.backward, subclasses.flat(backward_outputs))
+            partition.set_outputs(self.parts.backward, subclass_leaves.flat(backward_outputs))
         leaves = self._with_starts(leaves)
         self._raise_problems()
         out_tree, updates = self._nested(containers)
@@ -129,14 +130,14 @@ class _Assembler(Backward):
     def _nested(self, containers: Containers) -> tuple[schema.Tree, list[schema.Update]]:
         """How the results are nested, in the model's own result and in the caller's containers that it changes."""
         if not containers:
-            return trees.describe(self.returned.spec, "result")[0], []
+            return pytrees.describe(self.returned.spec, "result")[0], []
         result, changes = compat.tree_children(self.returned.spec)
-        described = trees.describe(result, "result")[0], trees.describe(changes, "changed arguments")[0]
+        described = pytrees.describe(result, "result")[0], pytrees.describe(changes, "changed arguments")[0]
         return containers.trees(*described)
 
     def _subclasses(self, outputs: list[Node]) -> list[schema.Subclass | None]:
         """What each output of a graph is put together to; empty where none is a subclass."""
-        found = [subclasses.describe(node, source_line(node) or node.name, self.shape_env) for node in outputs]
+        found = [subclass_leaves.describe(node, source_line(node) or node.name, self.shape_env) for node in outputs]
         return found if any(found) else []
 
     def _symbols(self, leaves: list[schema.InputLeaf]) -> list[schema.Symbol]:

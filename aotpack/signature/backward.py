@@ -11,11 +11,11 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from .. import partition
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
-from . import subclasses
+from . import subclass_leaves
 from .context import tensor_of
 from .outputs import FRESH, Outputs
 
@@ -30,9 +30,9 @@ class Backward(Outputs):
         self._save_copies_of_what_is_overwritten()
         donated = self._donated()
         places = {
-            part: schema.SavedPrimal(i, number if subclasses.is_folded(primal) else None)
+            part: schema.SavedPrimal(i, number if subclass_leaves.is_folded(primal) else None)
             for i, primal in enumerate(self.primal_nodes)
-            for number, part in enumerate(subclasses.plain(primal))
+            for number, part in enumerate(subclass_leaves.plain(primal))
         }
         found: list[schema.Saved] = []
         for value, _ in self.parts.saved:
@@ -56,7 +56,7 @@ class Backward(Outputs):
     def _save_copies_of_what_is_overwritten(self) -> None:
         """A saved value in the memory of a primal that the epilogue writes to, or whose version it raises, is saved as a copy."""
         changed = {*self.metadata.mutated_inp_runtime_indices, *self._touched_inputs()}
-        written = {part for index in changed for part in subclasses.plain(self._raw_primal_nodes[index])}
+        written = {part for index in changed for part in subclass_leaves.plain(self._raw_primal_nodes[index])}
         for i, (value, to) in enumerate(self.parts.saved):
             if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
                 copy = self._copied(value)
@@ -88,7 +88,9 @@ class Backward(Outputs):
 
         Values that were found equal are one now, which their storages do not tell: what they are views of counts, too.
         """
-        others = subclasses.flat([*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))])
+        others = subclass_leaves.flat(
+            [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
+        )
         taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
         saved = [value for value, _ in self.parts.saved]
         roots = {views.origin(node) for node in others if isinstance(node, Node)}
@@ -125,7 +127,7 @@ class Backward(Outputs):
                     shape=shape,
                     stride=kind.stride if static else None,
                     memory_format=_memory_format(value),
-                    subclass=subclasses.describe(node, where, self.shape_env),
+                    subclass=subclass_leaves.describe(node, where, self.shape_env),
                 )
             )
         return found
@@ -189,7 +191,7 @@ class Backward(Outputs):
         if backward is None or len(self.tangents) < 2:
             return []
         reach: dict[Node, frozenset[int]] = {
-            part: frozenset([i]) for i, node in enumerate(self.tangents) for part in subclasses.plain(node)
+            part: frozenset([i]) for i, node in enumerate(self.tangents) for part in subclass_leaves.plain(node)
         }
         partition.spread(backward, reach)
         found = [sorted(reach[value]) for value in gradients]
@@ -199,7 +201,7 @@ class Backward(Outputs):
         """Bytes of activations the forward keeps, at the example's sizes: storages that are no primal's."""
         primals = {
             compat.StorageWeakRef(value.untyped_storage())
-            for value in map(tensor_of, subclasses.flat(self.primal_nodes))
+            for value in map(tensor_of, subclass_leaves.flat(self.primal_nodes))
             if value is not None
         }
         saved = [value.untyped_storage() for node, _ in self.parts.saved if (value := tensor_of(node)) is not None]

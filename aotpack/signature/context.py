@@ -11,13 +11,13 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from .. import partition
-from ..capture.rearrange import Arrangement
+from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
 from ..graph.expressions import bound, size_expression
-from ..state import StoredTensors
-from . import subclasses
+from ..model.state import StoredTensors
+from . import subclass_leaves
 
 
 class Context:
@@ -35,7 +35,7 @@ class Context:
         arrangement: Arrangement,
     ) -> None:
         self.arrangement = arrangement
-        folded = subclasses.fold(joint, parts)
+        folded = subclass_leaves.fold(joint, parts)
         self.joint = joint = folded.joint
         self.parts = parts = folded.parts
         self.tangents, self.sizes = folded.tangents, folded.sizes
@@ -77,9 +77,9 @@ class Context:
 
     def _copied(self, node: Node) -> Node:
         """A copy of ``node``, made where its value is first known."""
-        parts = subclasses.plain(node)
+        parts = subclass_leaves.plain(node)
         if parts != (node,):
-            return subclasses.folded_like(node, [self._copied(part) for part in parts])
+            return subclass_leaves.folded_like(node, [self._copied(part) for part in parts])
         graph = self.parts.forward.graph
         anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
         with graph.inserting_after(anchor):

@@ -15,13 +15,13 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
-from .. import _torch_compat as compat
-from .. import subclasses, trees
-from ..capture.examples import argument_names
+from .. import _torch as compat
+from ..capture.inputs.examples import argument_names
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
-from . import subclasses as folding
+from ..model import pytrees, subclasses
+from . import subclass_leaves as folding
 from .context import Context
 
 
@@ -42,8 +42,8 @@ class Inputs(Context):
     def _inputs(self) -> tuple[schema.Tree, list[schema.InputLeaf]]:
         flat, spec = pytree.tree_flatten((self.args, self.kwargs))
         args_spec, kwargs_spec = compat.tree_children(spec)
-        args_tree, args_paths = trees.describe_arguments(args_spec, argument_names(self.model, len(self.args)))
-        kwargs_tree, kwargs_paths = trees.describe_arguments(kwargs_spec, [*self.kwargs])
+        args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(self.model, len(self.args)))
+        kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*self.kwargs])
         paths = self._leaf_paths = args_paths + kwargs_paths
         nodes = {
             d.idx - len(self.arrangement.bases): node

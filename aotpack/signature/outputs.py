@@ -14,12 +14,12 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
-from .. import _torch_compat as compat
-from ..capture.rearrange import count_twins, returned_argument
+from .. import _torch as compat
+from ..capture.inputs.synthetic_bases import count_twins, returned_argument
 from ..graph import source_line, views
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, literal_argument
-from . import subclasses
+from . import subclass_leaves
 from .mutations import Mutations
 
 _OUT = compat.OutputType
@@ -109,7 +109,7 @@ class Outputs(Mutations):
     def _is_computed(self, i: int, node: Any) -> bool:
         """Whether result ``i`` is a dense plain tensor that AOTAutograd takes for a new one."""
         new = isinstance(node, Node) and self.metadata.output_info[i].output_type in FRESH
-        return new and i not in self.joint.sparse and not subclasses.is_folded(node)
+        return new and i not in self.joint.sparse and not subclass_leaves.is_folded(node)
 
     def _plain_result(self, info: Any, node: Any, placed: dict[int, int], i: int) -> schema.Result | None:
         if not isinstance(node, Node):
@@ -217,11 +217,11 @@ class Outputs(Mutations):
 
     def _view(self, bases: list[Node], alias: Node) -> list[schema.ViewStep]:
         """View steps from the first of ``bases`` that has them to ``alias``; as the last resort, strides."""
-        between = subclasses.view_steps if subclasses.is_folded(alias) else views.steps_between
+        between = subclass_leaves.view_steps if subclass_leaves.is_folded(alias) else views.steps_between
         steps = next((steps for base in bases if (steps := between(base, alias, self.shape_env)) is not None), None)
         if steps is not None:
             return steps
-        if subclasses.is_folded(alias):
+        if subclass_leaves.is_folded(alias):
             where = source_line(alias) or "result"
             self.problems.append(Problem(where, "returns a view of a tensor subclass that its class cannot repeat"))
             return []

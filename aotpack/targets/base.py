@@ -11,9 +11,9 @@ import torch
 
 from aotpack_loader.format import schema
 
-from .._torch_compat import Decompositions
-from ..bundle import BlobStore, TargetEntry
-from ..cache import CompileCache
+from .._torch import Decompositions
+from ..writer.bundle import BlobStore, TargetEntry
+from ..writer.cache import CompileCache
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import donations, media_types, schema
 
-from .. import _torch_compat as compat
-from .._torch_compat.randomness import call_generator_operators
-from ..bundle import BlobStore, TargetEntry
-from ..cache import CompileCache, revision_of
+from .. import _torch as compat
+from .._torch.randomness import call_generator_operators
 from ..graph import source_line
 from ..graph.expressions import render
+from ..writer.bundle import BlobStore, TargetEntry
+from ..writer.cache import CompileCache, revision_of
 from .base import GraphToCompile
 from .call_library import add_call_library, library_bytes
 from .parts import in_parts

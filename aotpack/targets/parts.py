@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from aotpack_loader.format import schema, subgraphs
 
-from .. import _torch_compat as compat
+from .. import _torch as compat
 from ..graph import from_fx
 from .base import GraphToCompile
 

@@ -8,9 +8,9 @@ from aotpack_loader.devices import operators
 from aotpack_loader.errors import BuildError, BundleError, Problem, UnsupportedError
 from aotpack_loader.format import schema, subgraphs
 
-from ..bundle import BlobStore, TargetEntry
-from ..cache import CompileCache
 from ..graph import source_line
+from ..writer.bundle import BlobStore, TargetEntry
+from ..writer.cache import CompileCache
 from .base import GraphToCompile
 
 

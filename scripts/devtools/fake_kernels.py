@@ -4,7 +4,7 @@ A build knows of a kernel's result what its fake counterpart tells, and of a com
 the samples of torch's operator database, forward and backward, with their tensors in several layouts:
 
 - kernels: each ATen operator that is called, with torch's own fake kernels, and with what aotpack makes of them and of
-  decompositions (``aotpack/_torch_compat/strides.py``) for ``portable`` and for ``cpu``;
+  decompositions (``aotpack/_torch/strides.py``) for ``portable`` and for ``cpu``;
 - operators: results as a build for ``portable`` traces them, and gradients, whose formulas are torch's.
 """
 
@@ -30,10 +30,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from aotpack import decompositions
-from aotpack._torch_compat import apply_fixes, decomposed_like_kernels, inductor_decompositions
-from aotpack._torch_compat.decompose import decomposed_as_eager
-from aotpack._torch_compat.randomness import traced_random
+from aotpack._torch import apply_fixes, decomposed_like_kernels, decompositions, inductor_decompositions
+from aotpack._torch.decompose import decomposed_as_eager
+from aotpack._torch.randomness import traced_random
 from devtools.machine import provenance
 from devtools.paths import RESULTS, ROOT
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 import aotpack
-from aotpack._torch_compat import free_sizes
+from aotpack._torch import free_sizes
 from aotpack.capture import FRONT_ENDS
 from aotpack.graph import from_fx
 from aotpack.graph.restore import symbols_of, to_fx

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from aotpack.bundle import BlobStore, TargetEntry, write_bundle
-from aotpack.weights import write_weights
+from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
+from aotpack.writer.weights import write_weights
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode

@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 
 import aotpack
-from aotpack._torch_compat.fixes.register import Fix
+from aotpack._torch.fixes.register import Fix
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,9 +11,9 @@ import torch
 from torch.export import Dim
 
 import aotpack
-from aotpack import edges, layouts
-from aotpack._torch_compat import rehearsal
-from aotpack.capture import rehearsals
+from aotpack._torch import fake_run
+from aotpack.capture.dry_run import repeat
+from aotpack.guards import strides, zero_one
 
 
 def build(out: Path, model: Any, example: torch.Tensor) -> None:
@@ -21,10 +21,10 @@ def build(out: Path, model: Any, example: torch.Tensor) -> None:
     aotpack.build(model, (example,), out=out, targets=("portable",), methods=("infer",), dynamic_shapes=shapes)
 
 
-@pytest.mark.parametrize("analysis", [edges, layouts])
+@pytest.mark.parametrize("analysis", [zero_one, strides])
 def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, analysis: Any) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
-        return rehearsal._no_such_name  # type: ignore[attr-defined]
+        return fake_run._no_such_name  # type: ignore[attr-defined]
 
     def in_our_code(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -32,13 +32,13 @@ def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest
         except AttributeError as error:
             frame = error.__traceback__
             assert frame is not None
-            monkeypatch.setattr(rehearsals.origin, "is_ours", lambda path: path == __file__)
+            monkeypatch.setattr(repeat.origin, "is_ours", lambda path: path == __file__)
             raise
 
     monkeypatch.setattr(analysis.compat, "kept_state_changes", in_our_code)
-    run = partial(edges.Trial(None, {})._rehearsed, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
-    if analysis is layouts:
-        run = partial(layouts._run, torch.nn.Identity(), (torch.ones(2),), {}, {})
+    run = partial(zero_one.Trial(None, {})._rehearsed, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
+    if analysis is strides:
+        run = partial(strides._run, torch.nn.Identity(), (torch.ones(2),), {}, {})
     with pytest.raises(aotpack.AotpackError, match="An analysis of sizes and strides broke"):
         run()
 

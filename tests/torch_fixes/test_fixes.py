@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import aotpack
-from aotpack._torch_compat.fixes import applying
-from aotpack._torch_compat.fixes.entries import FIXES
-from aotpack._torch_compat.fixes.register import Fix
+from aotpack._torch.fixes import applying
+from aotpack._torch.fixes.entries import FIXES
+from aotpack._torch.fixes.register import Fix
 
 from .harness import ROOT, MismatchError, check, load_case
 

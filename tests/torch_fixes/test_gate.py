@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import aotpack
-from aotpack._torch_compat.fixes import gate, sources
-from aotpack._torch_compat.fixes.applying import fixes_of
-from aotpack._torch_compat.fixes.entries import FIXES, HOOKS
-from aotpack._torch_compat.fixes.register import INDUCTOR, SUPPORTED, minor, name_of
+from aotpack._torch.fixes import gate, sources
+from aotpack._torch.fixes.applying import fixes_of
+from aotpack._torch.fixes.entries import FIXES, HOOKS
+from aotpack._torch.fixes.register import INDUCTOR, SUPPORTED, minor, name_of
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError
 

@@ -19,14 +19,14 @@ from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.donations import of_backward, of_forward
 
-from ..._torch_compat import Decompositions
-from ...bundle import BlobStore, TargetEntry
-from ...cache import CompileCache
+from ..._torch import Decompositions
+from ...writer.bundle import BlobStore, TargetEntry
+from ...writer.cache import CompileCache
 from ..base import GraphToCompile
 from . import aot
 
 if TYPE_CHECKING:
-    from ..._torch_compat.xla import Module
+    from ..._torch.xla import Module
     from .sharing import Views
 
 
@@ -49,7 +49,7 @@ class XlaTarget:
         self._platform = aot.Platform(variant) if variant else None
         is_chosen_here = "PJRT_DEVICE" not in os.environ  # the CPU then: lowering runs nothing
         try:
-            from ..._torch_compat import xla
+            from ..._torch import xla
         except ImportError as error:
             raise BuildError(
                 f"The xla target needs torch_xla 2.9 with torch 2.9; this is torch {torch.__version__}: {error}",

@@ -15,8 +15,8 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import schema
 
-from ...bundle import TargetEntry
-from ...cache import CompileCache
+from ...writer.bundle import TargetEntry
+from ...writer.cache import CompileCache
 
 _EXTENSIONS = (
     *(

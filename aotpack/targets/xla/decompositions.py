@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..._torch_compat import Decompositions
-from ..._torch_compat.decompose import core_decompositions
-from ..._torch_compat.recurrent import lstm_layer
+from ..._torch import Decompositions
+from ..._torch.decompose import core_decompositions
+from ..._torch.recurrent import lstm_layer
 from . import attention, pools
 
 aten = torch.ops.aten

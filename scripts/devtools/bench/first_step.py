@@ -35,7 +35,7 @@ def model_and_inputs(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
         model = aotpack_loader.load(options.bundle, backend=options.backend, trust=options.trust)
         return (model, *torch.load(options.inputs, weights_only=True))
-    from aotpack.entry import load_entry
+    from aotpack.model.entry import load_entry
 
     entry = load_entry(options.model)
     if options.inputs:

@@ -20,7 +20,7 @@ from devtools.observation import Observation
 from .observe import compare, observe, one_line
 from .samples import Sample, is_whole
 
-COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline")
+COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline.pipeline")
 
 
 def keep(sample: Sample, eager: Observation, bundle: Path, target: str, folder: Path, name: str) -> None:

@@ -156,7 +156,7 @@ def scalar(value: Any) -> Json:
 
 
 def _metadata(data: Any) -> Json:
-    from aotpack.subclasses import _data as written
+    from aotpack.model.subclasses import _data as written
 
     return msgspec.to_builtins(written(data, "metadata", "a class"))
 

@@ -40,7 +40,8 @@ BUILDERS = multiprocessing.get_context("forkserver")
 """Building processes are forks of one that has imported what is slow to import, and nothing more."""
 # vision comes before all that imports torchvision.
 BUILDERS.set_forkserver_preload([
-    "devtools.zoo.vision", "aotpack.pipeline", "transformers.modeling_utils", "diffusers.models.modeling_utils", "timm.models",
+    "devtools.zoo.vision", "aotpack.pipeline.pipeline", "transformers.modeling_utils",
+    "diffusers.models.modeling_utils", "timm.models",
 ])  # fmt: skip
 
 Line = dict[str, Any]

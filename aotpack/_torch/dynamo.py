@@ -1,0 +1,219 @@
+"""Dynamo's export front end, and what it knows of the model besides the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.lowering
+from torch._dynamo import functional_export
+from torch._guards import tracing
+
+from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
+from .fake_run import ASSIGNS_STATE, SideEffectError
+from .fixes.applying import apply_fixes, patched
+from .messages import OLD_IGNORED, message_functions
+from .own_functions import own_aliases
+
+_SIMPLER = "enable_dynamo_decompositions"
+_AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
+"""``addcmul_`` and its like stay the operators they are: simpler ones round otherwise."""
+
+
+def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
+    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
+
+    Python values that a first call sets up (transformers' heads note which kind of loss their labels ask for) are no part of a
+    bundle: a model that has changed them must give the same graph again, and change nothing more.
+
+    Raises:
+        UnsupportedError: the model's results depend on a Python value that it changes.
+    """
+    captured, changes = _capture(model, args, kwargs)
+    _refuse_changed_arguments(model, changes)
+    read = {change.name for change in changes.values() if change.read}
+    if read and all(change.owner is not None for change in changes.values()):
+        with as_a_call_leaves_them(changes.values()):
+            again, changes = _capture(model, args, kwargs)
+        if _code(captured) == _code(again) and not any(change.read for change in changes.values()):
+            return again
+    refuse_changes(read)
+    return captured
+
+
+def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) -> None:
+    """Refuse changes of containers among the arguments, which the graph does not hold; a model's own ``**rest`` is none.
+
+    Raises:
+        SideEffectError: names them.
+    """
+    rest = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    own = re.compile(rf"L\['self'\]|L\['({'|'.join(rest)})'\](\[[^\]]*\])?$")
+    if found := sorted(name for name in changes if name.startswith("L['") and not own.match(name)):
+        raise SideEffectError(f"changes a container among its arguments: {', '.join(found)}")
+
+
+def _code(captured: torch.fx.GraphModule) -> list[str]:
+    return [part.code for part in captured.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
+def _capture(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.fx.GraphModule, dict[str, Change]]:
+    """The graph, and the Python values that the model changes.
+
+    A bundle's graphs have no place for messages: calls that only print, warn or log are left out of the trace.
+
+    Raises:
+        NotImplementedError: torch 2.9, whose front end mixes up inputs and does not give its fake mode.
+    """
+    graph_capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
+    if graph_capture is None:
+        raise NotImplementedError(f"torch {torch.__version__} has no front end of Dynamo that a bundle can be made with")
+    torch._dynamo.reset()
+    ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else OLD_IGNORED
+    with (
+        torch._dynamo.config.patch(
+            {
+                "specialize_int": True,
+                "assume_static_by_default": True,
+                "automatic_dynamic_shapes": False,
+                "capture_scalar_outputs": True,
+                "use_numpy_random_stream": True,  # refused then; else NumPy's numbers would be torch's
+                ignored: getattr(torch._dynamo.config, ignored) | message_functions(),
+                **_AS_IN_EAGER,
+            }
+        ),
+        warnings.catch_warnings(record=True) as caught,
+        _watched_identity() as compared,
+        watched_changes() as changes,
+        apply_fixes("dynamo"),
+        _offsets_refused(),
+        own_aliases(),
+    ):
+        warnings.simplefilter("always")
+        captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
+    if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
+        raise NotImplementedError("an autograd.Function marks a tensor as dirty, whose gradient this front end loses")
+    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
+    captured.meta[COMPARES] = bool(compared)
+    return captured, changes
+
+
+def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
+    """Take no value of a 0-dimensional example for a hint: decisions would be made on it, without a guard."""
+    return patched("dynamo-hints-of-values", torch._subclasses.fake_tensor, "_is_plain_tensor", lambda *given: False)
+
+
+@contextlib.contextmanager
+def _offsets_refused() -> Iterator[None]:
+    """Have Dynamo refuse ``storage_offset()``. Torch 2.15 makes a constant of it and guards that; a bundle has no such guard."""
+    methods: dict[str, Any] = getattr(torch._dynamo.variables.TensorVariable, "tp_methods", {})
+    with mock.patch.dict(methods):
+        methods.pop("storage_offset", None)
+        yield
+
+
+@contextlib.contextmanager
+def unmixed_attributes() -> Iterator[None]:
+    """Keep what Dynamo captures apart from the model's attributes of the same names, ``_graph`` and ``meta`` among them.
+
+    Its export front end copies all attributes of the model over those of the captured module, and then writes to them. A
+    ``torch.fx.GraphModule`` would get Dynamo's code in its own graph.
+    """
+    name = "create_fx_graph_from_captured_output"
+    original = getattr(functional_export, name, None)  # not in every release
+
+    def unmixed(out: Any, model: Any, *rest: Any) -> Any:
+        owner = getattr(model, "__self__", model)
+        attributes = vars(owner) if isinstance(owner, torch.nn.Module) else {}
+        captured = {} if out.backend_input is None else vars(out.backend_input.graph_module)
+        own = captured.keys() - torch.nn.Module.__annotations__.keys()
+        kept = dict(attributes)
+        for attribute in own & attributes.keys():
+            del attributes[attribute]
+        try:
+            return original(out, model, *rest)  # type: ignore[misc]
+        finally:
+            attributes.clear()
+            attributes.update(kept)  # in the order in which they were
+
+    fix = "dynamo-attributes-of-the-model"
+    with patched(fix, functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
+        yield
+
+
+COMPARES = "aotpack_compares"
+
+
+@contextlib.contextmanager
+def _watched_identity() -> Iterator[list[str]]:
+    """Collects where Dynamo lets the identity of tensors decide: ``is``, ``id()``, keys of dictionaries and sets."""
+    found: list[str] = []
+    builtin, tensor = torch._dynamo.variables.BuiltinVariable, torch._dynamo.variables.TensorVariable
+    hash_name = "hash_impl" if hasattr(tensor, "hash_impl") else "get_python_hash"
+    comparison, identity, hashed = builtin._comparison_with_tensor, builtin.call_id, getattr(tensor, hash_name)
+
+    def watched_comparison(self: Any, tx: Any, left: Any, right: Any) -> Any:
+        are_tensors = isinstance(left, tensor) and isinstance(right, tensor)
+        if self.fn in (operator.is_, operator.is_not) and are_tensors and left.source and right.source:
+            found.append(self.fn.__name__)
+        return comparison(self, tx, left, right)
+
+    def watched_identity(self: Any, tx: Any, *args: Any) -> Any:
+        found.extend("id" for arg in args if isinstance(arg.realize(), tensor) and arg.source)
+        return identity(self, tx, *args)
+
+    def watched_hash(self: Any, *args: Any) -> Any:
+        found.extend(["hash"] if self.source else [])
+        return hashed(self, *args)
+
+    with (
+        mock.patch.object(builtin, "_comparison_with_tensor", watched_comparison),
+        mock.patch.object(builtin, "call_id", watched_identity),
+        mock.patch.object(tensor, hash_name, watched_hash),
+    ):
+        _forget_handlers()
+        try:
+            yield found
+        finally:
+            _forget_handlers()
+
+
+def _forget_handlers() -> None:
+    """Dynamo keeps the handlers of built-in functions that it has looked up."""
+    torch._dynamo.variables.BuiltinVariable._binop_handlers.cache_clear()
+    torch._dynamo.variables.BuiltinVariable.call_function_handler_cache.clear()
+
+
+SIDE_EFFECTS = "aotpack_side_effects"
+
+
+def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
+    """What the model changes besides tensors. Dynamo's export front end drops that: state must not get lost so.
+
+    Raises:
+        SideEffectError: a tensor was assigned to a buffer or parameter.
+    """
+    effects = " ".join(message for message in messages if "side effects" in message)
+    if "._buffers" in effects or "._parameters" in effects:
+        raise SideEffectError(ASSIGNS_STATE)
+    return tuple(dict.fromkeys(re.findall(r"\bL\[[^\s,\"]+", effects)))
+
+
+@contextlib.contextmanager
+def dynamo_contexts(captured: torch.fx.GraphModule) -> Iterator[None]:
+    """The fake mode and tracing context in which a Dynamo capture goes on to AOTAutograd."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing(captured.meta["tracing_context"]))
+        stack.enter_context(captured.meta["fake_mode"])
+        yield

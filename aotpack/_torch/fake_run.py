@@ -1,0 +1,350 @@
+"""A model tried out on fake tensors: what eager refuses, tracing without Dynamo would let through."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.lowering
+import torch.utils.checkpoint
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.tensor_version_op import _tensor_version, _unsafe_set_version_counter
+from torch._guards import CompileContext
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from .. import origin
+from .constants import KnownConstants
+from .fake_tensors import blank_like
+from .overlaps import RefusedOverlaps
+from .own_gradients import refused_accumulation
+from .writes import operator_of, written
+
+
+class Touched(NamedTuple):
+    """Inputs whose version counter moves when the model runs: leaf numbers of the arguments, names of parameters and buffers."""
+
+    leaves: frozenset[int]
+    names: frozenset[str]
+
+
+class Rehearsed(NamedTuple):
+    """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made.
+
+    ``reads_nodes``: whether the model reads nodes of that record. ``leaves``: what stood for the tensors among the arguments,
+    by leaf number.
+    """
+
+    result: Any
+    leaves: Mapping[int, torch.Tensor]
+    touched: Touched
+    records: bool
+    reads_nodes: bool
+
+
+class SideEffectError(Exception):
+    """The model changes something that the graphs of a bundle do not hold."""
+
+
+class SetsRequiresGradError(SideEffectError):
+    """The model calls ``requires_grad_()`` on arguments: a call must do so too. ``leaves``: their numbers."""
+
+    def __init__(self, leaves: frozenset[int]) -> None:
+        super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot repeat")
+        self.leaves = leaves
+
+
+ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
+
+
+@contextlib.contextmanager
+def kept_state_changes() -> Iterator[None]:
+    """While tracing without Dynamo: a buffer that is assigned anew is written into, so that the change is seen.
+
+    Raises:
+        SideEffectError: what is assigned has another type or shape, carries gradients, or takes a parameter's place.
+    """
+    original = torch.nn.Module.__setattr__
+
+    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
+        buffer = module.__dict__.get("_buffers", {}).get(name)
+        parameter = module.__dict__.get("_parameters", {}).get(name)
+        if (buffer is None and parameter is None) or value is buffer or value is parameter:
+            return original(module, name, value)
+        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
+            raise SideEffectError(ASSIGNS_STATE)
+        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise SideEffectError(ASSIGNS_STATE)
+        buffer.copy_(value)
+        return None
+
+    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+class Called(NamedTuple):
+    """An operator that a model calls; with the strides of what it is called on, if it counts places in memory."""
+
+    operator: torch._ops.OpOverload
+    strides: tuple[int, ...] | None = None
+
+
+_COUNTING = {
+    getattr(torch.ops.aten, name)
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "resize", "resize_", "resize_as_")
+}
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo is at work: it traces what calls this, or what runs is its own Python (``CompileContext``, torch 2.9)."""
+    return torch.compiler.is_compiling() or CompileContext.try_get() is not None
+
+
+@contextlib.contextmanager
+def suspended_while_compiling(
+    codes: Iterable[CodeType], suspend: Callable[[], None], resume: Callable[[], None]
+) -> Iterator[None]:
+    """Keep functions with these ``codes``, which ``resume`` puts into Python, from Dynamo: it traces whatever runs."""
+    for code in codes:
+        skip_code(code)
+    handler = torch._dynamo.callback.callback_handler
+    start = handler.register_start_callback(lambda _: suspend())
+    end = handler.register_end_callback(lambda _: resume())
+    try:
+        yield
+    finally:
+        for callbacks, callback in ((handler.start_callbacks, start), (handler.end_callbacks, end)):
+            if callback in callbacks:  # torch._dynamo.reset() takes all out
+                callbacks.remove(callback)
+
+
+def rehearse(
+    mode: FakeTensorMode,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    strict: bool = True,
+    operators: list[Called] | None = None,
+    watch: TorchFunctionMode | None = None,
+) -> Rehearsed:
+    """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+
+    Not ``strict``: only to have it set up what it sets up at its first call. Operators that are no views go to ``operators``.
+    ``watch`` is on while the model itself runs.
+
+    What it touches: kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
+    nothing to do: only running tells.
+
+    Raises:
+        SideEffectError: ``data`` of a tensor is changed, or ``requires_grad`` of one that outlives the call.
+        SetsRequiresGradError: arguments are made to require gradients, and nothing else is wrong.
+        Exception: whatever the model raises.
+    """
+    try:
+        return _run(mode, model, args, kwargs, strict, operators, watch)
+    except RuntimeError as error:
+        if not isinstance(error, DataDependentOutputException) and "data is not allocated" not in str(error):
+            raise
+    with (
+        enable_python_dispatcher()
+    ):  # a C++ composition reads values (istft, tensor_split); its Python twin, which is traced, may not
+        return _run(mode, model, args, kwargs, strict, operators, watch)
+
+
+def _run(
+    mode: FakeTensorMode,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strict: bool,
+    operators: list[Called] | None,
+    watch: TorchFunctionMode | None,
+) -> Rehearsed:
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
+        with torch.enable_grad():
+            return copy if tensor.is_leaf else blank_like(tensor).copy_(copy)  # a clone would close gaps in memory
+
+    with mode:
+        twins: dict[int, torch.Tensor] = {}
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: twins.setdefault(id(t), twin(t)), (args, kwargs))
+        state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        leaves = {
+            i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
+        }
+        given = (*leaves.values(), *state.values())
+        before = {id(tensor): tensor._version for tensor in given}
+        known = [tensor.grad_fn for tensor in given]
+        watched = _RefusedFunctions(leaves, state)
+        with contextlib.ExitStack() as stack:
+            if operators is not None:
+                operators.clear()
+                stack.enter_context(_noted(mode, operators))
+            if watch is not None:
+                if begin := getattr(watch, "begin", None):
+                    begin({f"argument {i}": leaf for i, leaf in leaves.items()} | state)
+                stack.enter_context(_kept_to_itself(mode))
+                stack.enter_context(watch)
+            stack.enter_context(KnownConstants())
+            if strict:
+                stack.enter_context(RefusedOverlaps())
+                stack.enter_context(refused_accumulation())
+                stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
+            result = torch.func.functional_call(model, state, args, kwargs)
+        if strict and watched.made_to_require:
+            raise SetsRequiresGradError(frozenset(watched.made_to_require))
+        watched.check_results(result)
+        touched = Touched(
+            frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
+            frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
+        )
+        reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
+        records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
+        return Rehearsed(result, leaves, touched, records, watched.reads_nodes)
+
+
+@contextlib.contextmanager
+def _noted(mode: FakeTensorMode, operators: list[Called]) -> Iterator[None]:
+    """Note the operators that the model calls and that are no views: one view is as good as another, but for ``as_strided``.
+
+    A mode of our own would do so too, but Dynamo, which eager runs for control flow, does not bear another.
+    """
+    dispatch, depth = mode.dispatch, 0
+
+    def noting(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        nonlocal depth
+        if not depth and isinstance(func, torch._ops.OpOverload):
+            if func.overloadpacket in _COUNTING:
+                operators.append(Called(func, tuple(args[0].stride())))
+            elif not func.is_view and func.namespace != "prim":
+                operators.append(Called(func))
+        depth += 1  # what an operator is made of differs with what torch has in its caches
+        try:
+            return dispatch(func, types, args, kwargs)
+        finally:
+            depth -= 1
+
+    with mock.patch.object(mode, "dispatch", noting):
+        yield
+
+
+@contextlib.contextmanager
+def _kept_to_itself(mode: FakeTensorMode) -> Iterator[None]:
+    """What ``mode`` itself calls to find a result goes to no mode of functions: it differs with what torch has in its caches."""
+    dispatch = mode.dispatch
+
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return dispatch(*args, **kwargs)
+
+    with mock.patch.object(mode, "dispatch", silent):
+        yield
+
+
+_GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
+
+
+class _RefusedFunctions(TorchFunctionMode):
+    """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read.
+
+    The caller sees ``requires_grad`` of its arguments (``leaves``, by number) and of parameters and buffers (``state``), and that
+    of a result. That of any other tensor which the model makes ends with the call: tracing follows it.
+    ``made_to_require``: numbers of arguments that the model calls ``requires_grad_()`` on before it does anything with them.
+    """
+
+    reads_nodes = False
+
+    _sets_requires_grad = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
+    _refused = _sets_requires_grad | {torch.Tensor.data.__set__}  # type: ignore[attr-defined]
+
+    def __init__(self, leaves: Mapping[int, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.made_to_require: set[int] = set()
+        self._arguments: dict[int, list[int]] = {}
+        for i, tensor in leaves.items():
+            self._arguments.setdefault(id(tensor), []).append(i)
+        self._state = {id(tensor): name for name, tensor in state.items()}
+        self._changed: list[torch.Tensor] = []
+        self._any_requires_grad = any(tensor.requires_grad for tensor in (*leaves.values(), *state.values()))
+        self._used: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _tensor_version:  # what Dynamo makes of a write that keeps the version counter
+            return args[0]._version
+        if func is _unsafe_set_version_counter:
+            return torch._C._autograd._unsafe_set_version_counter(*args)
+        # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
+        if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints read it for themselves, in torch 2.9
+            self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
+        if func == torch.Tensor.storage_offset and origin.is_model(sys._getframe(1).f_code.co_filename):
+            raise SideEffectError(
+                "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
+            )
+        if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
+            if func not in self._sets_requires_grad:
+                name = getattr(func, "__name__", str(func))
+                raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
+            self._see_change(args[0])
+        result = func(*args, **(kwargs or {}))
+        for tensor in written(func, args, kwargs or {}) if _writes_unseen(func) else []:
+            torch.autograd.graph.increment_version(tensor)
+        self._note_uses(args, kwargs, result)
+        return result
+
+    def _see_change(self, tensor: torch.Tensor) -> None:
+        """``requires_grad`` of ``tensor`` is changed: refuse that where a call cannot do so, too."""
+        if id(tensor) in self._arguments:
+            if tensor.requires_grad:
+                raise SideEffectError("calls requires_grad_(False) on an argument; use detach() of it")
+            if id(tensor) in self._used:
+                raise SideEffectError("calls requires_grad_() on an argument that it has already computed with; call it first")
+            self.made_to_require.update(self._arguments[id(tensor)])
+        elif id(tensor) in self._state:
+            raise SideEffectError(f"changes requires_grad of {self._state[id(tensor)]} while it runs; change it before the build")
+        elif not (isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+            raise SideEffectError("changes requires_grad of a tensor that the call did not make; use detach() or clone() of it")
+        else:
+            self._changed.append(tensor)
+
+    def _note_uses(self, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the arguments that something was computed with while they required no gradient."""
+        if not self._arguments or not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(result)):
+            return
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf is not result and id(leaf) in self._arguments and not leaf.requires_grad:
+                self._used.add(id(leaf))
+
+    def check_results(self, result: Any) -> None:
+        """Refuse a leaf as a result: its caller could ask for its gradient, and a graph's results are no leaves."""
+        returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
+        if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
+            raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if self._changed and not self._any_requires_grad and any(leaf.requires_grad for leaf in leaves):
+            raise SideEffectError("returns a result whose gradient reaches no argument or parameter; return detach() of it")
+
+
+def _writes_unseen(func: Any) -> bool:
+    """Whether an operator is not torch's own, whose code for fake tensors need not write to what it writes to, or is one on
+    lists, which moves no version counters of fake tensors (torch 2.13).
+    """
+    operator = operator_of(func)
+    custom = operator is not None and operator.namespace not in ("aten", "prims")
+    return custom or getattr(func, "__name__", "").startswith(("_foreach_", "_fused_"))
+
+
+def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:
+    """Whether a tensor is only said to require a gradient that already does, or the reverse."""
+    return func is not torch.Tensor.data.__set__ and tensor.requires_grad == (value if requires_grad is None else requires_grad)  # type: ignore[attr-defined]

@@ -1,0 +1,96 @@
+"""Operators that are decomposed for every target, because compiled code or tracing has them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ...fake_tensors import stored_elements
+
+Table = dict[Any, Callable[..., Any]]
+
+
+def as_strided_scatter() -> Table:
+    return {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
+
+
+def zeros_in_memory() -> Table:
+    return {torch.ops.aten._efficientzerotensor.default: _zeros}
+
+
+def take() -> Table:
+    return {torch.ops.aten.take.default: _take}
+
+
+def lists_of_numbers() -> Table:
+    return {getattr(torch.ops.aten, f"_foreach_{name}").ScalarList: _each(operator) for name, operator in _EACH.items()}
+
+
+def fractional_pool_gradient() -> Table:
+    return {torch.ops.aten.fractional_max_pool3d_backward.default: _fractional_max_pool3d_backward}
+
+
+def unsafe_splits() -> Table:
+    return {
+        torch.ops.aten.unsafe_split.Tensor: _unsafe(torch.ops.aten.split),
+        torch.ops.aten.unsafe_split_with_sizes.default: _unsafe(torch.ops.aten.split_with_sizes),
+    }
+
+
+def _as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """Of a part of a storage: the storage made anew around the tensor, and places counted in it, as eager counts them.
+
+    Inductor (torch 2.13) counts them in a contiguous copy of the tensor: ``torch.compile`` writes to other elements. Eager copies
+    what is expanded.
+    """
+    if any(statically_known_true(step == 0) and count != 1 for count, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return torch.as_strided_scatter(tensor.clone(), source, size, stride, storage_offset)
+    held = stored_elements(tensor)
+    if tensor.is_contiguous() and statically_known_true(tensor.numel() == held):
+        return NotImplemented
+    whole = tensor.new_zeros(held).as_strided_scatter(tensor, tensor.shape, tensor.stride(), tensor.storage_offset())
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    whole = whole.as_strided_scatter(source, size, stride, offset)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """Zeros in memory: those without, which the gradient of ``sgn`` is, AOTInductor (torch 2.13) returns on another device."""
+    return torch.zeros(size, **options)
+
+
+def _take(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """By an index of no dimensions, too, which torch's own decomposition reads as a number."""
+    return torch.ops.aten.index.Tensor(tensor.reshape(-1), [places])  # type: ignore[no-any-return]
+
+
+def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """What a ``_foreach_`` operator does, one by one: compiled code (torch 2.13) raises where it passes a list of numbers."""
+    return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
+
+
+def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """Parts in the tensor's memory that autograd does not know as views: one that is all of it is still not the tensor itself."""
+    return lambda *given: [part.view(part.shape) for part in split(*given)]
+
+
+def _fractional_max_pool3d_backward(
+    gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], places: torch.Tensor
+) -> torch.Tensor:
+    """The gradient where each window had its maximum; torch knows no sizes of its own kernel's result."""
+    flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-3)
+    return flat.scatter_add(-1, places.flatten(-3), gradient.flatten(-3)).view(x.shape)
+
+
+_EACH: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max", "lerp")},
+    "maximum": torch.clamp_min,
+    "minimum": torch.clamp_max,
+    "addcmul": lambda tensor, one, other, value: torch.addcmul(tensor, one, other, value=value),
+    "addcdiv": lambda tensor, one, other, value: torch.addcdiv(tensor, one, other, value=value),
+}

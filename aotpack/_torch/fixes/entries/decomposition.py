@@ -1,0 +1,148 @@
+"""Decompositions: torch's own rules, and operators that it has no right rule for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..register import Fix, Hook
+
+_fix = partial(Fix, component="decomposition")
+_RULES = "torch._decomp.decompositions"
+
+FIXES = (
+    _fix(
+        id="decomposition-interpolate-by-a-factor",
+        severity="wrong-values",
+        summary="`interpolate(x, scale_factor=1.3)` that leaves a size as it is gives other values than eager's kernel.",
+        apply="decompose:interpolated_by_sizes",
+        patches=(f"{_RULES}._upsample_nearest", f"{_RULES}._upsample_linear"),
+    ),
+    _fix(
+        id="decomposition-strides-of-one-hot",
+        severity="strides",
+        summary="`one_hot` has the strides of the classes, and eager's kernel lays it out row by row.",
+        apply="decompose:contiguous_one_hot",
+        patches=(f"{_RULES}.one_hot",),
+    ),
+    _fix(
+        id="decomposition-strides-of-rrelu",
+        severity="strides",
+        summary="`rrelu` has the strides of what is read, and eager's kernel lays it out row by row.",
+        apply="decompose:contiguous_rrelu",
+        patches=("torch.ops.aten.rrelu.default", "torch.ops.aten.rrelu_with_noise.default"),
+    ),
+    _fix(
+        id="decomposition-products-as-views",
+        severity="strides",
+        summary="`matmul` of batches is a view of a product of matrices; eager's result is no view.",
+        apply="decompose:products_are_no_views",
+        patches=(f"{_RULES}.matmul",),
+    ),
+    _fix(
+        id="decomposition-pools-as-views",
+        severity="strides",
+        summary="`max_pool1d` without gradients is a view of a larger result; eager's result is no view.",
+        apply="decompose:pools_are_no_views",
+        patches=("torch.ops.aten.max_pool1d.default",),
+    ),
+    _fix(
+        id="decomposition-polygamma-in-place",
+        severity="refuses",
+        summary="`polygamma_` cannot be traced: it has no functional form.",
+        apply="decompose:functional_polygamma",
+        patches=("torch.ops.aten.polygamma_.default",),
+    ),
+    _fix(
+        id="decomposition-covariance",
+        severity="refuses",
+        summary="`torch.cov` with weights cannot be traced: it looks at the values of the weights.",
+        apply="decompose:covariance_without_values",
+        patches=("torch.ops.aten.cov.default",),
+    ),
+    _fix(
+        id="decomposition-allclose-in-derivatives",
+        severity="refuses",
+        summary="Gradients of complex singular vectors cannot be traced: torch's derivative looks at values.",
+        apply="decompose:close_in_derivatives",
+        patches=("torch.ops.aten.allclose.default",),
+    ),
+    _fix(
+        id="decomposition-dropout-of-recurrent-layers",
+        severity="wrong-values",
+        summary="The dropout between recurrent layers is forgotten (`num_layers < i - 1` is never true).",
+        apply="randomness:dropout_between_layers",
+        patches=(f"{_RULES}._rnn_helper",),
+    ),
+    _fix(
+        id="decomposition-lstm-of-inference",
+        severity="wrong-values",
+        summary="An LSTM whose weights alone need gradients is traced as oneDNN's inference kernel, which has none.",
+        apply="aot_autograd:trained_lstms",
+        patches=(f"{_RULES}.select_one_layer_lstm_function", f"{_RULES}.one_layer_lstm"),
+    ),
+    _fix(
+        id="decomposition-strided-scatter",
+        severity="wrong-values",
+        summary="`x[4:].as_strided_scatter(y, (2,), (1,), 1)` counts elements in a contiguous copy of the part, not in memory.",
+        apply="fixes.decomposition.tables:as_strided_scatter",
+        kind="table",
+        patches=("torch.ops.aten.as_strided_scatter.default",),
+    ),
+    _fix(
+        id="decomposition-zeros-without-memory",
+        severity="wrong-values",
+        summary="AOTInductor returns zeros without memory, which the gradient of `sgn` is, on another device.",
+        apply="fixes.decomposition.tables:zeros_in_memory",
+        kind="table",
+        patches=("torch.ops.aten._efficientzerotensor.default",),
+    ),
+    _fix(
+        id="decomposition-take-by-one-index",
+        severity="compile-error",
+        summary="`take` by an index without dimensions does not compile: the decomposition reads it as a number.",
+        apply="fixes.decomposition.tables:take",
+        kind="table",
+        patches=("torch.ops.aten.take.default",),
+    ),
+    _fix(
+        id="decomposition-lists-of-numbers",
+        severity="compile-error",
+        summary="`_foreach_mul` with a number for each tensor raises in AOTInductor's code.",
+        apply="fixes.decomposition.tables:lists_of_numbers",
+        kind="table",
+        patches=("torch.ops.aten._foreach_mul.ScalarList",),
+    ),
+    _fix(
+        id="decomposition-fractional-pool-gradient",
+        severity="refuses",
+        summary="Gradients of `fractional_max_pool3d` cannot be traced: torch knows no sizes of its own kernel's result.",
+        apply="fixes.decomposition.tables:fractional_pool_gradient",
+        kind="table",
+        patches=("torch.ops.aten.fractional_max_pool3d_backward.default",),
+    ),
+    _fix(
+        id="decomposition-unsafe-split",
+        severity="strides",
+        summary="`unsafe_split` into one part is the tensor itself in a graph; eager gives a tensor of its own in its memory.",
+        apply="fixes.decomposition.tables:unsafe_splits",
+        kind="table",
+        patches=("torch.ops.aten.unsafe_split.Tensor", "torch.ops.aten.unsafe_split_with_sizes.default"),
+    ),
+)
+
+HOOKS = (
+    Hook(
+        id="decomposition-recurrent-scans",
+        component="decomposition",
+        summary="Traces recurrent layers as scans, for targets that keep loops.",
+        module="recurrent",
+        patches=(f"{_RULES}.rnn_cell", f"{_RULES}.one_layer_rnn", f"{_RULES}.gru_cell"),
+    ),
+    Hook(
+        id="decomposition-averages-of-batch-norm",
+        component="decomposition",
+        summary="Keeps the factor of `BatchNorm(momentum=None)` a tensor: eager reads it off as a Python number.",
+        module="averages",
+        patches=("torch.nn.modules.batchnorm._BatchNorm.forward",),
+    ),
+)

@@ -1,0 +1,235 @@
+"""Tracing: fake tensors, symbolic shapes, AOTAutograd, its partitioner, and Dynamo."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..register import Fix, Hook
+
+_fake = partial(Fix, component="fake_tensor")
+_shapes = partial(Fix, component="symbolic_shapes")
+_aot = partial(Fix, component="aot_autograd")
+_partitioner = partial(Fix, component="partitioner")
+_dynamo = partial(Fix, component="dynamo")
+_AOT = "torch._functorch._aot_autograd"
+
+FIXES = (
+    _shapes(
+        id="shapes-questions-about-zero",
+        severity="wrong-values",
+        summary="A model that asks whether a size is 0 is traced as if it never were, and no guard is left.",
+        apply="zero_sizes:questions_about_zero",
+        patches=("torch.SymInt.__eq__", "torch.SymInt.__gt__", "torch.fx.experimental.sym_node.SymNode.maybe_as_int"),
+    ),
+    _shapes(
+        id="shapes-convolution-backend",
+        severity="refuses",
+        summary="The choice of a convolution's kernel leaves a guard on the batch, though it is made again at run time.",
+        apply="fixes.symbolic_shapes.convolutions:unguarded_convolutions",
+        patches=("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
+    ),
+    _fake(
+        id="fake-masked-select-of-expanded",
+        severity="wrong-values",
+        summary="`masked_select` of a tensor that is expanded to its mask asserts that it finds no more elements than it has.",
+        apply="fixes.fake_tensor.views:select_from_expanded",
+        patches=("torch._subclasses.fake_impls.masked_select",),
+    ),
+    _fake(
+        id="fake-strides-of-views",
+        severity="refuses",
+        summary="The strides of a view are found by asking whether sizes are 1, with a guard that fixes them.",
+        apply="fixes.fake_tensor.views:find_strides_of_views",
+        patches=("torch._subclasses.fake_impls._compute_stride",),
+    ),
+    _fake(
+        id="fake-kernels-without-sizes",
+        severity="refuses",
+        summary="Operators such as `linalg.lstsq`, `ctc_loss` and `histogram` have no fake kernel, and cannot be traced.",
+        apply="fake_kernels:fakes_of_kernels",
+        patches=("torch.fx.experimental.symbolic_shapes._constrain_range_for_size",),
+    ),
+    _fake(
+        id="fake-sizes-of-attention",
+        severity="memory-safety",
+        summary="Attention's kernel divides by sizes and reads as many values as keys; no guard is left on either.",
+        apply="fake_kernels:attention_of_some_sizes",
+        patches=("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",),
+    ),
+    _fake(
+        id="fake-strides-of-kernels",
+        severity="strides",
+        summary="Fake kernels of 66 operators give other strides than kernels do: `as_strided` reads other elements.",
+        apply="strides:strides_of_kernels",
+        patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
+    ),
+    _fake(
+        id="fake-layouts-of-varying-sizes",
+        severity="strides",
+        summary="Channels-last images of sizes that vary are taken for contiguous ones, because a size may be 0 or 1.",
+        apply="strides:layouts_by_hints",
+        patches=(
+            "torch._prims_common.are_strides_like_channels_last_or_false",
+            "torch._prims_common.compute_elementwise_output_logical_to_physical_perm",
+        ),
+    ),
+    _aot(
+        id="aot-wrappers-with-room",
+        severity="refuses",
+        summary="`as_strided_` cannot move an argument within its storage: the traced wrapper has a smaller one.",
+        apply="aot_autograd:wrappers_with_room",
+        takes=("inputs",),
+        patches=("torch.Tensor._make_wrapper_subclass",),
+    ),
+    _aot(
+        id="aot-views-of-several-outputs",
+        severity="wrong-values",
+        summary="That results of one `chunk` share memory is hidden from autograd, so writes that eager refuses go through.",
+        apply="aot_autograd:multi_output_views",
+        patches=("torch._functionalize_is_multi_output_view",),
+    ),
+    _aot(
+        id="aot-scan-returns-a-result-twice",
+        severity="refuses",
+        summary="A scan whose backward needs a result of the step returns it twice, and is refused for its own alias.",
+        apply="aot_autograd:traceable_scans",
+        patches=("torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",),
+    ),
+    _aot(
+        id="aot-gradients-of-overlapping-results",
+        severity="wrong-values",
+        summary="Gradients of results whose elements share memory are copied to the same strides, where values are lost.",
+        apply="fixes.aot_autograd.tangents:copy_gradients_apart",
+        patches=(f"{_AOT}.schemas.MemoryFormatMeta.from_tensor",),
+    ),
+    _aot(
+        id="aot-lazy-tangents",
+        severity="wrong-values",
+        summary="Tangents of lazily conjugated results are traced as lazily conjugated.",
+        apply="fixes.aot_autograd.tangents:resolve_tangents",
+        patches=(f"{_AOT}.collect_metadata_analysis.coerce_tangent_and_suggest_memory_format",),
+    ),
+    _aot(
+        id="aot-strides-of-what-is-written",
+        severity="strides",
+        summary="A tensor written in place gets the strides of the functional operator (`index_add_` of a transposed one).",
+        apply="strides:strides_kept_in_place",
+        patches=(
+            "torch._subclasses.functional_tensor.FunctionalTensorMode.__torch_dispatch__",
+            f"{_AOT}.graph_capture_wrappers.maybe_to_fresh_input",
+        ),
+    ),
+    _aot(
+        id="aot-sizes-of-overlapping-strides",
+        severity="refuses",
+        summary="The gradient of an `as_strided` whose elements overlap fixes every size that varies.",
+        apply="overlaps:OverlapsOfAnySize",
+    ),
+    _aot(
+        id="aot-strided-after-a-write",
+        severity="wrong-values",
+        summary="`as_strided` of a slice that was written to reads other elements: a write makes it contiguous. It is refused.",
+        apply="overlaps:RefusedPlaces",
+    ),
+    _aot(
+        id="aot-views-of-before",
+        severity="wrong-values",
+        summary="A write through a view whose base was transposed in place since has a wrong gradient. It is refused.",
+        apply="old_views:RefusedOldViews",
+    ),
+    _aot(
+        id="aot-windows-with-gaps",
+        severity="wrong-values",
+        summary="A write to windows with gaps (`x.unfold(1, 2, 3).mul_(2)`) sets the elements between them to zero.",
+        apply="windows:WindowsWithGaps",
+    ),
+    _partitioner(
+        id="partitioner-compared-values",
+        severity="wrong-values",
+        summary="The backward computes anew what it compares with an extreme, with other last bits: no gradient flows.",
+        apply="aot_autograd:save_what_is_compared",
+        kind="graph",
+    ),
+    _partitioner(
+        id="partitioner-draws",
+        severity="wrong-values",
+        summary="Draws of random numbers are merged with equal ones: the list of operators that draw is not complete.",
+        apply="randomness:partitioned_random",
+        takes=("joint",),
+        patches=("torch._functorch.partitioners.functionalize_rng_ops",),
+    ),
+    _dynamo(
+        id="dynamo-hints-of-values",
+        severity="wrong-values",
+        summary="The value of a 0-dimensional example is a hint, and decisions are made on it.",
+        apply="dynamo:no_hints_of_values",
+        patches=("torch._subclasses.fake_tensor._is_plain_tensor",),
+    ),
+    _dynamo(
+        id="dynamo-attributes-of-the-model",
+        severity="refuses",
+        summary="The export front end copies the model's attributes over those of the captured module (`_graph`, `meta`).",
+        apply="dynamo:unmixed_attributes",
+        patches=("torch._dynamo.functional_export.create_fx_graph_from_captured_output",),
+    ),
+)
+
+HOOKS = (
+    Hook(
+        id="aot-export",
+        component="aot_autograd",
+        summary="Traces the joint graph, with what the model returns before it is flattened.",
+        module="autograd",
+        patches=(
+            "torch._functorch.aot_autograd.create_tree_flattened_fn",
+            "torch._functorch.aot_autograd.aot_export_joint_with_descriptors",
+            f"{_AOT}.graph_compile.run_joint_graph_passes_on_hops",
+        ),
+    ),
+    Hook(
+        id="aot-lines",
+        component="aot_autograd",
+        summary="Records the user's lines behind the nodes of a joint graph.",
+        module="lines",
+        patches=(
+            "torch.fx.experimental.proxy_tensor._MakefxTracer.__init__",
+            "torch.fx.experimental.proxy_tensor.PythonKeyTracer._filter_traceback_frames",
+        ),
+    ),
+    Hook(
+        id="aot-gradient-writes",
+        component="aot_autograd",
+        summary="Refuses a custom backward that writes to a gradient which others have, too.",
+        module="gradient_writes",
+        patches=("torch.autograd.function.BackwardCFunction.apply",),
+    ),
+    Hook(
+        id="partitioner-budget",
+        component="partitioner",
+        summary="Chooses what is saved within a memory budget.",
+        module="memory_budget",
+        patches=(
+            "torch._functorch._activation_checkpointing.knapsack.dp_knapsack",
+            "torch._functorch.partitioners.estimate_runtime",
+        ),
+    ),
+    Hook(
+        id="dynamo-state",
+        component="dynamo",
+        summary="Collects the Python values that a model changes, and where the identity of tensors decides.",
+        module="dynamo",
+        patches=(
+            "torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",
+            "torch._dynamo.variables.BuiltinVariable._comparison_with_tensor",
+            "torch._dynamo.variables.BuiltinVariable.call_id",
+            "torch._dynamo.functional_export.dynamo_graph_capture_for_export",
+        ),
+    ),
+    Hook(
+        id="fake-rehearsals",
+        component="fake_tensor",
+        summary="Runs the model on fake tensors, and notes what it calls.",
+        module="rehearsal",
+        patches=("torch.autograd._engine_run_backward", "torch._dynamo.tensor_version_op._unsafe_set_version_counter"),
+    ),
+)

@@ -1,0 +1,250 @@
+"""Inductor: decompositions, and compiling a graph ahead of time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.config as inductor_config
+from torch._export.utils import _compiling_state_context
+from torch._inductor import compile_fx, ir, virtualized
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import output_node
+
+from .aot_autograd import Decompositions
+from .fake_tensors import fake_mode_of
+from .fixes.applying import apply_fixes, fix_graph
+from .fixes.inductor.results import buffer_of
+from .nodes import without_views
+from .randomness import RANDOM
+from .toolchain import Library, tool_chain
+
+
+def inductor_decompositions(*, exact_random: bool) -> Decompositions:
+    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save.
+
+    ``exact_random`` leaves out those of operators that draw random numbers: they draw others than eager.
+
+    Those into operators that only exist once Inductor is imported are left out: a stored graph must run without it. Inductor
+    applies them when it compiles.
+    """
+    own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
+    with inductor_config.patch(fallback_random=exact_random):
+        table = select_decomp_table()
+    return {
+        op: rule
+        for op, rule in table.items()
+        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_otherwise(op))
+    }
+
+
+def _draws_otherwise(op: Any) -> bool:
+    """Whether Inductor's decomposition of ``op`` draws other numbers; of composite operators it is as good as torch's own."""
+    return RANDOM in getattr(op, "tags", ()) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeImplicitAutograd"
+    )
+
+
+def can_name_instruction_set() -> bool:
+    """Whether Inductor lets us choose ``-march``: not in 2.9, where it is always the build machine's."""
+    return hasattr(inductor_config.cpp, "march")
+
+
+def x86_vector_bits(level: str) -> int:
+    """Width in bits of the vectors Inductor may use at an x86-64 level (psABI)."""
+    return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
+
+
+@dataclass(frozen=True)
+class Written:
+    """How compiled code writes an output.
+
+    Args:
+        order: of its dimensions in memory, outermost first; empty where its strides are the graph's; null where they are neither.
+        own: whether the code made its memory, dense, and neither an input nor another output is in it.
+    """
+
+    order: list[int] | None
+    own: bool
+
+
+class LoweringError(Exception):
+    """Inductor broke; ``nodes`` are what it was working on."""
+
+    def __init__(self, error: Exception, nodes: Sequence[torch.fx.Node]) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.nodes = nodes
+
+
+def lower_with_aoti(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    output: Path,
+    *,
+    march: str | None,
+    vector_bits: int | None,
+    training: bool = False,
+    saved: Collection[int] = (),
+    free: Collection[int] = (),
+    consumed: Collection[int] = (),
+    donated: Collection[int] = (),
+) -> tuple[Library, list[Written]]:
+    """Lower one graph to the sources of a shared library (AOTInductor).
+
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
+    Inductor weighs layouts otherwise than for inference. ``saved`` are the outputs that are no results. Those of them that are
+    ``free`` may have any strides; all others keep those of the graph. AOTInductor itself knows no free outputs: it would copy
+    what a convolution keeps for the backward from channels-last to contiguous.
+
+    ``consumed`` are the inputs that are freed once the code has read them: Inductor, which weighs orders and the reuse of buffers
+    by the peak of memory, tells them by their names, and takes those that AOTInductor gives for names of parameters. ``donated``
+    are those of them that the code may overwrite: ``torch.compile`` knows them from AOTAutograd's metadata, which AOTInductor
+    does not have.
+
+    Returns the library, and how the code writes each output.
+
+    Raises:
+        LoweringError: Inductor has no code for some operator.
+    """
+    options: dict[str, Any] = {
+        "aot_inductor.output_path": str(output),
+        "cpp.dynamic_threads": True,
+        "cpp.enable_kernel_profile": False,
+        "fallback_random": True,
+        "keep_output_stride": True,
+        "size_asserts": False,
+    }
+    if march is not None:
+        options["cpp.march"] = march
+    if vector_bits is not None:
+        options["cpp.simdlen"] = vector_bits
+    expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
+    written: list[Written] = []
+    working: list[torch.fx.Node] = []
+
+    def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        fix_graph("inductor", gm)
+        result = output_node(gm)
+        result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in free]
+        return compile_fx.compile_fx_inner(gm, *args, **{**kwargs, "is_inference": not training})
+
+    class Watched(GraphLowering):
+        def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+            self.bw_donated_idxs = list(donated)
+            position = self.placeholder_idx + 1
+            name = f"saved_{position}" if position in consumed else target
+            with mock.patch.object(self, "is_backward", bool(donated)):  # for this only: it would change other lowerings
+                return super().placeholder(name, args, kwargs)
+
+        def run_node(self, n: torch.fx.Node) -> Any:
+            working[:] = [n]
+            result = super().run_node(n)
+            if n.op == "placeholder":
+                return _channels_last(result) if n in self.nodes_prefer_channels_last else result
+            return _as_in_eager(result, n.meta["val"].stride()) if n in self.shown else result
+
+        @functools.cached_property
+        def shown(self) -> set[torch.fx.Node]:
+            """Results for the user, and what they are views of."""
+            return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
+
+        def codegen_with_cpp_wrapper(self) -> Any:
+            orders = [_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True)]
+            buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
+            own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
+            written.extend(map(Written, orders, own))
+            try:
+                return super().codegen_with_cpp_wrapper()
+            except Exception:
+                working[:] = _origins(getattr(self.scheduler, "current_node", None))  # null before loops are written
+                raise
+
+    library = Library(output)
+    env = fake_mode_of(module.graph).shape_env
+    known = 0 if env is None else len(env.guards)
+    with (
+        torch.no_grad(),
+        tool_chain(library),
+        apply_fixes("inductor", module=module, saved=saved),
+        mock.patch.object(compile_fx, "GraphLowering", Watched),
+    ):
+        flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
+        try:
+            with _compiling_state_context():
+                compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+        except Exception as error:
+            raise LoweringError(error, working) from error
+    if env is not None:  # as they were asked: simplified, a size that one of them fixes is true of itself
+        library.guards = [guard.expr for guard in env.guards[known:]]
+    return library, written
+
+
+def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:
+    """A tensor with eager's strides, so that views of it are views. Of a view Inductor keeps no more than their order."""
+    return ir.ExternKernel.require_exact_strides(value, strides) if isinstance(value, ir.TensorBox) and strides else value
+
+
+def _origins(kernel: Any) -> list[torch.fx.Node]:
+    """The nodes that a kernel is made of."""
+    buffers = [part.node for part in kernel.get_nodes()] if kernel is not None else []
+    return [origin for buffer in buffers if buffer is not None for origin in buffer.get_origins()]
+
+
+def _channels_last(value: Any) -> Any:
+    """What a convolution reads, with the strides of channels-last if its memory is that anyway: with one channel, or one pixel.
+
+    By its own strides it would be contiguous, the convolution would return the like, and a copy would follow. ``torch.compile``
+    is spared that where the input is saved for the backward, because its graph returns it.
+    """
+    if not isinstance(value, ir.TensorBox) or len(value.get_size()) != 4:
+        return value
+    strides = ir.FlexibleLayout.stride_ordered_for_memory_format(value.get_size(), torch.channels_last)
+    return ir.try_match_insignificant_strides(value, strides)
+
+
+def _buffer(value: Any) -> str | None:
+    """The name of the memory that an output of a graph is in, which may be another's, too; null if the graph did not make it."""
+    buffer = buffer_of(value)
+    if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
+        return None
+    others = [*buffer.get_inputs_that_alias_output(), *buffer.get_mutation_names()]
+    return None if others else buffer.get_name()
+
+
+def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
+
+
+def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
+    """How Inductor lays out an output, as in :class:`Written`."""
+    known = virtualized.V.graph.sizevars
+    sizes, strides = value.get_size(), value.get_layout().stride
+    wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
+    own: list[Any] = [getattr(getattr(step, "node", None), "expr", step) for step in expected.stride()]
+    if all(known.statically_known_equals(strides[dim], own[dim]) for dim in wide):
+        return []
+    return _dense_order(value)
+
+
+def _dense_order(value: Any) -> list[int] | None:
+    """The dimensions of an output by their place in memory, outermost first; null if it leaves gaps or overlaps itself."""
+    known = virtualized.V.graph.sizevars
+    sizes, strides = value.get_size(), value.get_layout().stride
+    order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))
+    step: Any = 1
+    for dim in reversed(order):
+        wide = not known.statically_known_equals(sizes[dim], 1)
+        if wide and not known.statically_known_equals(strides[dim], step):
+            return None
+        step = step * sizes[dim]
+    return order

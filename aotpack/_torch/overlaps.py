@@ -1,0 +1,326 @@
+"""``as_strided`` whose elements overlap, where sizes vary; gradients of, and writes to, tensors whose elements overlap.
+
+torch's own backward of such a view reads the size of its storage as a plain integer (``as_strided_backward`` in
+``FunctionsManual.cpp``), which fixes every size in it. So the same view is made of two: rows that do not overlap, by
+``as_strided``, and windows along them, by ``unfold``, whose backward takes any size. Both differentiate by torch's own rules.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cmp_to_key
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from aotpack_loader.runtime.memory import Places, extent
+
+from .counting import reached
+from .fake_tensors import hint_of, is_wrapper_subclass
+from .writes import written
+
+_AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
+_PARAMETERS = ("tensor", "size", "stride", "offset")
+_NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
+
+
+class OverlapsOfAnySize(TorchFunctionMode):
+    """While it is on, the gradient of an ``as_strided`` leaves sizes free that vary.
+
+    This goes for views whose elements overlap whatever those sizes are. What is left to torch (windows whose own size varies, or
+    at uneven steps; views within control flow, where the mode is off) is fixed by it, and refused as any fixed size is.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _AS_STRIDED and torch.is_grad_enabled():
+            given = dict(zip(_PARAMETERS, args, strict=False)) | {_NAMES.get(name, name): value for name, value in kwargs.items()}
+            view = in_windows(**given) if _would_fix(**given) else None
+            if view is not None:
+                reached("aot-sizes-of-overlapping-strides")
+                return view
+        return function(*args, **kwargs)
+
+
+class OverlapError(Exception):
+    """The model writes to a tensor whose own elements share memory."""
+
+
+class RefusedOverlaps(TorchFunctionMode):
+    """While it is on, a write to a tensor whose own elements share memory is refused.
+
+    Eager's result depends on the order of its loops, or it raises; torch's tracing gives another one (of an expanded tensor, the
+    sum of all that is written to an element).
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "").partition(".")[0] in _COPIES:
+            copied: torch.Tensor = args[0] if args else kwargs["input"]
+            if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # an expanded one is copied apart
+                raise OverlapError("writes to a copy of a tensor whose elements share memory with each other: the copy's do, too")
+        for tensor in written(function, args, kwargs):
+            if meets_itself(tensor) and not _is_of_a_part(function, args):
+                raise OverlapError("writes to a tensor whose elements share memory with each other")
+            if _reads_what_it_writes(tensor, function, args, kwargs):
+                raise OverlapError("writes to a tensor, and reads by another view what it writes")
+        if _writes_one_after_another(function, args):
+            raise OverlapError("writes to tensors one after another, of which some share memory with others that it is given")
+        return function(*args, **kwargs)
+
+
+class LaidOutError(Exception):
+    """The model reads a tensor by places in memory that tracing lays out otherwise."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} counts places in memory, and graphs lay this slice out otherwise once it was written to: use a copy"
+        )
+
+
+class RefusedPlaces(TorchFunctionMode):
+    """While it is on, ``as_strided`` of a slice that is written to, before or after, is refused.
+
+    A write makes another tensor in the trace, contiguous whatever the strides were: ``x = y[::2]; x.add_(1); x.as_strided(...)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: dict[StorageWeakRef, str] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _AS_STRIDED or function in _AS_STRIDED_COPIES:
+            tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
+            if isinstance(tensor, FunctionalTensor):
+                if not lies_by(tensor, torch._from_functional_tensor(tensor.elem).stride()):
+                    reached("aot-strided-after-a-write")
+                    raise LaidOutError(function.__name__)
+                if function in _AS_STRIDED and not is_dense(tensor):
+                    self.counted[memory_of(tensor)] = function.__name__
+        for tensor in written(function, args, kwargs) if self.counted else ():
+            if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
+                reached("aot-strided-after-a-write")
+                raise LaidOutError(self.counted[memory_of(tensor)])
+        return function(*args, **kwargs)
+
+
+def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """The memory that a tensor and its views share, while they are traced too."""
+    return StorageWeakRef((tensor.elem if isinstance(tensor, FunctionalTensor) else tensor).untyped_storage())
+
+
+def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether its strides are known to be these, where they mean something."""
+    return all(
+        statically_known_true(n == 1) or statically_known_true(own == other)
+        for n, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements may lie one after another, as those of what is computed do."""
+    expected: int | torch.SymInt = 1
+    for n, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: hint_of(dim[1])):
+        if not statically_known_true(n == 1):
+            if statically_known_true(step != expected):
+                return False
+            expected = expected * n
+    return True
+
+
+_AS_STRIDED_COPIES = (
+    *(getattr(torch, name) for name in ("as_strided_copy", "as_strided_scatter")),
+    torch.Tensor.as_strided_scatter,
+    *(getattr(torch.ops.aten, name) for name in ("as_strided_copy", "as_strided_scatter")),
+    *(getattr(torch.ops.aten, name).default for name in ("as_strided_copy", "as_strided_scatter")),
+)
+
+_COPIES = {"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"}
+"""Operators that write to a copy with the strides of what it is of."""
+
+
+def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether an indexed assignment writes to a part of a tensor whose elements are apart."""
+    return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
+
+
+def _reads_what_it_writes(
+    tensor: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call that writes to ``tensor`` reads elements of it after it has written them, or in an order that is not known.
+
+    Eager raises where tensors have no gaps, and else reads what its loops have written, or not yet.
+    """
+    name = getattr(function, "__name__", "").partition(".")[0].strip("_")
+    anywhere = name in _ANYWHERE
+    others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf is not tensor]
+    others = [other for other in others if is_plain(other) and is_plain(tensor) and memory_of(other) == memory_of(tensor)]
+    if not others:
+        return False
+    if function is torch.Tensor.__setitem__:
+        part = args[0][args[1]]
+        anywhere = memory_of(part) != memory_of(tensor)  # by a tensor of indices
+        tensor = tensor if anywhere else part
+    places = _places(tensor)
+    reads = [read for read in map(_places, others) if places.meet(read)]
+    return any(anywhere or not _read_in_time(places, read) for read in reads)
+
+
+def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether an operator on lists of tensors meets again what it has written for another place in the lists."""
+    name = getattr(function, "__name__", "").partition(".")[0]
+    if not (name.startswith("_foreach_") and name.endswith("_") and args):
+        return False
+    at = [(i, tensor) for given in args if isinstance(given, Sequence) for i, tensor in enumerate(given)]
+    at = [(i, tensor) for i, tensor in at if isinstance(tensor, torch.Tensor) and is_plain(tensor)]
+    written = [tensor for tensor in args[0] if is_plain(tensor)]
+    return any(
+        i != j and memory_of(tensor) == memory_of(other) and _places(tensor).meet(_places(other))
+        for i, tensor in enumerate(written)
+        for j, other in at
+    )
+
+
+_ANYWHERE = {
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_reduce",
+    "masked_scatter",
+    "put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+}
+"""Operators that read an element, and write to another place."""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory by strides, and it is no tensor of ``vmap`` or ``grad``, of which nobody knows where."""
+    known = not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return known and tensor.layout == torch.strided and not is_wrapper_subclass(tensor)
+
+
+def _places(tensor: torch.Tensor) -> Places:
+    """Those of the example's sizes; while it is traced, what was written to lies otherwise than eager's, and so do its views."""
+    if isinstance(tensor, FunctionalTensor):
+        torch._sync(tensor.elem)  # type: ignore[attr-defined,no-untyped-call]
+        tensor = torch._from_functional_tensor(tensor.elem)
+    shape, stride = (tuple(map(hint_of, numbers)) for numbers in (tensor.shape, tensor.stride()))
+    width = tensor.element_size()
+    return Places(hint_of(tensor.storage_offset()) * width, shape, stride, width)
+
+
+def _read_in_time(written: Places, read: Places) -> bool:
+    """Whether each element is read before it is written: at the same place, or further on (``x[:, :-1] = x[:, 1:]``)."""
+    dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
+    return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
+
+
+def meets_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor are known to be one in memory."""
+    if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
+        return False
+    if any(statically_known_true(n == 0) for n in tensor.shape):
+        return False
+    dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
+    if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):
+        return True
+    if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
+        return False
+    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than places
+
+
+class _Dim(NamedTuple):
+    """A dimension of a view, and which one it is."""
+
+    size: int
+    stride: int
+    position: int
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it takes no step: torch's backward squeezes or adds up such a dimension before it looks at overlaps."""
+        return statically_known_true(self.size == 1) or statically_known_true(self.stride == 0)
+
+
+def _would_fix(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> bool:
+    return tensor.requires_grad and not _fixed(*tensor.shape, *size, *stride)
+
+
+def in_windows(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor | None:
+    """The view that ``as_strided`` makes, if its elements overlap and it can be made of windows; else None."""
+    dims = [_Dim(*dim, i) for i, dim in enumerate(zip(size, stride, strict=True))]
+    single = [dim for dim in dims if dim.in_place]
+    dims = _descending([dim for dim in dims if not dim.in_place])
+    group = _overlapping(dims)
+    if group is None:
+        return None
+    outer, windows, inner = [*single, *dims[: group.start]], dims[group], dims[group.stop :]
+
+    unit = windows[-1].stride
+    steps = [dim.stride // unit for dim in windows]
+    reaches = [(dim.size - 1) * step for dim, step in zip(windows, steps, strict=True)]
+    lengths = [1 + sum(reaches[i:]) for i in range(len(windows))]
+    if not _fixed(*lengths[1:], *steps):
+        return None  # unfold takes plain integers
+    rows = [*outer, _Dim(lengths[0], unit, windows[0].position), *inner]
+    view = tensor.as_strided([dim.size for dim in rows], [dim.stride for dim in rows], offset)
+    axis = len(outer)
+    for length, step in zip(lengths[1:], steps[:-1], strict=True):
+        view = view.unfold(axis, int(length), int(step))
+        axis = -1  # each leaves its windows' number in place, and puts what is in them last
+    positions = [dim.position for dim in (*rows, *windows[1:])]
+    return view.permute([positions.index(i) for i in range(len(positions))])
+
+
+def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
+    """By stride, the largest first, of equal ones those whose size varies; none where the order depends on what varies."""
+
+    def known(one: _Dim, other: _Dim) -> bool:
+        return statically_known_true(one.stride >= other.stride)
+
+    def order(one: _Dim, other: _Dim) -> int:
+        return known(other, one) - known(one, other) or _fixed(one.size) - _fixed(other.size)
+
+    found = sorted(dims, key=cmp_to_key(order))
+    return found if all(known(*pair) for pair in pairwise(found)) else []
+
+
+def _overlapping(dims: Sequence[_Dim]) -> slice | None:
+    """From the first dimension whose steps are shorter than what is within them to the one after the last of those.
+
+    None where there is none, or where it is not known that strides are multiples of the smallest and sizes positive.
+    """
+    reach, found = 1, []
+    for i, dim in reversed(list(enumerate(dims))):
+        if statically_known_true(dim.stride < reach):
+            found.append(i)
+        reach += (dim.size - 1) * dim.stride
+    if not found:
+        return None
+    group = slice(found[-1], found[0] + 2)
+    unit = dims[group][-1].stride
+    fits = all(statically_known_true(dim.stride % unit == 0) and statically_known_true(dim.size > 0) for dim in dims[group])
+    return group if fits else None
+
+
+def _fixed(*values: int | torch.SymInt) -> bool:
+    return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)

@@ -1,0 +1,88 @@
+"""``reshape`` where sizes vary: it copies in a graph unless it is a view whatever they are, and in eager where it is none.
+
+That matters where the copy, or what it is of, is written to later, or where both are seen outside.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_impls import _compute_stride
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from .fake_tensors import hint_of
+from .overlaps import is_plain, memory_of
+from .writes import written
+
+_RESHAPES = {"reshape", "reshape_as", "flatten", "ravel"}
+
+
+class ReshapedError(Exception):
+    """Eager takes a view, and the graph a copy."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"reshape takes a view at these sizes, copies at others, and {why}: use view(), which never copies, or clone() first"
+        )
+
+
+class _Copy(NamedTuple):
+    source: torch.Tensor
+    result: torch.Tensor
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in the memory of either."""
+        return memory_of(tensor) in (memory_of(self.source), memory_of(self.result))
+
+    def settle(self, why: str) -> None:
+        """Have it be a copy in eager, too: sizes at which it is a view are guarded against.
+
+        Raises:
+            ReshapedError: the example's are such sizes.
+        """
+        shape, stride, target = self.source.shape, self.source.stride(), self.result.shape
+        at_the_example = [list(map(hint_of, sizes)) for sizes in (shape, stride, target)]
+        if _compute_stride(at_the_example[0], at_the_example[1], at_the_example[2]) is not None:
+            raise ReshapedError(why)
+        _compute_stride(shape, stride, target)
+
+
+class CopiesByChance(TorchFunctionMode):
+    """While it is on, copies that ``reshape`` makes are told apart from views where it matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: list[_Copy] = []
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in written(function, args, kwargs) if self._copies else ():
+            if is_plain(tensor):
+                self._settle([copy for copy in self._copies if copy.is_of(tensor)], "one of the two is written to")
+        result = function(*args, **kwargs)
+        if getattr(function, "__name__", "").partition(".")[0] in _RESHAPES and isinstance(result, torch.Tensor):
+            source = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            copied = is_plain(source) and is_plain(result) and memory_of(source) != memory_of(result)
+            if copied and any(map(is_symbolic, (*source.shape, *source.stride(), *result.shape))):
+                self._copies.append(_Copy(source, result))
+        return result
+
+    def returned(self, results: Any, inputs: Iterable[Any]) -> None:
+        """Look at what the model returns; forget what it did."""
+        seen = [leaf for leaf in tree_leaves((results, inputs)) if isinstance(leaf, torch.Tensor) and is_plain(leaf)]
+        places = set(map(memory_of, seen))
+        self._settle([copy for copy in self._copies if {*map(memory_of, copy)} <= places], "both are seen outside")
+        self._copies.clear()
+
+    def _settle(self, copies: Sequence[_Copy], why: str) -> None:
+        self._copies = [copy for copy in self._copies if all(copy is not one for one in copies)]
+        for copy in copies:
+            copy.settle(why)

@@ -1,0 +1,378 @@
+"""The strides that kernels give their results, where torch's fake kernels or decompositions tell others.
+
+``as_strided`` and the signature of a bundle go by the strides that a trace tells. Fake kernels of torch 2.13 tell others than its
+kernels return for some layouts of their arguments, among them padding of channels-last images and gradients of losses; so do
+some of Inductor's decompositions. ``scripts/fake-kernels`` compares them all.
+
+Tried on: torch 2.13.0, 2.9.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import _prims_common
+from torch._functorch._aot_autograd import graph_capture_wrappers
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .fake_tensors import hint_of
+from .fixes.applying import is_applied, patched, reached, replaced
+from .overlaps import is_dense, lies_by
+from .writes import written
+
+Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
+"""Arguments of a kernel and its first result, to the strides of that."""
+
+
+def _rows(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """One element after another, whatever the strides of the arguments."""
+    return make_contiguous_strides_for(result.shape)
+
+
+def _images(place: int) -> Strides:
+    """Channels-last if that is what an argument is, else as :func:`_rows`."""
+
+    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        if result.dim() in (4, 5) and suggest_memory_format(args[place]) != torch.contiguous_format:
+            return make_channels_last_strides_for(result.shape)
+        return _rows(args, result)
+
+    return strides
+
+
+def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As any function of the first two arguments, element by element."""
+    return torch.mul(args[0], args[1]).stride()
+
+
+def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As the noise times the gradient in training, else as the input times the gradient."""
+    gradient, given, noise, lower, upper, training = args[:6]
+    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(given, gradient)).stride()
+
+
+def _volumes(one: int, several: int) -> Strides:
+    """As :func:`_images`, of one volume by the argument ``one``, of several by another."""
+
+    def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        if result.dim() == 5:
+            return _images(several)(args, result)
+        volume = args[one].unsqueeze(0)
+        if volume.is_contiguous(memory_format=torch.channels_last_3d) and not volume.is_contiguous():
+            return make_channels_last_strides_for((1, *result.shape))[1:]
+        return _rows(args, result)
+
+    return strides
+
+
+def _like(place: int) -> Strides:
+    """As ``empty_like`` of an argument, unless all of it is reduced to a number."""
+    return lambda args, result: torch.empty_like(args[place]).stride() if result.dim() else ()
+
+
+def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """One slice of the dimension ``dim`` after another; without it as :func:`_rows`."""
+    dim = next((arg for arg in args[1:] if type(arg) is int), None)
+    if dim is None:
+        return _rows(args, result)
+    strides = list(make_contiguous_strides_for(result.movedim(dim, 0).shape))
+    strides.insert(dim % result.dim(), strides.pop(0))
+    return strides
+
+
+def _scaled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As a product with powers of two, which are computed as :func:`_rows`."""
+    return torch.mul(args[0], torch.empty(args[1].shape, device=args[1].device)).stride()
+
+
+_KERNELS: dict[str, Strides] = {
+    "_batch_norm_no_update": _images(0),
+    "_batch_norm_with_update": _images(0),
+    "_batch_norm_with_update_functional": _images(0),
+    "_log_softmax_backward_data": _rows,
+    "_native_batch_norm_legit": _images(0),
+    "_native_batch_norm_legit.no_stats": _images(0),
+    "_native_batch_norm_legit_functional": _images(0),
+    "_native_batch_norm_legit_no_training": _images(0),
+    "_standard_gamma": _rows,
+    "_standard_gamma_grad": _rows,
+    "batch_norm_backward": _images(1),
+    "binary_cross_entropy": _like(0),
+    "binary_cross_entropy_backward": _like(1),
+    "channel_shuffle": _images(0),
+    "copysign.Tensor": _elementwise,
+    "div.Tensor_mode": _elementwise,
+    "floor_divide": _elementwise,
+    "glu_backward": _rows,
+    "hardswish_backward": _elementwise,
+    "hardtanh_backward": _elementwise,
+    "heaviside": _elementwise,
+    "huber_loss_backward": _rows,
+    "lcm": _elementwise,
+    "ldexp.Tensor": _scaled,
+    "log_sigmoid_forward": _rows,
+    "logaddexp": _elementwise,
+    "logical_and": _elementwise,
+    "logical_or": _elementwise,
+    "logical_xor": _elementwise,
+    "logit_backward": _elementwise,
+    "max_pool3d_with_indices": _volumes(0, 0),
+    "max_pool3d_with_indices_backward": _volumes(0, 1),
+    "max_unpool2d": _images(0),
+    "mse_loss_backward": _rows,
+    "native_batch_norm": _images(0),
+    "native_batch_norm_backward": _images(1),
+    "native_dropout_backward": _elementwise,
+    "native_layer_norm_backward": _rows,
+    "nll_loss2d_forward": _rows,
+    "normal.Tensor_Tensor": _rows,
+    "normal.float_Tensor": _rows,
+    "poisson": _rows,
+    "pow.Scalar": _rows,
+    "reflection_pad2d_backward": _images(1),
+    "reflection_pad3d": _images(0),
+    "reflection_pad3d_backward": _images(1),
+    "replication_pad2d_backward": _images(1),
+    "replication_pad3d": _images(0),
+    "replication_pad3d_backward": _images(1),
+    "rrelu_with_noise": _rows,
+    "rrelu_with_noise_backward": _noisy,
+    "smooth_l1_loss_backward": _rows,
+    "softplus_backward": _elementwise,
+    "special_xlog1py": _elementwise,
+    "unique_consecutive": _slices,
+    "unique_dim": _slices,
+    "unique_dim_consecutive": _slices,
+    "xlogy.Tensor": _elementwise,
+}
+"""Operators whose fake kernels tell other strides, with those of their kernels."""
+
+_DECOMPOSED = (
+    "_upsample_nearest_exact1d",
+    "adaptive_max_pool3d",
+    "cat",
+    "fmax",
+    "fmin",
+    "lerp.Tensor",
+    "put",
+    "stack",
+    "upsample_nearest1d",
+    "view_copy",
+)
+"""Further operators of which only decompositions tell other strides."""
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+KERNELS = {_operator(name): strides for name, strides in _KERNELS.items()}
+DECOMPOSED = frozenset(KERNELS) | frozenset(map(_operator, _DECOMPOSED))
+
+
+@contextlib.contextmanager
+def strides_of_kernels() -> Iterator[None]:
+    """Let fake tensors have the strides that kernels give real ones."""
+    dispatch = FakeTensorMode.dispatch
+
+    def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = dispatch(mode, func, types, args, kwargs or {})
+        strides = KERNELS.get(func)
+        first = _first(found) if strides else None
+        if strides is None or first is None:
+            return found
+        reached("fake-strides-of-kernels")
+        with mode:
+            return _laid_out(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
+
+    with replaced(FakeTensorMode, "dispatch", told):
+        yield
+
+
+_LIKE_CHANNELS_LAST = next(  # torch 2.9 has it by the shorter name
+    name for name in ("are_strides_like_channels_last_or_false", "are_strides_like_channels_last") if hasattr(_prims_common, name)
+)
+
+
+@contextlib.contextmanager
+def layouts_by_hints() -> Iterator[None]:
+    """Tell how tensors of sizes that vary lie in memory by those of the example.
+
+    A size may be 0 or 1, so that torch (2.13) knows of none whether it is more than another, and takes channels-last images for
+    rows. Another call's sizes may make another layout where not all elements are apart, or by the strides of sizes of 1.
+    """
+    like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
+    order = _prims_common.compute_elementwise_output_logical_to_physical_perm
+
+    def told_like_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+        return like_channels_last(_example(shape), _example(strides))
+
+    def told_order(*tensors: Any, **options: Any) -> Any:
+        sized = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.dim()]
+        if any(map(_varies, sized)) and not any(_varies(tensor, _example) for tensor in sized):
+            tensors = tuple([_of_the_example(tensor) for tensor in sized])
+        return order(*tensors, **options)
+
+    with (
+        patched("fake-layouts-of-varying-sizes", _prims_common, _LIKE_CHANNELS_LAST, told_like_channels_last),
+        patched(
+            "fake-layouts-of-varying-sizes",
+            _prims_common,
+            "compute_elementwise_output_logical_to_physical_perm",
+            told_order,
+        ),
+    ):
+        yield
+
+
+def _example(sizes: Sequence[Any]) -> list[Any]:
+    """The example's sizes; one that depends on data stays what it is."""
+    return [hint_of(size) if isinstance(size, torch.SymInt) and size.node.has_hint() else size for size in sizes]
+
+
+def _varies(tensor: torch.Tensor, sizes: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> bool:
+    """Whether some of a tensor's ``sizes`` or strides are no numbers."""
+    return any(isinstance(size, torch.SymInt) for size in (*sizes(tensor.shape), *sizes(tensor.stride())))
+
+
+def _of_the_example(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the example's sizes that lies as this one."""
+    with _disable_current_modes():
+        return torch.empty_strided(_example(tensor.shape), _example(tensor.stride()), dtype=tensor.dtype, device="meta")
+
+
+@contextlib.contextmanager
+def strides_kept_in_place() -> Iterator[None]:
+    """Leave a tensor its strides when it, or a view of it, is written to; one with gaps is a copy then, in the same order.
+
+    Tracing makes an operator that writes one that returns, which may lay out its result otherwise (``index_add_`` of a transposed
+    tensor; ``torch.compile`` does so, too). The copy of an argument that AOTAutograd writes to in its place has its gaps: without
+    them, what eager copies of it would be views, and see what is written.
+    """
+    dispatch = FunctionalTensorMode.__torch_dispatch__
+    fresh: Callable[..., Any] = graph_capture_wrappers.maybe_to_fresh_input  # type: ignore[attr-defined]
+
+    def keeping(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = dispatch(mode, func, types, args, kwargs)
+        if found is not NotImplemented and isinstance(func, torch._ops.OpOverload):
+            for tensor in written(func, args, kwargs or {}):
+                for kept in (tensor._base, tensor):
+                    if isinstance(kept, FunctionalTensor):
+                        _keep(kept)
+        return found
+
+    def with_gaps(number: int, given: Any, metadata: Any) -> Any:
+        copy = fresh(number, given, metadata)
+        if type(given) is not FunctionalTensor or copy is given or _alike(copy, given.stride()):
+            return copy
+        return given.new_empty_strided(given.shape, given.stride()).copy_(given)
+
+    with (
+        replaced(FunctionalTensorMode, "__torch_dispatch__", keeping),
+        patched("aot-strides-of-what-is-written", graph_capture_wrappers, "maybe_to_fresh_input", with_gaps),
+    ):
+        yield
+
+
+def _keep(tensor: FunctionalTensor) -> None:
+    tensor.sync()
+    value = torch._from_functional_tensor(tensor.elem)
+    if not _same(value.shape, tensor.shape) or _alike(value, tensor.stride()):
+        return
+    strides = tensor.stride() if is_dense(tensor) else _without_gaps(tensor)
+    if strides is not None and not _alike(value, strides):
+        reached("aot-strides-of-what-is-written")
+        tensor.replace_(_copy(value, strides))
+        tensor.commit_update()
+        tensor.sync()
+
+
+def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
+    """The strides of a copy, in the same order; null if elements may share a place."""
+    strides: list[Any] = list(tensor.stride())
+    behind: int | torch.SymInt = 0
+    count: int | torch.SymInt = 1
+    for dim in sorted(range(tensor.dim()), key=lambda dim: hint_of(strides[dim])):
+        n, step = tensor.shape[dim], strides[dim]
+        if not statically_known_true(n == 1):
+            if not statically_known_true(step > behind):
+                return None
+            behind = behind + (n - 1) * step
+        strides[dim] = count
+        count = count * n
+    return strides
+
+
+def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Decompositions whose results have the strides that they have of kernels; :func:`strides_of_kernels` must be on."""
+    if not is_applied("fake-strides-of-kernels"):
+        return dict(table)
+    return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
+
+
+def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        found = rule(*args, **kwargs)
+        if _first(found) is None:
+            return found
+        mode = next(leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor))
+        with _disable_current_modes(), mode:
+            told = _first(op(*args, **kwargs))
+        return found if told is None else _laid_out(found, told.stride(), _copy)
+
+    return decomposed
+
+
+def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
+    """Results of a kernel, those of the first one's sizes made anew with ``strides`` if they have others."""
+    size = _first(found).shape  # type: ignore[union-attr]
+
+    def one(result: torch.Tensor) -> torch.Tensor:
+        return make(result, strides) if _same(result.shape, size) and not _alike(result, strides) else result
+
+    return tree_map_only(torch.Tensor, one, found)
+
+
+def _first(found: Any) -> torch.Tensor | None:
+    """The first result of a kernel, or null: a gradient that nobody asked for, an operator that does not know its arguments."""
+    first = found[0] if isinstance(found, list | tuple) and found else found
+    return first if isinstance(first, torch.Tensor) else None
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether sizes are known to be equal; nothing is asked of those that vary."""
+    return len(one) == len(other) and all(map(statically_known_true, map(operator.eq, one, other)))
+
+
+def _alike(tensor: torch.Tensor, strides: Sequence[Any]) -> bool:
+    """Whether strides are known to mean the same places."""
+    return statically_known_true(tensor.numel() == 0) or lies_by(tensor, strides)
+
+
+def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    """A copy with these strides, which are dense; it is no view, as no result of a kernel is."""
+    if _same(strides, make_contiguous_strides_for(tensor.shape)):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    order = sorted(range(tensor.dim()), key=lambda dim: -hint_of(strides[dim]))
+    back = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back).clone()
+
+
+def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments of a call by their places in the operator's schema; null where one is not given."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [*args, *(kwargs.get(name) for name in names[len(args) :])]

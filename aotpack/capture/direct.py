@@ -1,0 +1,60 @@
+"""The third front end: the model is traced as it runs on fake tensors, and integers may vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from .. import _torch as compat
+from .._torch import checkpoint as checkpoints
+from .._torch.constants import KnownConstants
+from .._torch.randomness import no_python_random
+from . import containers
+from .dry_run import repeat
+from .front_end_input import Given, lost, with_trial
+from .inputs.dynamic_shapes import DynamicShapes
+
+
+def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+    """The joint graph, and the user's lines whose checkpoints left no trace in it."""
+    model, args, kwargs = given.model, given.args, given.kwargs
+    shapes = given.shapes
+    mode = compat.fake_mode_with_shapes()
+    dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(leaf: Any) -> Any:
+        if id(leaf) not in fakes:
+            fakes[id(leaf)] = compat.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
+        return fakes[id(leaf)]
+
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
+    faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
+    fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
+    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
+        trial = repeat.rehearse(model, args, kwargs)
+        _fix_numbers(model, leaves, shapes)
+        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
+            joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, note=given.returned.note)
+    return with_trial(trial, joint), lost(regions, joint)
+
+
+def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:
+    """AOTAutograd makes symbols of all integers: the model is given those that do not vary as they are. Set on the instance."""
+    forward = model.forward
+
+    def fixed(*args: Any, **kwargs: Any) -> Any:
+        given, spec = pytree.tree_flatten((args, kwargs))
+        values = [
+            old if isinstance(old, int) and i not in shapes.integers else new
+            for i, (old, new) in enumerate(zip(leaves, given, strict=True))
+        ]
+        args, kwargs = pytree.tree_unflatten(values, spec)
+        return forward(*args, **kwargs)
+
+    if any(isinstance(leaf, int) for leaf in leaves):
+        model.forward = fixed

@@ -1,0 +1,179 @@
+"""Python branches on values of tensors: traced the way they go on the example inputs, with a check of it in the graph.
+
+A trace follows one way of an ``if``. Where the user agrees (``branches="example"``), the model is run once on copies of its
+example inputs. What Python reads there is taken for given while tracing, and the graphs assert it:
+
+- truth values of tensors (``if tensor:``, ``tensor.all().item()``), and lists of them (``mask.tolist()``);
+- truth values of comparisons of their numbers (``if tensor.item() < 5:``, :mod:`.numbers`);
+- whole numbers that Python itself makes of tensors (``int(tensor)``, ``range(tensor)``).
+
+A call on which one of them is another fails before anything is written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+from aotpack_loader.runtime.branches import ANOTHER_WAY
+
+from ..._torch import SideEffectError
+from ..._torch.constants import KnownConstants
+from .. import source_lines
+from . import numbers
+from .eager import run_on_copies
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A value that was read, and the ``file:line: source`` that read it, be it the user's own or a library's."""
+
+    value: bool | int | float
+    where: str
+
+
+def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Branch]:
+    """What Python reads in one run on copies of the example inputs and of the state, in order."""
+    found: list[Branch] = []
+
+    def read(function: _Read, tensor: torch.Tensor) -> Any:
+        found.append(Branch(function(tensor), source_lines.here()))
+        return found[-1].value
+
+    def note(value: bool, where: str) -> None:
+        found.append(Branch(value, where))
+
+    constants = KnownConstants()
+    with constants, _Numbers(constants, numbers.numbered(note)), _Reads(constants, read):
+        run_on_copies(model, args, kwargs)
+    return found
+
+
+def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bool = True) -> list[Branch]:
+    """From now on, runs of ``model`` read the values of ``branches``, and assert them; gives those that the last run read.
+
+    A model that knows that it is traced may leave out some that it read on the example inputs, so each line has its own queue.
+    Set as an attribute of the instance. ``of_numbers``: also those of numbers; else the run fails at the first one.
+    """
+    forward = model.forward
+    taken: list[Branch] = []
+
+    @functools.wraps(forward)  # front ends ask for its parameters
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        taken.clear()
+        left: dict[str, deque[Branch]] = defaultdict(deque)
+        for branch in branches:
+            left[branch.where].append(branch)
+
+        def take(where: str) -> Branch:
+            if not left[where]:
+                raise SideEffectError(f"{where}: reads a value that it did not read when it ran on the example inputs")
+            taken.append(left[where].popleft())
+            return taken[-1]
+
+        def read(function: _Read, tensor: torch.Tensor) -> Any:
+            branch = take(source_lines.here())
+            torch.ops.aten._assert_async.msg(_is(tensor, branch.value), _message(branch))
+            return branch.value
+
+        def decide(expression: torch.SymBool, where: str) -> bool:
+            if not of_numbers:
+                raise SideEffectError(f"{where}: compares a number that is read off a tensor, which only direct tracing asserts")
+            branch = take(where)
+            expected = expression if branch.value else torch.sym_not(expression)
+            torch.ops.aten._assert_scalar.default(expected, _message(branch))
+            return bool(branch.value)
+
+        constants = KnownConstants()
+        with constants, numbers.decided(decide), _Reads(constants, read):
+            return forward(*args, **kwargs)
+
+    model.forward = followed
+    return taken
+
+
+def _is(tensor: torch.Tensor, value: bool | int | float) -> torch.Tensor:
+    """Whether Python reads ``value`` of a tensor with one element."""
+    if isinstance(value, bool):
+        return (tensor.bool() == value).reshape(())
+    whole = tensor.trunc() if tensor.is_floating_point() else tensor
+    return (whole == value).reshape(())
+
+
+def _message(branch: Branch) -> str:
+    return f"{branch.where} [{branch.value}]: {ANOTHER_WAY}"
+
+
+class _Numbers(TorchFunctionMode):
+    """Lets ``made`` make the numbers that Python reads off tensors, but not off ``constants``."""
+
+    def __init__(self, constants: KnownConstants, made: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._constants = constants
+        self._made = made
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.Tensor.item, torch.Tensor.tolist) or self._constants.knows(args[0]):
+            return result
+        return pytree.tree_map_only((int, float), self._made, result)
+
+
+_Read = Callable[[torch.Tensor], bool | int | float]
+
+
+class _Reads(TorchFunctionMode):
+    """Lets ``read(function, tensor)`` answer where Python reads a tensor's truth value, or makes a whole number of it."""
+
+    def __init__(self, constants: KnownConstants, read: Callable[[_Read, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._constants = constants
+        self._read = read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TRUTHS or (func is torch.Tensor.item and args[0].dtype == torch.bool):
+            return self._read(func, args[0])
+        if func in _WHOLE and not self._constants.knows(args[0]) and not _gives_fraction(func, args[0]):
+            return self._read(func, args[0])
+        if func is torch.Tensor.tolist and args[0].dtype == torch.bool and not self._constants.knows(args[0]):
+            return self._list(args[0])
+        if func in _COMPARED:
+            return self._compared(_COMPARED[func], *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _list(self, tensor: torch.Tensor) -> Any:
+        """Truth values as a list, each of them read."""
+        return [self._list(part) for part in tensor] if tensor.dim() else self._read(torch.Tensor.item, tensor)
+
+    def _compared(
+        self, elementwise: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any
+    ) -> bool:
+        """Whether two tensors are equal: of other sizes they are not, and one is equal to itself."""
+        if one is other:
+            return True
+        if elementwise is torch.eq and one.shape != other.shape:
+            return False
+        return bool(self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all()))
+
+
+_COMPARED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    torch.equal: torch.eq,
+    torch.Tensor.equal: torch.eq,
+    torch.allclose: torch.isclose,
+    torch.Tensor.allclose: torch.isclose,
+}
+
+_TRUTHS = frozenset({torch.Tensor.__bool__, torch.Tensor.is_nonzero})
+_WHOLE = frozenset({torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__})
+
+
+def _gives_fraction(function: Any, tensor: torch.Tensor) -> bool:
+    """A fraction is another at nearly every call: to assert it is of no use."""
+    return function is torch.Tensor.__float__ and tensor.is_floating_point()

@@ -1,0 +1,139 @@
+"""Runs of the model in eager, on copies: to warm it up before a build, and to explain why it cannot be traced."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotpack_loader.errors import BuildError, CaptureError, Problem
+
+from .. import source_lines
+from . import repeat
+
+
+class Mode(Protocol):
+    """Train (or eval) mode, gradients on (or off)."""
+
+    @property
+    def training(self) -> bool: ...
+
+    @property
+    def grad(self) -> bool: ...
+
+
+def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``model`` on copies of its arguments and of its state, with random state of its own."""
+    state = {name: _twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
+    with torch.random.fork_rng(devices=[]):
+        return torch.func.functional_call(model, state, args, kwargs)
+
+
+def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: CaptureError) -> CaptureError:
+    """``refusal``, or the model's own error where it fails in eager too, in the mode that it and torch are in now."""
+    try:
+        with repeat.unchanged(model):
+            run_on_copies(model, args, kwargs)
+    except Exception as error:
+        mode = f"{'train' if model.training else 'eval'} mode{'' if torch.is_grad_enabled() else ', without gradients'}"
+        own = CaptureError(
+            f"The model fails on its own example inputs in {mode}: {type(error).__name__}: {error}",
+            [Problem("", place) for place in source_lines.frames_of(error)],
+            hint="This is the model's own error in eager. Where it is expected, build without this mode (--method).",
+        )
+        own.__cause__ = error
+        return own
+    return refusal
+
+
+@contextlib.contextmanager
+def warmed_up(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Sequence[tuple[Mode, bool]]) -> Iterator[Any]:
+    """A copy of ``model`` that was called in each of ``modes``, so that its caches are filled.
+
+    ``modes``: each with whether the model must not fail in it.
+
+    Values that every call changes (the statistics of BatchNorm) are as before. Those that only a first call changes stay changed,
+    and then all others that it has changed do: it has set the model up.
+
+    Raises:
+        BuildError: the model cannot be copied, or fails.
+    """
+    is_module = isinstance(model, torch.nn.Module)
+    with repeat.unchanged(model if is_module else _Function(model)):
+        try:
+            warm = copy.deepcopy(model) if is_module else model
+        except Exception as error:
+            raise BuildError(
+                "The model cannot be copied, which a warm-up needs.", [Problem("copy.deepcopy", str(error))]
+            ) from error
+        for mode, required in modes:
+            with contextlib.nullcontext() if required else contextlib.suppress(CaptureError):
+                _call_twice(warm, args, kwargs, training=mode.training, grad=mode.grad)
+        if is_module:
+            flags = {name: module.training for name, module in model.named_modules()}
+            for name, module in warm.named_modules():
+                module.training = flags.get(name, module.training)
+        yield warm
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+
+def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, grad: bool) -> None:
+    """The second call shows which values every call changes."""
+    if isinstance(model, torch.nn.Module):
+        model.train(training)
+    before = _values(model)
+    _call(model, args, kwargs, grad=grad)
+    once = _values(model)
+    _call(model, args, kwargs, grad=grad)
+    twice = _values(model)
+    changed = {name for name in before if not _same(before[name], once.get(name))}
+    sets_up = any(_same(once[name], twice.get(name)) for name in changed if name in once)
+    _restore(model, once if sets_up else {**once, **before})
+
+
+def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> None:
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
+            model(*args, **kwargs)
+    except Exception as error:
+        problems = [Problem("", place) for place in source_lines.frames_of(error)]
+        raise CaptureError(f"The model fails in its warm-up: {type(error).__name__}: {error}", problems) from error
+
+
+def _values(model: Any) -> dict[str, torch.Tensor]:
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in named if not _is_lazy(tensor)}
+
+
+def _restore(model: Any, values: Mapping[str, torch.Tensor]) -> None:
+    if not isinstance(model, torch.nn.Module):
+        return
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in values and not _same(values[name], tensor):
+                tensor.copy_(values[name])
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    return b is not None and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

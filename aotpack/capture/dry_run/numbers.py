@@ -1,0 +1,82 @@
+"""Numbers that Python reads off tensors: the truth values of their comparisons, in eager and while tracing.
+
+A trace gives a symbol for ``tensor.item()``, and knows no truth value of it. Eager gives a number: here one that tells
+where Python asks for the truth of a comparison with it, or with what is computed from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ... import _torch as compat
+from ... import origin
+from .. import source_lines
+
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_COMPUTED = ("__neg__", "__pos__", "__abs__", *(f"__{r}{name}__" for name in _BINARY for r in ("", "r")))
+
+
+def numbered(note: Callable[[bool, str], None]) -> Callable[[Any], Any]:
+    """A function that makes numbers which tell ``note`` the truth values that the model reads of them, and the line."""
+
+    def truth(value: bool) -> bool:
+        if line := _line():
+            note(value, line)
+        return value
+
+    class Truth(int):
+        def __bool__(self) -> bool:
+            return truth(int(self) != 0)
+
+    def made(value: Any) -> Any:
+        return kinds[type(value)](value) if type(value) in kinds else value
+
+    def compared(base: type, name: str) -> Callable[[Any, Any], Any]:
+        def method(self: Any, other: Any) -> Any:
+            value = getattr(base, name)(self, other)
+            return value if value is NotImplemented else Truth(value)
+
+        return method
+
+    def computed(base: type, name: str) -> Callable[..., Any]:
+        return lambda self, *others: made(getattr(base, name)(self, *others))
+
+    def kind(base: type) -> type:
+        own: dict[str, Any] = {name: compared(base, name) for name in _COMPARISONS}
+        own |= {name: computed(base, name) for name in _COMPUTED}
+        own |= {"__bool__": lambda self: truth(base(self) != 0), "__hash__": base.__hash__}
+        return type(f"Read{base.__name__}", (base,), own)
+
+    kinds = {int: kind(int), float: kind(float)}
+    return made
+
+
+@contextlib.contextmanager
+def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
+    """Let ``decide`` answer where the model's own code asks for the truth of an expression whose value depends on data."""
+    original = torch.SymBool.__bool__
+
+    def truth(expression: torch.SymBool) -> bool:
+        line = _line() if compat.depends_on_data(expression) else ""
+        return decide(expression, line) if line else original(expression)  # type: ignore[no-untyped-call]
+
+    def nonzero(number: torch.SymFloat) -> bool:
+        return bool(number != 0.0)
+
+    with compat.symbolic_truths(truth, nonzero):
+        yield
+
+
+def _line() -> str:
+    """The line of the model that asks, without a function of torch or Python between."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in (torch.__file__, __file__):
+        frame = frame.f_back
+    return source_lines.of_frame(frame) if frame is not None and origin.is_model(frame.f_code.co_filename) else ""

@@ -1,0 +1,153 @@
+"""Runs of the model's Python on fake tensors beside the trace: what the graphs of one call do not tell of another.
+
+A trace sees one call. Here the model runs a second time, and without gradients, and what it calls then is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotpack_loader.errors import BuildError, Problem, UnsupportedError
+
+from ... import _torch as compat
+from ... import origin
+from . import python_state
+from .snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Whether the model asks which tensors are the same, what version counters it moves, what Python objects it changes.
+
+    ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
+    """
+
+    compares: bool
+    touched: compat.Touched
+    changed: tuple[str, ...]
+    reads_nodes: bool
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Put back every Python value that the block changes in what ``model`` can reach."""
+    snapshot = Snapshot(model)
+    try:
+        yield
+    finally:
+        snapshot.restore()
+
+
+def refuse_if_broken(error: Exception) -> None:
+    """Look whether an analysis broke inside: what the model or an operator refuses is no matter, and depends on data at most.
+
+    Errors of our own classes are refusals. A missing name, a wrong call or a failed assertion in our code is none, and neither is
+    a name that torch's code does not find.
+
+    Raises:
+        BuildError: the analysis broke. What decides on safety must not go on as if nothing could be told.
+    """
+    if type(error).__module__.startswith("aotpack"):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    innermost = frames[-1].filename if frames else ""
+    lost = isinstance(error, (AttributeError, NameError, ImportError))
+    wrong = lost or isinstance(error, (TypeError, KeyError, AssertionError))
+    if (wrong and origin.is_ours(innermost)) or (lost and origin.is_torch(innermost)):
+        raise BuildError(
+            "An analysis of sizes and strides broke, so the bundle might be wrong for some of them.",
+            [Problem(f"{innermost}:{frames[-1].lineno}", f"{type(error).__name__}: {error}")],
+            hint="This is a fault of aotpack, or a torch that it does not fit: report it. Sizes that do not vary may build.",
+        ) from error
+
+
+def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:
+    """Run the model twice, and see that the second run does what the first did.
+
+    A tensor that the first run left in a cache for the second is there for both, the next time.
+
+    Raises:
+        UnsupportedError: it reads Python values that it changes, or goes another way because of one.
+    """
+    try:
+        return _rehearse(model, args, kwargs)
+    except UnsupportedError as error:
+        if not any(python_state.KEPT in problem.message for problem in error.problems):
+            raise
+    return _rehearse(model, args, kwargs)
+
+
+def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:
+    with unchanged(model), python_state.watched(model) as seen:
+        first, steps = Snapshot(model), python_state.Steps()
+        run = _run(steps, model, args, kwargs)
+        changed = first.changed()
+        second = Snapshot(model)
+        error = _other_second_run(steps, model, args, kwargs)
+        counted = second.counted()
+        changed |= second.changed()
+    compat.refuse_changes(seen.changed | counted)
+    if error is not None:
+        raise error
+    return Trial(seen.compares, run.touched, tuple(sorted(changed)), run.reads_nodes)
+
+
+def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run the model twice.
+
+    Raises:
+        UnsupportedError: the second run does not do what the first did.
+    """
+    steps = python_state.Steps()
+    with unchanged(model):
+        _run(steps, model, args, kwargs)
+        error = _other_second_run(steps, model, args, kwargs)
+    if error is not None:
+        raise error
+
+
+def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the model does something else where the caller has turned gradients off, or turns them on itself."""
+    steps, without = python_state.Steps(), python_state.Steps()
+    with unchanged(model), compat.kept_state_changes(), torch.enable_grad():
+        _run(steps, model, args, kwargs)
+    with unchanged(model), compat.kept_state_changes(), torch.no_grad():
+        run = _run(without, model, args, kwargs)
+    return run.records or python_state.first_difference(steps, without) is not None
+
+
+def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed:
+    """Run the model on fake tensors, and note in ``steps`` what it does, as far as it goes."""
+    run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
+    steps.returned(run.result)
+    return run
+
+
+def _other_second_run(
+    first: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> UnsupportedError | None:
+    """Run the model again; the error where it does not do what it did first."""
+    second = python_state.Steps(first)
+    cause: Exception | None = None
+    try:
+        _run(second, model, args, kwargs)
+    except Exception as error:  # the first run went through: what it left behind is in the way
+        cause = error
+    difference = python_state.first_difference(first, second)
+    if difference is None:
+        return None
+    where, one, other = difference
+    refusal = UnsupportedError(
+        "The model does something else when it is called again: it keeps Python values, and a bundle keeps tensors only.",
+        [Problem(where, f"{one.call} at the first call, {other.call} at the second")],
+        hint="Keep such a value in a buffer, and change it in place. If only the first call sets something up, "
+        "build with warm_up=True (--warm-up).",
+    )
+    refusal.__cause__ = cause
+    return refusal

@@ -1,0 +1,72 @@
+"""What the front ends have in common: what they are given, what they refuse, and what a trial run adds to a joint graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotpack_loader.errors import Problem, UnsupportedError
+
+from .. import _torch as compat
+from .._torch import checkpoint as checkpoints
+from ..graph import source_line
+from . import source_lines
+from .dry_run import repeat
+from .inputs.dynamic_shapes import DynamicShapes
+from .returned import Returned
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a front end is given: a model, the example it is traced on, with its sizes, what its operators become, and where it
+    notes what the model returned.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    decompositions: compat.Decompositions | None
+    returned: Returned
+
+
+def has_modes(model: torch.nn.Module) -> bool:
+    """Whether the model can be put in train and eval mode: what ``torch.export`` has made is in one mode for ever."""
+    with repeat.unchanged(model):
+        try:
+            model.train(model.training)
+        except NotImplementedError:
+            return False
+    return True
+
+
+_STORAGE_CHANGES = {
+    "_lower_version_count_by_1": "assigns to .data of a tensor; use copy_() under no_grad",
+    "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
+}
+
+
+def refuse_storage_changes(graph: torch.fx.Graph) -> None:
+    """What is done to storage beside the graph would be left out of it.
+
+    Raises:
+        UnsupportedError: names each place.
+    """
+    calls = [(node, getattr(node.target, "_opname", getattr(node.target, "__name__", ""))) for node in graph.nodes]
+    problems = [
+        Problem(source_line(node) or node.name, _STORAGE_CHANGES[name]) for node, name in calls if name in _STORAGE_CHANGES
+    ]
+    if problems:
+        raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
+
+
+def with_trial(trial: repeat.Trial, joint: compat.Joint) -> compat.Joint:
+    return dataclasses.replace(joint, compares=trial.compares, touched=trial.touched, side_effects=trial.changed)
+
+
+def lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
+    """The user's lines of checkpoints that left no trace in the joint graph."""
+    return tuple(dict.fromkeys(source_lines.of_stack(stack) for stack in regions.lost(joint.graph_module.graph)))

@@ -1,0 +1,1 @@
+"""Example inputs: their sizes, and tensors among them that share storage."""

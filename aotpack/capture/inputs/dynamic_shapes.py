@@ -1,0 +1,147 @@
+"""The user's ``dynamic_shapes``, in ``torch.export``'s form, matched with the example inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotpack_loader.errors import BuildError, Problem
+
+from ..._torch import Bounds
+from .examples import argument_names, parameters, spelled_out
+
+
+@dataclass(frozen=True)
+class DynamicShapes:
+    """``original`` in ``torch.export``'s form, for the module that is traced.
+
+    ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size. ``integers`` by leaf number: integer arguments
+    that vary, and the bounds of their values.
+    """
+
+    original: Any
+    dims: dict[int, dict[int, Bounds]]
+    integers: dict[int, Bounds] = field(default_factory=dict)
+
+    def of_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, dict[int, Bounds]]]:
+        """The example tensors with dynamic sizes."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
+
+    def shifted(self, count: int) -> DynamicShapes:
+        """The same behind ``count`` further leaves; known by leaf number only."""
+        integers = {i + count: bounds for i, bounds in self.integers.items()}
+        return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()}, integers)
+
+
+def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> DynamicShapes:
+    """Match ``given`` with the arguments.
+
+    Raises:
+        BuildError: names an argument that is not there, or a size that is no dimension of its tensor; lists all.
+    """
+    if not given:
+        return DynamicShapes(None, {})
+    problems: list[Problem] = []
+    found = DynamicShapes(None, {})
+    numbers = iter(range(10**9))
+    args_given, kwargs_given = _by_position(model, args, kwargs, given, problems)
+    for i, (name, value) in enumerate(zip(argument_names(model, len(args)), args, strict=True)):
+        _match(value, args_given.get(i), name, numbers, found, problems)
+    for name, value in kwargs.items():
+        _match(value, kwargs_given.get(name), name, numbers, found, problems)
+    if problems:
+        raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
+    given = _by_parameter(model, [args_given.get(i) for i in range(len(args))], {name: kwargs_given.get(name) for name in kwargs})
+    return DynamicShapes(given, found.dims, found.integers)
+
+
+def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``torch.export`` wants it, by the names of the parameters of what is traced."""
+    traced = model if isinstance(model, torch.nn.Module) else lambda *args, **kwargs: None  # a function's module takes anything
+    try:
+        return spelled_out(traced, kwargs).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise BuildError("The example inputs are no call of the model.", [Problem("example inputs", str(error))]) from error
+
+
+def _by_position(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, problems: list[Problem]
+) -> tuple[dict[int, Any], dict[str, Any]]:
+    if isinstance(given, (tuple, list)):
+        return dict(enumerate(given[: len(args)])), dict(zip(kwargs, given[len(args) :], strict=False))
+    known = parameters(model)
+    ordered = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
+    positions: dict[int, Any] = {}
+    names: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in kwargs:
+            names[name] = value
+        elif name in ordered and ordered.index(name) < len(args):
+            positions[ordered.index(name)] = value
+        elif name == rest:
+            positions |= {len(ordered) + i: item for i, item in enumerate(value)}
+        else:
+            problems.append(Problem(f"dynamic_shapes[{name!r}]", "no example input has that name"))
+    return positions, names
+
+
+def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes, problems: list[Problem]) -> None:
+    """Walk a value and its specification together, numbering leaves as pytree does."""
+    children = _children(value)
+    if children is None:
+        number = next(numbers)
+        if given is not None and isinstance(value, torch.Tensor):
+            found.dims[number] = _sizes(value, given, path, problems)
+        elif given is None or isinstance(given, int) or given is torch.export.Dim.STATIC or _bounds(given).automatic:
+            return
+        elif type(value) is int and value >= 0:
+            found.integers[number] = _bounds(given)
+        else:
+            problems.append(Problem(path, f"this {type(value).__name__} is fixed by a build; integers from 0 on may vary"))
+        return
+    for key, child in children:
+        part = None
+        if isinstance(given, Mapping):
+            part = given.get(key)
+        elif isinstance(given, Sequence) and isinstance(key, int) and key < len(given):
+            part = given[key]
+        _match(child, part, f"{path}[{key!r}]", numbers, found, problems)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return list(enumerate(value))
+    leaves, spec = pytree.tree_flatten(value)
+    return None if spec.is_leaf() else list(enumerate(leaves))
+
+
+def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem]) -> dict[int, Bounds]:
+    items = given.items() if isinstance(given, Mapping) else enumerate(given)
+    sizes: dict[int, Bounds] = {}
+    for dim, size in items:
+        where = f"{path}.shape[{dim}]"
+        if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+            problems.append(Problem(where, f"the tensor has {tensor.dim()} dimensions"))
+        elif size is None or isinstance(size, int) or size is torch.export.Dim.STATIC:
+            if isinstance(size, int) and size != tensor.shape[dim]:
+                problems.append(Problem(where, f"said to be {size}, the example has {tensor.shape[dim]}"))
+        else:
+            sizes[dim % tensor.dim()] = _bounds(size)
+    return sizes
+
+
+def _bounds(size: Any) -> Bounds:
+    """Bounds of a ``torch.export.Dim``; its ``min`` of 0 means none was given."""
+    minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
+    low = minimum if isinstance(minimum, int) and minimum > 0 else None
+    high = maximum if isinstance(maximum, int) and maximum < 2**62 else None
+    name = getattr(size, "__name__", "")  # of one derived from another it is an expression
+    return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type, name if name.isidentifier() else "")

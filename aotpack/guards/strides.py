@@ -1,0 +1,202 @@
+"""Arguments laid out otherwise than at build, tried: a call copies such an argument, and goes on as it was traced.
+
+That is right as long as the model does the same. But where it meets other strides, eager copies what it would take a view of
+(``contiguous``, ``reshape``, ``ravel``): what is written to that copy does not reach the argument, and a result that is that copy
+is no view of it. And ``as_strided`` counts places in memory, which are others. So a model that writes to its arguments, returns
+views of them, or counts places runs on fake tensors of both layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from msgspec import structs
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from .. import _torch as compat
+from .. import signature
+from ..capture.dry_run import repeat
+from ..capture.inputs.aliasing import dense_stride, like, replaced
+from ..capture.returned import result_leaves
+from ..graph import views
+
+Strides = Mapping[int, Sequence[int]]
+"""Strides of arguments, by leaf number."""
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """What depends on layouts, by number.
+
+    Args:
+        leaves: arguments that the model writes to otherwise, or by whose layouts it counts places.
+        copied: results that are copies wherever the layout is another (``contiguous``).
+        reshaped: results that are copies where no view can be taken (``reshape``).
+    """
+
+    leaves: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
+    reshaped: frozenset[int] = frozenset()
+
+
+def sensitive(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    convention: signature.Convention,
+    gaps: Collection[int],
+) -> Sensitive:
+    """What of a method depends on how its arguments are laid out.
+
+    Args:
+        model: in the state in which it was traced, as are gradients.
+        args: the example.
+        kwargs: the example's.
+        convention: the method.
+        gaps: leaf numbers of arguments that were traced dense, and are not.
+    """
+    flat = pytree.tree_leaves((args, kwargs))
+    written, returned = _exposed(convention.method)
+    plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method["leaves"][i], x)}
+    traced = {i: dense_stride(tensor) if i in gaps else tensor.stride() for i, tensor in plain.items()}
+    # What is copied in this layout may be a view in another, and written to.
+    counts = _counts_places(convention)
+    tensors = {i: x for i, x in plain.items() if counts or i in written | returned or traced[i] != _contiguous(x.shape)}
+    if not tensors:
+        return Sensitive()
+    first: _Seen | None = None
+    leaves: set[int] = set()
+    copied: dict[str, frozenset[int]] = {}
+    for kind, other in _others(tensors, traced, turned=counts):
+        first = first or _run(model, args, kwargs, traced)
+        second = _run(model, args, kwargs, {**traced, **other})
+        if first is None or second is None:
+            continue  # the model takes no such layout, or nobody can tell on fake tensors
+        if first.operators != second.operators:
+            leaves |= written & other.keys()
+        if counts and first.places != second.places:
+            leaves |= other.keys()
+        leaves |= (first.touched ^ second.touched) & other.keys()
+        owners = zip(first.results, second.results, strict=True)
+        copied[kind] = frozenset(i for i, (one, two) in enumerate(owners) if one in other and one not in written and one != two)
+    always = copied.get("doubled", frozenset())
+    return Sensitive(frozenset(leaves), always, copied.get("apart", frozenset()) - always)
+
+
+def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[int]) -> signature.Convention:
+    """The method with what a call with other strides must not do.
+
+    Raises:
+        UnsupportedError: the example itself has other strides than those it was traced with (``gaps``).
+    """
+    method = convention.method
+    if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
+        raise UnsupportedError(
+            "Arguments lie in memory with gaps, and their sizes vary, so that a call copies them first. The model writes to a "
+            "copy of what has gaps, and to what has none (contiguous, reshape), or it counts places in memory (as_strided).",
+            [Problem(path, "is a slice of a larger tensor") for path in refused],
+            hint="Build with a contiguous example, or with sizes that do not vary.",
+        )
+    leaves = [structs.replace(leaf, fixed_stride=True) if i in found.leaves else leaf for i, leaf in enumerate(method["leaves"])]
+    results = [structs.replace(r, laid_out=True) if i in found.copied else r for i, r in enumerate(method["results"])]
+    results = [structs.replace(r, reshaped=True) if i in found.reshaped else r for i, r in enumerate(results)]
+    return replace(convention, method={**method, "leaves": leaves, "results": [_apart(result, results) for result in results]})
+
+
+def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
+    """The result without what it has in common with another alias, if that one is of the argument in another layout."""
+    if not isinstance(result, schema.AliasResult) or result.shared is None:
+        return result
+    other = results[result.shared.result]
+    return result if getattr(other, "laid_out", False) == result.laid_out else structs.replace(result, shared=None)
+
+
+def _counts_places(convention: signature.Convention) -> bool:
+    graphs = [graph for graph in (convention.forward, convention.backward) if graph is not None]
+    return any(node.target in views.AS_STRIDED for graph in graphs for node in graph.graph.nodes)
+
+
+def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
+    """Leaf numbers of arguments that are written to, and that are returned, whole or as views."""
+    primals = method["primals"]
+    seen = [r.primal for r in method["results"] if isinstance(r, (schema.InputResult, schema.AliasResult))]
+
+    def leaves(numbers: Sequence[int | None]) -> set[int]:
+        found = [primals[i] for i in numbers if i is not None]
+        return {primal.leaf for primal in found if isinstance(primal, schema.InputPrimal)}
+
+    return leaves([mutation.primal for mutation in method["mutations"]]), leaves(seen)
+
+
+def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
+    return isinstance(leaf, schema.TensorLeaf) and leaf.subclass is None and leaf.stride is not None and value.numel() > 1
+
+
+def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, *, turned: bool) -> Iterator[tuple[str, Strides]]:
+    """Layouts to try: the example's own; gaps that leave all views possible; gaps between all rows, too; rows; columns."""
+    kinds: dict[str, Strides] = {
+        "own": {i: tensor.stride() for i, tensor in tensors.items()},
+        "doubled": {i: tuple(2 * step for step in traced[i]) for i in tensors},
+        "apart": {i: _spread(tensor.shape, traced[i]) for i, tensor in tensors.items()},
+        "rows": {i: _contiguous(tensor.shape) for i, tensor in tensors.items()},
+        "columns": {i: _contiguous(tensor.shape[::-1])[::-1] for i, tensor in tensors.items() if turned},
+    }
+    for kind, strides in kinds.items():
+        if other := {i: stride for i, stride in strides.items() if tuple(stride) != tuple(traced[i])}:
+            yield kind, other
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Strides in the same order in which no two dimensions are one, and no two elements are neighbours."""
+    step, found = 2, [0] * len(shape)
+    for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
+        found[dim], step = step, step * (shape[dim] + 1)
+    return tuple(found)
+
+
+class _Seen(NamedTuple):
+    """A run: operators in order, arguments whose version counter moved, and which argument's memory each result lies in."""
+
+    operators: list[compat.Called]
+    touched: frozenset[int]
+    results: list[int | None]
+
+    @property
+    def places(self) -> list[compat.Called]:
+        """The operators that count places in memory."""
+        return [called for called in self.operators if called.strides is not None]
+
+
+def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
+    """Run the model on fake tensors, some with other strides; null where it cannot be run so."""
+    mode, operators = compat.fake_mode_with_shapes(), list[compat.Called]()
+    flat = pytree.tree_leaves((args, kwargs))
+    with mode:
+        made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
+    given = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    try:
+        with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
+            run = compat.rehearse(mode, model, *given, operators=operators)
+    except Exception as error:  # eager does not take such a layout (view), or it depends on data
+        repeat.refuse_if_broken(error)
+        return None
+    owners = [(compat.StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]
+    results = [_owner(result, owners) for result in result_leaves(run.result)]
+    return _Seen(operators, run.touched.leaves, results)
+
+
+def _owner(result: Any, owners: Sequence[tuple[compat.StorageWeakRef, int]]) -> int | None:
+    if not isinstance(result, torch.Tensor) or not compat.is_plain_tensor(result) or result.layout != torch.strided:
+        return None
+    storage = compat.StorageWeakRef(result.untyped_storage())
+    return next((i for other, i in owners if other == storage), None)

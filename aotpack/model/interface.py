@@ -1,0 +1,116 @@
+"""What training tools ask of a model beside its call: its signature, and what models of ``transformers`` say of themselves."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotpack_loader.format import schema
+
+from ..graph.literals import NOT_A_LITERAL, literal_argument
+
+_KINDS: dict[Any, Any] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional_only",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
+    inspect.Parameter.VAR_POSITIONAL: "var_positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword_only",
+    inspect.Parameter.VAR_KEYWORD: "var_keyword",
+}
+_ATTRIBUTES = (
+    "main_input_name",
+    "base_model_prefix",
+    "loss_type",
+    "input_modalities",
+    "_keys_to_ignore_on_save",
+    "_keys_to_ignore_on_load_missing",
+    "_keys_to_ignore_on_load_unexpected",
+)
+_PRIVATE = ("_name_or_path", "name_or_path")
+"""Parts of a configuration that may hold paths of the machine that built."""
+_DEPTH = 16
+
+
+def describe_signature(model: Any) -> list[schema.Parameter] | None:
+    """The parameters of a call; null where Python cannot tell."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return None
+    return [_parameter(parameter) for parameter in signature.parameters.values()]
+
+
+def _parameter(parameter: inspect.Parameter) -> schema.Parameter:
+    if parameter.default is parameter.empty:
+        return schema.Parameter(parameter.name, _KINDS[parameter.kind])
+    default = _data(parameter.default)
+    opaque = default is NOT_A_LITERAL
+    return schema.Parameter(parameter.name, _KINDS[parameter.kind], True, None if opaque else default, opaque)
+
+
+def describe_pretrained(model: nn.Module) -> schema.Pretrained | None:
+    """What a model of ``transformers`` says of itself; null for others."""
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None or not isinstance(model, library.PreTrainedModel):
+        return None
+    attributes = {name: _data(getattr(model, name, None)) for name in _ATTRIBUTES}
+    return schema.Pretrained(
+        config=_configuration(model, "config"),
+        generation_config=_configuration(model, "generation_config"),
+        input_embeddings=_path(model, "get_input_embeddings"),
+        output_embeddings=_path(model, "get_output_embeddings"),
+        attributes={name: value for name, value in attributes.items() if value is not NOT_A_LITERAL},
+        unsaved=_unsaved(model),
+    )
+
+
+def _configuration(model: Any, name: str) -> schema.Data:
+    config = getattr(model, name, None)
+    if config is None:
+        return None
+    values = {key: _data(value) for key, value in config.to_dict().items() if key not in _PRIVATE}
+    values["architectures"] = schema.DataSequence("list", [type(model).__name__])
+    known = {key: value for key, value in values.items() if value is not NOT_A_LITERAL}
+    if name != "config":
+        del known["architectures"]
+    return schema.DataMapping(list(known), list(known.values()))
+
+
+def _path(model: Any, getter: str) -> str | None:
+    try:
+        found = getattr(model, getter)()
+    except (NotImplementedError, AttributeError):  # how the library says that there are none
+        return None
+    return next((name for name, module in model.named_modules() if module is found), None)
+
+
+def _unsaved(model: Any) -> list[str]:
+    """Names that share a tensor with another that is saved: the aliases by the model's own word, or else the later ones."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            groups.setdefault(id(tensor), []).append(name)
+    aliases = set(getattr(model, "all_tied_weights_keys", None) or {})
+    unsaved: list[str] = []
+    for names in groups.values():
+        told = [name for name in names if name in aliases]
+        unsaved += told if told and len(told) < len(names) else names[1:]
+    return sorted(unsaved)
+
+
+def _data(value: Any, depth: int = _DEPTH) -> Any:
+    """Plain data, or ``NOT_A_LITERAL``."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and depth:
+        items = [_data(item, depth - 1) for item in value]
+        kind: Any = "list" if type(value) is list else "tuple"
+        return NOT_A_LITERAL if NOT_A_LITERAL in items else schema.DataSequence(kind, items)
+    if isinstance(value, dict) and depth and all(type(key) in (str, int, bool) for key in value):
+        items = [_data(item, depth - 1) for item in value.values()]
+        return NOT_A_LITERAL if NOT_A_LITERAL in items else schema.DataMapping(list(value), items)
+    if type(value) is int and not -(2**62) < value < 2**62:
+        return NOT_A_LITERAL
+    plain = value is None or type(value) in (bool, int, float, complex, str)
+    return literal_argument(value) if plain or isinstance(value, (torch.dtype, torch.device)) else NOT_A_LITERAL

@@ -1,0 +1,146 @@
+"""The model's modules as the program describes them: classes, modes and plain attributes, for who reads or edits them later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotpack_loader.format import schema
+from aotpack_loader.format.validate import RESERVED
+
+from .. import origin
+from ..graph.literals import NOT_A_LITERAL, literal_argument
+
+_OWN = frozenset(vars(nn.Module())) | frozenset(dir(nn.Module))
+"""What every module has."""
+_DEPTH = 8
+_SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
+
+
+def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema.ModuleClass]]:
+    """All modules, depth first, and their classes. Classes of torch are told in full, of others no text is kept."""
+    classes: dict[type, tuple[int, set[str]]] = {}
+    found = dict(_walk(model, ""))
+    first = {id(module): name for name, module in reversed(found.items())}
+    after = {mode: _after(model, mode) for mode in (True, False)}
+    modules: list[schema.Module] = []
+    numbers: dict[int, int] = {}
+    for name, module in found.items():
+        if first[id(module)] != name:
+            modules.append(schema.Module(name, modules[numbers[id(module)]].kind, same_as=first[id(module)]))
+            continue
+        numbers[id(module)] = len(modules)
+        attributes = {key: value for key, value in vars(module).items() if key not in _OWN}
+        number, names = classes.setdefault(type(module), (len(classes), set(_class_names(type(module)))))
+        plain = {key: _plain(value, strings=_is_torchs(type(module))) for key, value in attributes.items()}
+        names |= {key for key, value in plain.items() if value is NOT_A_LITERAL}
+        plain |= _absent(module)
+        modules.append(
+            schema.Module(
+                name=name,
+                kind=number,
+                training=module.training,
+                trains=after[True].get(id(module), True),
+                evaluates=not after[False].get(id(module), False),
+                text=_text(module),
+                attributes={key: value for key, value in plain.items() if value is not NOT_A_LITERAL},
+            )
+        )
+    described = [_describe_class(kind, names) for kind, (_, names) in classes.items()]
+    return modules, described
+
+
+def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules by path; what is below one that was there before is not listed again."""
+    seen: set[int] = set()
+
+    def below(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        yield path, module
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        for name, child in module._modules.items():
+            if child is not None and (path or name not in RESERVED):
+                yield from below(child, f"{path}.{name}" if path else name)
+
+    return below(module, path)
+
+
+def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
+    """The flags of the modules after ``train()`` or ``eval()`` of the model, where a class has its own; else nothing."""
+    modules = list(model.modules())
+    if all(type(m).train is nn.Module.train and type(m).eval is nn.Module.eval for m in modules):
+        return {}
+    before = [(m, m.training, [p.requires_grad for p in m._parameters.values() if p is not None]) for m in modules]
+    try:
+        model.train() if mode else model.eval()
+        return {id(m): m.training for m in modules}
+    finally:
+        for m, training, required in before:
+            m.training = training
+            for parameter, needed in zip([p for p in m._parameters.values() if p is not None], required, strict=True):
+                parameter.requires_grad_(needed)
+
+
+def _absent(module: nn.Module) -> dict[str, Any]:
+    """Parameters, buffers and submodules that are None: a reader of the module finds them so."""
+    held = (module._parameters, module._buffers, module._modules)
+    return {name: None for items in held for name, value in items.items() if value is None and _is_torchs(type(module))}
+
+
+def _describe_class(kind: type, names: set[str]) -> schema.ModuleClass:
+    return schema.ModuleClass(origin.class_name(kind), _base(kind), sorted(names))
+
+
+def _base(kind: type) -> str:
+    """The nearest class that ``torch.nn`` exports, by its name there."""
+    for base in kind.__mro__:
+        if base is not nn.Module and base in _EXPORTED:
+            return _EXPORTED[base]
+    return ""
+
+
+_EXPORTED = {getattr(nn.modules, name): name for name in nn.modules.__all__ if name in vars(nn)}
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.")
+
+
+def _class_names(kind: type) -> Iterator[str]:
+    """Attributes of a user's own class: methods and values that its code may read."""
+    for base in kind.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
+        if not base.__module__.startswith("torch.") and base is not object and origin.is_users_own(file):
+            yield from (name for name in vars(base) if not (name.startswith("__") and name.endswith("__")) and name not in _OWN)
+
+
+def _plain(value: Any, *, strings: bool, depth: int = _DEPTH) -> Any:
+    """Plain data, or ``NOT_A_LITERAL``. Texts are kept for torch's own classes only: others may hold paths or secrets."""
+    kind = type(value)
+    if kind in _SEQUENCES and depth:
+        items = [_plain(item, strings=strings, depth=depth - 1) for item in value]
+        return NOT_A_LITERAL if NOT_A_LITERAL in items else schema.DataSequence(_SEQUENCES[kind], items)
+    if kind is dict and depth and strings and all(type(key) in (str, int, bool) for key in value):
+        items = [_plain(item, strings=strings, depth=depth - 1) for item in value.values()]
+        return NOT_A_LITERAL if NOT_A_LITERAL in items else schema.DataMapping(list(value), items)
+    if value is None or kind in (bool, float) or (kind is int and -(2**62) < value < 2**62):
+        return literal_argument(value)
+    if strings and (kind is str or isinstance(value, (torch.dtype, torch.device))):
+        return literal_argument(value)
+    return NOT_A_LITERAL
+
+
+def _text(module: nn.Module) -> str:
+    """What ``repr`` shows in the parentheses, where torch's own code writes it."""
+    writer = type(module).extra_repr
+    if writer is nn.Module.extra_repr or not getattr(writer, "__module__", "").startswith("torch.nn."):
+        return ""
+    try:
+        return module.extra_repr()
+    except Exception:  # a subclass may lack what its base shows: the text is for readers only
+        return ""

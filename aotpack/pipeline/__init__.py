@@ -1,0 +1,1 @@
+"""The build, stage by stage: :mod:`.pipeline` is its table of contents."""

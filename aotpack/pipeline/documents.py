@@ -1,0 +1,209 @@
+"""Traced methods as the program's document, and their graphs as blobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from aotpack_loader.errors import CorruptBundleError, UnsupportedError
+from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
+from aotpack_loader.format.validate import validate_program
+from aotpack_loader.format.validate_graph import validate_graph
+from aotpack_loader.format.versions import AUTOCAST_VARIANTS, CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD
+from aotpack_loader.runtime.tree import holds_given
+
+from .. import capture, graph
+from ..capture.inputs.examples import parameters
+from ..graph.literals import NOT_A_LITERAL, literal_argument
+from ..model.interface import describe_pretrained, describe_signature
+from ..model.modules import describe_modules
+from ..targets import GraphToCompile, graphs_to_compile
+from ..writer.bundle import BlobStore
+from .tracing import TracedMethod, Work
+
+
+def describe(
+    traced: Sequence[TracedMethod], work: Work, store: BlobStore
+) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
+    """The methods as documents, their graphs in ``store``, and those for the targets to compile.
+
+    Raises:
+        UnsupportedError: a graph holds what the format has no words for; lists all, with the user's lines.
+    """
+    graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
+    served = _served(traced, has_modes=work.model is work.module and capture.has_modes(work.module))
+    positional, defaults = _positional_parameters(work.model), _defaults(work)
+    methods: dict[str, schema.Method] = {}
+    for item in traced:
+        name = item.plan.name
+        forward, backward = _halves(item, graphs, store)
+        methods[name] = schema.Method(
+            serves=served.get(name, []),
+            forward=forward,
+            backward=backward,
+            captured_with=item.front_end,
+            parameters=positional if name in served else [],
+            defaults=defaults if name in served else {},
+            identical=item.identical,
+            distinct=item.distinct,
+            autocast=item.plan.autocast,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            rng=item.rng,
+            flags=dict(item.flags),
+            lines=_lines(item),
+            **item.convention.method,
+        )
+    return methods, graphs_to_compile(methods, graphs)
+
+
+def _halves(
+    item: TracedMethod, graphs: dict[str, tuple[schema.Graph, GraphModule]], store: BlobStore
+) -> tuple[schema.Descriptor, schema.Backward | None]:
+    """Store the graphs of a method, and note them in ``graphs`` by their keys."""
+    convention = item.convention
+
+    def add(key: str, module: GraphModule) -> schema.Descriptor:
+        converted = graph.from_fx(module, convention.shape_env)
+        with as_a_loader():
+            validate_graph(converted, key)
+        graphs[key] = (converted, module)
+        return store.add_compressed(codec.encode(converted), media_types.GRAPH)
+
+    forward = add(f"{item.plan.name}.forward", convention.forward)
+    if convention.backward is None:
+        return forward, None
+    return forward, schema.Backward(
+        graph=add(f"{item.plan.name}.backward", convention.backward),
+        saved=convention.saved,
+        tangents=convention.tangents,
+        gradients=convention.gradients,
+        depends=convention.depends,
+        second=item.second,
+        subclasses=convention.subclasses,
+    )
+
+
+def _lines(item: TracedMethod) -> dict[str, str]:
+    """The user's lines by graph and node, for messages."""
+    convention = item.convention
+    halves = {"forward": convention.forward, "backward": convention.backward}
+    return {
+        f"{half}/{node}": line
+        for half, module in halves.items()
+        if module is not None
+        for node, line in graph.lines(module).items()
+    }
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a program is made of beside the model's state; ``operators`` are namespaces beyond torch's own."""
+
+    methods: Mapping[str, schema.Method]
+    operators: Sequence[str]
+    weights: Sequence[schema.Descriptor]
+    self_test: schema.Descriptor | None
+
+
+def assemble(name: str, producer: schema.Producer, work: Work, contents: Contents) -> schema.Program:
+    """The program, checked as a loader checks it."""
+    state, methods = list(work.state), dict(contents.methods)
+    modules, classes = describe_modules(work.module) if work.model is work.module else ([], [])
+    program = schema.Program(
+        format=FORMAT_VERSION,
+        name=name,
+        producer=producer,
+        requirements=schema.Requirements(
+            torch=">=2.9",
+            operators=list(contents.operators),
+            subclasses=subclasses.names(state, methods),
+        ),
+        state=state,
+        methods=methods,
+        weights=list(contents.weights),
+        self_test=contents.self_test,
+        training=work.module.training,
+        modules=modules,
+        module_classes=classes,
+        signature=describe_signature(work.model),
+        pretrained=describe_pretrained(work.module) if work.model is work.module else None,
+        features=_features(methods),
+    )
+    with as_a_loader():
+        validate_program(program, "program")
+    return program
+
+
+def _features(methods: Mapping[str, schema.Method]) -> list[str]:
+    """What a loader must know of beyond the first version of the format."""
+    leaves = [leaf for method in methods.values() for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf)]
+    used = {
+        AUTOCAST_VARIANTS: len({method.autocast for method in methods.values()}) > 1,
+        CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
+        SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
+    }
+    return [feature for feature, needed in used.items() if needed]
+
+
+@contextlib.contextmanager
+def as_a_loader() -> Iterator[None]:
+    """What a loader would refuse is refused here, before anything is written."""
+    try:
+        yield
+    except CorruptBundleError as error:
+        raise UnsupportedError(
+            "The model needs something that the bundle format cannot express.",
+            error.problems,
+            hint="Unknown symbols are sizes that depend on data (nonzero, boolean masks) and reach the backward graph.",
+        ) from error
+
+
+def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
+    """The caller's modes each method is right for; no mode is served twice under one autocast.
+
+    A graph with gradients also serves its mode without them, unless the model does something else there. A plain function, or
+    what ``torch.export`` has made, has no train and eval mode, so one graph serves both.
+    """
+    plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
+    served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
+
+    def add(name: str, mode: tuple[bool, bool]) -> None:
+        if not any(mode in modes for other, modes in served.items() if plans[other].autocast == plans[name].autocast):
+            served[name].append(mode)
+
+    for item in traced:
+        if item.plan.name in plans and item.plan.grad and not item.gradients_only:
+            add(item.plan.name, (item.plan.training, False))
+    if not has_modes:
+        for name, modes in list(served.items()):
+            for training, grad in list(modes):
+                add(name, (not training, grad))
+    return {name: [schema.Mode(*mode) for mode in modes] for name, modes in served.items()}
+
+
+def _positional_parameters(model: Any) -> list[str]:
+    return [p.name for p in parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _defaults(work: Work) -> dict[str, schema.Scalar]:
+    """Literal defaults of the parameters the example leaves out: the graphs were specialised to them."""
+    positional = set(_positional_parameters(work.model)[: len(work.args)])
+    found: dict[str, schema.Scalar] = {}
+    for parameter in parameters(work.model):
+        if parameter.name in positional or parameter.name in work.kwargs or parameter.default is parameter.empty:
+            continue
+        literal = literal_argument(parameter.default)
+        if literal is not NOT_A_LITERAL:
+            found[parameter.name] = literal
+    return found
+
+
+def extra_operators(graphs: Sequence[GraphToCompile]) -> list[str]:
+    """Namespaces of operators that torch itself does not have."""
+    spaces = {node.op.partition(".")[0] for item in graphs for node in subgraphs.all_nodes(item.graph)}
+    return sorted(spaces - {"aten", "prims", "builtin", "higher_order"})

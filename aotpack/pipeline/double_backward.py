@@ -1,0 +1,201 @@
+"""Second derivatives: a method's gradients, traced as a method of their own.
+
+The backward graph alone cannot be differentiated again: what it reads was saved, and how that depends on the inputs (through
+``detach``, ``no_grad`` or an ``autograd.Function`` with a backward of its own) is not in the graphs. So the gradients are traced
+once more from the model, as autograd takes them with ``create_graph=True``, as a function of tangents and tensor arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
+
+from .. import _torch as compat
+from .. import partition
+from .._torch.randomness import is_random
+from ..capture.inputs.dynamic_shapes import DynamicShapes
+from ..capture.returned import result_leaves
+from ..signature import Convention
+
+
+class Gradients(torch.nn.Module):
+    """``(*tangents, *tensor arguments)`` to the gradients of a method, with the model's own parameters and names.
+
+    Raises:
+        UnsupportedError: names what of the method has no second derivative here.
+    """
+
+    _model: torch.nn.Module
+
+    def __init__(self, model: torch.nn.Module, first: Convention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self.__dict__["_model"] = model
+        self._flat, self._spec = pytree.tree_flatten((args, kwargs))
+        self._tensors = [i for i, leaf in enumerate(self._flat) if isinstance(leaf, torch.Tensor)]
+        method = first.method
+        problems: list[Problem] = []
+        self._results = [_result_of(tangent, method["results"], problems) for tangent in first.tangents]
+        graded = [p for p, gradient in zip(method["primals"], first.gradients, strict=True) if gradient is not None]
+        bases = [p for p in graded if not isinstance(p, (schema.ParameterPrimal, schema.InputPrimal))]
+        problems += [Problem("arguments", "share memory, and the model writes to one of them")] * bool(bases)
+        self._wanted = graded
+        written = [method["primals"][mutation.primal] for mutation in method["mutations"]]
+        self._overwritten = [primal.name for primal in written if isinstance(primal, schema.BufferPrimal)]
+        inputs = [p for p in written if isinstance(p, schema.InputPrimal)]
+        problems += [Problem(method["leaves"][p.leaf].path, "is written to by the model") for p in inputs]
+        if problems:
+            raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
+
+    def train(self, mode: bool = True) -> Gradients:
+        """The model's root is no submodule of this one."""
+        self._model.training = mode
+        return super().train(mode)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """One gradient for each primal that has one, in order."""
+        count = len(self._results)
+        tangents, leaves = tensors[:count], list(self._flat)
+        for i, tensor in zip(self._tensors, tensors[count:], strict=True):
+            leaves[i] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        copies = {name: buffers[name].clone() for name in self._overwritten}
+        result = torch.func.functional_call(self._model, copies, args, kwargs) if copies else self._model(*args, **kwargs)
+        results = result_leaves(result)
+        wanted = [leaves[p.leaf] if isinstance(p, schema.InputPrimal) else parameters[p.name] for p in self._wanted]
+        outputs = [results[i] for i in self._results]
+        return torch.autograd.grad(outputs, wanted, tangents, create_graph=True, allow_unused=True)
+
+    def example(self, first: Convention, shapes: DynamicShapes) -> tuple[tuple[torch.Tensor, ...], DynamicShapes]:
+        """Example inputs of this module, and which of their sizes vary.
+
+        Raises:
+            UnsupportedError: an integer varies: gradients take tensors, and would keep the example's number.
+        """
+        if shapes.integers:
+            paths = [first.method["leaves"][i].path for i in shapes.integers]
+            raise UnsupportedError(
+                "Second derivatives of this model cannot be carried.",
+                [Problem(path, "is an integer that varies, and gradients are traced as a function of tensors") for path in paths],
+                hint="Fix it in dynamic_shapes, or pass what depends on it as a tensor.",
+            )
+        assert first.backward is not None
+        nodes = first.backward.graph.find_nodes(op="placeholder")[-len(first.tangents) :]
+        tangents = [compat.example_like(node.meta["val"]).requires_grad_() for node in nodes]
+        dims = {
+            t: {dim: compat.Bounds(None, None, automatic=True) for dim, size in enumerate(tangent.shape) if isinstance(size, str)}
+            for t, tangent in enumerate(first.tangents)
+        }
+        dims |= {len(tangents) + k: shapes.dims[i] for k, i in enumerate(self._tensors) if i in shapes.dims}
+        return (*tangents, *[self._flat[i] for i in self._tensors]), DynamicShapes(None, dims)
+
+
+def _result_of(tangent: schema.Tangent, results: list[schema.Result], problems: list[Problem]) -> int:
+    for i, result in enumerate(results):
+        if isinstance(result, schema.FreshResult) and result.output == tangent.output:
+            return i
+    problems.append(Problem("results", "are views of a value that is not returned itself, and requires a gradient"))
+    return 0
+
+
+def check(first: Convention, second: Convention) -> bool:
+    """See that the gradients can be computed from what is there after the forward; whether that draws random numbers.
+
+    Raises:
+        UnsupportedError: names what cannot.
+    """
+    problems = []
+    overwritten = [first.method["primals"][mutation.primal] for mutation in first.method["mutations"]]
+    for primal, users in _reads(second):
+        if primal in overwritten and users:
+            problems.append(Problem(primal.name, "is read by the gradients, and written to before they are taken again"))
+    drawn, again = _draws(first.forward), _draws(second.forward)
+    # What the backward computes again it draws from the state that the forward has saved (aotpack.rng).
+    own = {node.name for node in _draws(second.backward)} - {node.name for node in again}
+    if own or [str(node.target) for node in drawn] != [str(node.target) for node in again]:
+        problems.append(Problem("model", "draws random numbers, which the trace of its gradients does not draw alike"))
+    if problems:
+        raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
+    return bool(drawn)
+
+
+def _reads(convention: Convention) -> list[tuple[Any, list[Node]]]:
+    """Each primal, and the nodes of both graphs whose results depend on it."""
+    forward, backward = convention.forward.graph, convention.backward
+    inputs = [] if backward is None else backward.graph.find_nodes(op="placeholder")
+    returned = list(forward.output_node().args[0])  # type: ignore[arg-type]
+    saved = {i: s for i, s in enumerate(convention.saved) if not isinstance(s, schema.SavedSize)}
+
+    def readers(node: Node) -> list[Node]:
+        found = []
+        for user in node.users:
+            if user.op == "output":
+                at = [i for i, s in saved.items() if isinstance(s, schema.SavedOutput) and returned[s.output] is node]
+                found += [reader for i in at for reader in readers(inputs[i])]
+            elif user.target is torch.ops.aten.clone.default:
+                found += readers(user)
+            elif _trains(user):
+                found += [reader for item in user.users if item.args[1] in _NEW_STATISTICS for reader in readers(item)]
+            else:
+                found.append(user)
+        return found
+
+    primals = convention.method["primals"]
+    reads = [(p, readers(node)) for p, node in zip(primals, forward.find_nodes(op="placeholder"), strict=True)]
+    return reads + [(primals[s.primal], readers(inputs[i])) for i, s in saved.items() if isinstance(s, schema.SavedPrimal)]
+
+
+_TRAINING = {
+    "aten._native_batch_norm_legit_functional.default": 5,
+    "aten.native_batch_norm_backward.default": 7,
+    "aten.batch_norm_backward.default": 6,
+}
+"""Batch normalisation, and the place of the argument that says whether it is in train mode."""
+_NEW_STATISTICS = (3, 4)
+"""Its results that depend on the running statistics, in train mode; its backward has none then."""
+
+
+def _trains(node: Node) -> bool:
+    place = _TRAINING.get(str(node.target))
+    return place is not None and node.args[place] is True
+
+
+def depends(first: Convention, second: Convention) -> list[list[int]]:
+    """For each primal of the first method the tangents without which its second derivative is none; empty: no such knowledge."""
+    assert second.backward is not None
+    count, primals = len(first.tangents), second.method["primals"]
+    if count < 2:
+        return []
+    inputs = second.forward.graph.find_nodes(op="placeholder")
+    is_tangent = [isinstance(p, schema.InputPrimal) and p.leaf < count for p in primals]
+    reach = {node: frozenset([p.leaf] if own else []) for node, p, own in zip(inputs, primals, is_tangent, strict=True)}
+    partition.spread(second.forward, reach)
+    returned = partition.output_args(second.forward)
+    for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.saved, strict=False):
+        if isinstance(saved, schema.SavedPrimal):
+            reach[node] = reach[inputs[saved.primal]]
+        elif isinstance(saved, schema.SavedOutput):
+            reach[node] = reach[returned[saved.output]]
+    partition.spread(second.backward, reach)
+    gradients = partition.output_args(second.backward)
+    places = sorted(p.leaf for p in first.method["primals"] if isinstance(p, schema.InputPrimal))
+    found: dict[Any, list[int]] = {}
+    for primal, own, position in zip(primals, is_tangent, second.gradients, strict=True):
+        if not own and position is not None:
+            is_input = isinstance(primal, schema.InputPrimal)
+            of = schema.InputPrimal(places[primal.leaf - count]) if is_input else primal
+            found[of] = sorted(reach[gradients[position]])
+    return [found.get(primal, list(range(count))) for primal in first.method["primals"]]
+
+
+def _draws(module: GraphModule | None) -> list[Node]:
+    """The nodes that draw random numbers, in order."""
+    return [] if module is None else [node for node in module.graph.nodes if is_random(node)]

@@ -1,0 +1,140 @@
+"""From a program and its graphs to a bundle: the targets' code, then the file. Every way to make a bundle ends here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from msgspec import structs
+
+from aotpack_loader.errors import BuildError, Problem, TargetError
+from aotpack_loader.format import schema
+from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_xla import validate_computations
+from aotpack_loader.selftest import run_self_test
+
+from ..targets import GraphToCompile, Target
+from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
+from ..writer.cache import CompileCache
+from .documents import as_a_loader
+from .progress import BuildReport, Run
+
+
+@dataclass(frozen=True)
+class Making:
+    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it.
+
+    ``fixes``: what the record of a target's tool chain says of the fixes of torch.
+    """
+
+    run: Run
+    producer: schema.Producer
+    fixes: Callable[[Target], dict[str, str]]
+    store: BlobStore
+    cache: CompileCache
+    out: Path | str
+    layout: Literal["file", "directory"]
+
+
+def compile_targets(
+    making: Making, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
+) -> list[TargetEntry]:
+    """Every target's code for a program's graphs and state, in the store."""
+    entries = []
+    for target in targets:
+        with making.run.stage("compile", target.name):
+            entry = target.compile(graphs, state, making.store, making.cache)
+            toolchain = entry.target.toolchain | making.fixes(target)
+            entries.append(entry._replace(target=structs.replace(entry.target, toolchain=toolchain)))
+    return entries
+
+
+def write(
+    making: Making, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
+) -> BuildReport:
+    """Write the bundle and say what was made; with ``existing``, a bundle that has those targets too."""
+    run, cache = making.run, making.cache
+    complete = [_complete(entry, program, making.producer) for entry in entries]
+    with run.stage("write"):
+        digest = write_bundle(making.out, making.store, program, complete, layout=making.layout, existing=existing)
+    if cache.hits:
+        run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")
+    return BuildReport(
+        out=Path(making.out),
+        digest=digest,
+        size=_size(Path(making.out)),
+        stages=tuple(run.stages),
+        notes=tuple(run.notes),
+        warnings=tuple(run.warnings),
+        targets=tuple(entry.target.name for entry in entries),
+        methods=tuple(program.methods),
+        cache_hits=cache.hits,
+    )
+
+
+def self_test(
+    making: Making,
+    program: schema.Program,
+    entries: Sequence[TargetEntry],
+    existing: Existing,
+    subclasses: Collection[type],
+    *,
+    trusted: bool,
+) -> None:
+    """Run the recorded inputs on each new target that runs here.
+
+    Raises:
+        BuildError: a target computes something else than was recorded.
+        TrustError: native code of a bundle that is not ``trusted``.
+        SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
+    """
+    if program.self_test is None:
+        making.run.warn("no self-test is recorded in the bundle, so none was run")
+        return
+    complete = [_complete(entry, program, making.producer) for entry in entries]
+    parent = Path(making.out).absolute().parent
+    with making.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
+        trial = Path(folder) / "trial"
+        digest = write_bundle(trial, making.store, program, complete, layout="directory", existing=existing)
+        for entry in complete:
+            try:
+                operators = program.requirements.operators
+                report = run_self_test(trial, entry.target.name, digest if trusted else None, operators, subclasses)
+            except TargetError as error:
+                making.run.warn(f"{entry.target.name} was not tested: {error}")
+                continue
+            wrong = [Problem(row, f"error {found:.2e}, tolerance {limit:.2e}") for row, found, limit, ok in report.rows if not ok]
+            if wrong:
+                raise BuildError(f"The target {entry.target.name!r} computes something else than was recorded.", wrong)
+            worst = max((found for _, found, _, _ in report.rows), default=0.0)
+            making.run.note(f"{entry.target.name}: the self-test's {len(report.rows)} tensors agree, largest error {worst:.2e}")
+
+
+def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:
+    """A target with all the blobs that it needs, checked as a loader checks it."""
+    target = entry.target if producer == program.producer else structs.replace(entry.target, producer=producer)
+    with as_a_loader():
+        validate_target(target, program, f"target {target.name!r}")
+        validate_computations(target, program, f"target {target.name!r}")
+    shared = [*_graphs(program), *program.weights, *([program.self_test] if program.self_test else [])]
+    return entry._replace(target=target, layers=_distinct([*shared, *entry.layers]))
+
+
+def _graphs(program: schema.Program) -> list[schema.Descriptor]:
+    found = []
+    for _, method in sorted(program.methods.items()):
+        found += [method.forward, *([method.backward.graph] if method.backward else [])]
+    return found
+
+
+def _distinct(descriptors: Sequence[schema.Descriptor]) -> list[schema.Descriptor]:
+    return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size

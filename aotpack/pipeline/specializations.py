@@ -1,0 +1,88 @@
+"""Sizes for targets whose code is for fixed sizes: as the user names them, and as values of each method's symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import expressions, schema
+
+from ..targets import GraphToCompile, Target
+
+Sizes = Mapping[str, int]
+"""Values by name: of a ``torch.export.Dim``, or of a symbol, which ``aotpack inspect`` shows."""
+
+
+def refuse_unused(targets: Sequence[Target], asked: Sequence[Sizes]) -> None:
+    """Refuse specializations where no target takes any.
+
+    Raises:
+        BuildError: names the targets.
+    """
+    if asked and not any(getattr(target, "specializes", False) for target in targets):
+        names = ", ".join(target.name for target in targets)
+        raise BuildError(
+            f"Specializations are for targets whose code is for fixed sizes; asked for: {names}.",
+            hint="Leave them out, or build for xla.",
+        )
+
+
+def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list[GraphToCompile]:
+    """The graphs with the sizes that they are to be compiled for.
+
+    Raises:
+        BuildError: a size is unknown, missing, or one that the program does not take; lists all.
+    """
+    if not asked:
+        return list(graphs)
+    methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
+    varying = {name: method for name, method in methods.items() if method.symbols}
+    if not varying:
+        raise BuildError("Specializations were asked for, and no size of this program varies.", hint="Build with dynamic_shapes.")
+    problems = [problem for i, sizes in enumerate(asked) for problem in _unknown(sizes, varying.values(), _place(i, sizes))]
+    values = {name: [_values(method, sizes) for sizes in asked] for name, method in varying.items()}
+    for name, method in varying.items():
+        for i, found in enumerate(values[name]):
+            problems += [Problem(_place(i, asked[i]), f"{name}: {message}") for message in _misfits(method, found)]
+    if problems:
+        known = dict.fromkeys(_range(symbol) for method in varying.values() for symbol in method.symbols)
+        raise BuildError("The specializations do not fit the program.", problems, hint=f"Its sizes: {', '.join(known)}.")
+    distinct = {name: [sizes for i, sizes in enumerate(found) if sizes not in found[:i]] for name, found in values.items()}
+    return [replace(item, specializations=distinct.get(item.key.rpartition(".")[0], ())) for item in graphs]
+
+
+def _place(number: int, sizes: Sizes) -> str:
+    return f"specializations[{number}] ({','.join(f'{name}={value}' for name, value in sizes.items())})"
+
+
+def _unknown(sizes: Sizes, methods: Iterable[schema.Method], place: str) -> Iterator[Problem]:
+    known = {name for method in methods for symbol in method.symbols for name in (symbol.name, symbol.label)}
+    for name, value in sizes.items():
+        if name not in known or not name:
+            yield Problem(place, f"no size is called {name!r}")
+        if type(value) is not int:
+            yield Problem(place, f"{name} is {value!r}, and no integer")
+
+
+def _values(method: schema.Method, sizes: Sizes) -> dict[str, int]:
+    """Values of a method's symbols, as far as they are given and integers."""
+    found = {symbol.name: sizes.get(symbol.name, sizes.get(symbol.label)) for symbol in method.symbols}
+    return {name: value for name, value in found.items() if type(value) is int}
+
+
+def _misfits(method: schema.Method, values: Mapping[str, int]) -> Iterator[str]:
+    """Why a method does not take these values."""
+    for symbol in method.symbols:
+        value = values.get(symbol.name)
+        if value is None:
+            yield f"no value for {_range(symbol)}"
+        elif not symbol.takes(value):
+            yield f"{value} is not in the range of {_range(symbol)}"
+    for text in method.constraints:
+        if expressions.symbols(text) <= values.keys() and not expressions.evaluate(text, values):
+            yield f"the model takes only sizes with {text}"
+
+
+def _range(symbol: schema.Symbol) -> str:
+    return f"{symbol.label or symbol.name}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"

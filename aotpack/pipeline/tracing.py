@@ -1,0 +1,405 @@
+"""Traces the methods of a program: each captured, partitioned and given its calling convention."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from msgspec import structs
+
+from aotpack_loader.errors import BuildError, Problem, UnsupportedError
+from aotpack_loader.format import schema
+from aotpack_loader.format.labels import Labels
+
+from .. import capture, partition, signature
+from .._torch import Decompositions, SetsRequiresGradError
+from ..capture import containers
+from ..capture.autocast import under_autocast
+from ..capture.containers import Containers
+from ..capture.dry_run.branches import Branch
+from ..capture.inputs.aliasing import has_gaps, replaced, separated, sharing
+from ..capture.inputs.dynamic_shapes import DynamicShapes
+from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
+from ..capture.inputs.examples import named_leaves, refuse_layouts
+from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
+from ..guards import one, strides, zero_one
+from ..model.state import StoredTensors, describe_state, named_state
+from ..model.subclasses import check_apart
+from ..partition.rng import drawn_anew
+from . import double_backward
+from .options import MethodPlan, Options, RandomMode
+from .progress import Run
+
+
+@dataclass(frozen=True)
+class TracedMethod:
+    """A method as it was traced. ``identical``, ``distinct``, ``second`` and ``flags`` as in its document.
+
+    ``gradients_only``: without gradients the model does something else. ``made_to_require``: numbers of the arguments that the
+    model calls ``requires_grad_()`` on.
+    """
+
+    plan: MethodPlan
+    convention: signature.Convention
+    front_end: str
+    identical: list[list[int]]
+    distinct: bool
+    rng: RandomMode
+    gradients_only: bool = False
+    second: schema.Second | None = None
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    made_to_require: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all methods of a build are traced from.
+
+    ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``. ``gaps``:
+    numbers of leaves that are traced as if they were dense.
+    """
+
+    run: Run
+    model: Any
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    gaps: frozenset[int]
+    state: Sequence[schema.StateEntry]
+    stored: StoredTensors
+    options: Options
+    decompositions: Decompositions
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the user gave: a model, and a call of it."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+
+
+def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> Work:
+    """Look at the model and its example inputs, and refuse what could not be traced."""
+    model, args, kwargs = example.model, example.args, example.kwargs
+    tensors = named_leaves(model, args, kwargs)
+    refuse_layouts(tensors)
+    module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
+    stored = StoredTensors()
+    state = describe_state(module, stored)
+    check_apart([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
+    shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
+    gaps = _gaps(run, tensors, args, kwargs, shapes)
+    return Work(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
+
+
+def _gaps(
+    run: Run,
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+) -> frozenset[int]:
+    """Leaves with sizes that vary, but strides of which nobody knows how they vary with them: those of a slice."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
+    slices = {id(leaves[i]) for i in found}
+    for path, leaf in tensors:
+        if id(leaf) in slices:
+            run.warn(f"{path}: the example is a slice of a larger tensor, and its sizes vary: a call copies such a tensor first")
+    return found
+
+
+def trace(work: Work) -> list[TracedMethod]:
+    """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
+    traced: list[TracedMethod] = []
+    for plan in work.options.plans:
+        with under_autocast(plan.autocast):
+            found = _if_possible(work, plan)
+            traced += [m for first in found for m in _with_second(work, first)] if work.options.second_derivatives else found
+    return traced
+
+
+def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
+    """The method; none where it cannot be built and need not be.
+
+    Raises:
+        BuildError: the method was asked for.
+    """
+    stored = dict(work.stored.tensors)
+    try:
+        return [_with_flags(work, _trace_method(work, plan))]
+    except BuildError as error:
+        if plan.kind not in work.options.optional:
+            raise
+        work.stored.tensors.clear()
+        work.stored.tensors.update(stored)
+        mode = f"{'train()' if plan.training else 'eval()'} with gradients {'on' if plan.grad else 'off'}"
+        work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.kind}): {error}")
+        return []
+
+
+def _with_flags(work: Work, method: TracedMethod) -> TracedMethod:
+    """The method with the modes of the submodules that it depends on. A plain function has none."""
+    if work.model is not work.module:
+        return method
+    with capture.as_traced(work.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
+        return replace(method, flags=capture.flags_read(work.module, work.args, work.kwargs))
+
+
+def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:
+    """Trace a method; once more where the model makes arguments require gradients, with examples that do."""
+    try:
+        return _trace_as_given(work, plan)
+    except SetsRequiresGradError as error:
+        leaves = error.leaves
+    built = _trace_as_given(_with_gradients(work, leaves), plan)
+    return replace(built, convention=_sets_requires_grad(built.convention, leaves), made_to_require=leaves)
+
+
+def _with_gradients(work: Work, leaves: Collection[int]) -> Work:
+    """The same work with examples that require gradients, by leaf number."""
+    flat = pytree.tree_leaves((work.args, work.kwargs))
+    made = {id(flat[i]): flat[i].detach().requires_grad_() for i in leaves}
+    args, kwargs = replaced(work.args, work.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    return replace(work, args=args, kwargs=kwargs)
+
+
+def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int]) -> signature.Convention:
+    given = convention.method["leaves"]
+    marked = [structs.replace(leaf, sets_requires_grad=True) if i in leaves else leaf for i, leaf in enumerate(given)]
+    return replace(convention, method={**convention.method, "leaves": marked})
+
+
+def _trace_as_given(work: Work, plan: MethodPlan) -> TracedMethod:
+    module, args, kwargs = work.module, work.args, work.kwargs
+    shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
+    apart = separated(args, kwargs, shared, work.gaps)
+    built = _trace_once(work, plan, Arrangement(module, *apart))
+    writes = _writes(built.convention)
+    if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
+        return built
+    paths = [leaf.path for leaf in built.convention.method["leaves"]]
+    compares = built.distinct
+    arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
+    return replace(_trace_once(work, plan, arranged), distinct=compares)
+
+
+def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
+    """The method, and after it that of its gradients where it has any."""
+    if first.convention.backward is None or not first.plan.grad:
+        return [first]
+    work = _with_gradients(work, first.made_to_require)
+    leaves = first.convention.method["leaves"]
+    given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
+    given |= {entry.name: entry.subclass for entry in work.state}
+    if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
+        raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
+    plan = replace(first.plan, name=f"{first.plan.name}.second")
+    gradients = double_backward.Gradients(work.module, first.convention, work.args, work.kwargs)
+    tensors, varying = gradients.example(first.convention, work.shapes)
+    before = work.module.training
+    try:
+        # The other front ends look for a user's function, and find torch.autograd.grad.
+        options = replace(work.options, front_ends=("trace",))
+        again = replace(work, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
+        built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
+    finally:
+        work.module.training = before
+    draws = double_backward.check(first.convention, built.convention)
+    needed = double_backward.depends(first.convention, built.convention)
+    return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
+
+
+def _is_for_gradients_only(work: Work, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
+    """Whether calls without gradients, which no other method is made for, need other graphs than ``plan``'s."""
+    plans = work.options.plans
+    if (
+        not plan.grad
+        or plan not in plans
+        or any((other.training, other.grad, other.autocast) == (plan.training, False, plan.autocast) for other in plans)
+    ):
+        return False
+    if not capture.depends_on_gradients(work.module, work.args, work.kwargs, branches, training=plan.training):
+        return False
+    work.run.note(f"{plan.name!r} serves no calls without gradients: the model does something else there")
+    return True
+
+
+def _writes(convention: signature.Convention) -> Writes:
+    """What a method does to its arguments."""
+    primals, mutations = convention.method["primals"], convention.method["mutations"]
+    leaves = [(primals[m.primal].leaf, m) for m in mutations if isinstance(primals[m.primal], schema.InputPrimal)]
+    return Writes(
+        data=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "metadata"),
+        graded=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
+        reshaped=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "data"),
+    )
+
+
+@contextlib.contextmanager
+def _containers(work: Work, plan: MethodPlan) -> Iterator[Containers]:
+    """What the model does to containers of its caller's; it is traced with that meanwhile."""
+    found = Containers()
+    if plan in work.options.plans:
+        with capture.as_traced(work.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
+            found = containers.find(work.module, work.args, work.kwargs, on_copies=work.options.branches == "example")
+    with containers.traced(work.module, found):
+        yield found
+
+
+def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
+    """Capture, partition and assemble one method, traced as arranged."""
+    run, shapes, options = work.run, work.shapes, work.options
+    arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
+    with run.stage("capture", plan.name), _containers(work, plan) as used:
+        captured = capture.capture(
+            arrangement.model,
+            arrangement.args,
+            arrangement.kwargs,
+            arranged,
+            training=plan.training,
+            grad=plan.grad,
+            decompositions=work.decompositions,
+            exact_random=options.exact_random,
+            front_ends=options.front_ends,
+            follow_example=options.branches == "example",
+        )
+    run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
+    for problem in captured.rejected:
+        ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
+        run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
+    for line in dict.fromkeys(branch.where for branch in captured.branches):
+        run.warn(f"{plan.name!r} goes the example inputs' way, and fails at a call that goes another: {line}")
+    for line in captured.lost_checkpoints:
+        run.warn(f"{plan.name!r}: the {captured.front_end} front end looked through a checkpoint, so all in it is saved: {line}")
+    if captured.joint.side_effects:
+        changed = ", ".join(captured.joint.side_effects)
+        run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
+    with run.stage("partition", plan.name):
+        parts = partition.partition(
+            captured.joint,
+            partitioner=options.partitioner,
+            memory_budget=options.memory_budget,
+            exact_random=options.exact_random,
+        )
+        convention = signature.assemble(
+            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement, used
+        )
+    if written := ", ".join(convention.written_in_checkpoints):
+        run.warn(
+            f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
+        )
+    for line in drawn_anew(convention.backward):
+        run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
+    if plan in options.plans:
+        with capture.as_traced(work.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+            convention = one.with_ones(work.module, work.args, work.kwargs, shapes, convention)
+        convention = _without_edges(work, plan, convention, captured.branches)
+        convention = _with_layouts(work, plan, convention, captured.branches)
+    constraints = convention.method["constraints"]
+    if convention.backward is not None and not plan.grad:
+        _check_turned_on(convention)
+    labelled = _labelled(convention.method["symbols"], shapes, convention.method["leaves"])
+    _check_dynamic(shapes, convention.method["leaves"], labelled, constraints)
+    convention = replace(convention, method={**convention.method, "symbols": labelled})
+    if constraints:
+        shown = ", ".join(map(Labels(labelled).text, constraints))
+        run.note(f"{plan.name!r} takes only sizes with {shown}")
+    identical = [list(group) for group in arrangement.identical]
+    alone = _is_for_gradients_only(work, plan, captured.branches)
+    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
+
+
+def _without_edges(
+    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+) -> signature.Convention:
+    """The method without the sizes of 0 and 1 at which its graphs do not do what the model does."""
+    if not convention.method["symbols"]:
+        return convention
+    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = list(zero_one.refused(work.module, work.args, work.kwargs, convention))
+    for edge in found:
+        work.run.warn(
+            f"{plan.name!r} does not take {edge.path} = {edge.size}: the model does, what was traced fails: {edge.reason}"
+        )
+    constraints = sorted({*convention.method["constraints"], *(edge.constraint for edge in found)})
+    return replace(convention, method={**convention.method, "constraints": constraints})
+
+
+def _with_layouts(
+    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+) -> signature.Convention:
+    """The method with what it does otherwise where an argument has other strides than it was traced with."""
+    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = strides.sensitive(work.module, work.args, work.kwargs, convention, work.gaps)
+    return strides.marked(convention, found, work.gaps)
+
+
+def _check_turned_on(convention: signature.Convention) -> None:
+    """Where the model turns gradients on itself, what the loader does after the graphs it does with gradients off."""
+    results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
+    written = [m for m in convention.method["mutations"] if m.requires_grad]
+    if any(result.requires_grad for result in results) or written:
+        raise UnsupportedError(
+            "The model turns gradients on while they are off (enable_grad), and returns views or writes to arguments with them.",
+            hint="Build without this method, methods=('train',), and call it with gradients on.",
+        )
+
+
+def _check_dynamic(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
+) -> None:
+    """A size asked to vary must vary, over all of the range that was asked for."""
+    ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
+    problems: list[Problem] = []
+    for number, dims in shapes.dims.items():
+        leaf = leaves[number]
+        for dim, (low, high, automatic, _) in dims.items():
+            if automatic:
+                continue
+            size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
+            where = f"{leaf.path}.shape[{dim}]"
+            if isinstance(size, int):
+                problems.append(Problem(where, f"asked to vary, but the model fixes it at {size}"))
+                continue
+            found = ranges.get(size)
+            if found is None:
+                continue
+            refused = [text for text in constraints for end in (low, high) if end is not None and not one.allows(text, size, end)]
+            if refused:
+                allowed = ", ".join(map(labels.text, refused))
+                problems.append(Problem(where, f"asked to vary more than the model allows: {allowed}"))
+            narrower = low is not None and found.minimum > low
+            if narrower or (found.maximum is not None and high is not None and found.maximum < high):
+                limit = "" if found.maximum is None else found.maximum
+                problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+    for number, (low, high, _, _) in shapes.integers.items():
+        found = ranges.get(getattr(leaves[number], "size", ""))
+        if found is None:
+            problems.append(Problem(leaves[number].path, "asked to vary, but the model fixes it"))
+        elif (low or 0) < found.minimum or (found.maximum is not None and (high is None or high > found.maximum)):
+            limit = "" if found.maximum is None else found.maximum
+            problems.append(Problem(leaves[number].path, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+    if problems:
+        raise BuildError("The model does not allow these sizes to vary as asked.", problems)
+
+
+def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
+    """The symbols with what the user calls them: the first name that a size of that symbol alone has."""
+    names: dict[schema.Dim, str] = {}
+    for number, bounds in shapes.integers.items():
+        if isinstance(leaf := leaves[number], schema.IntegerLeaf):
+            names.setdefault(leaf.size, bounds.name)
+    for number, dims in shapes.dims.items():
+        for dim, bounds in dims.items():
+            if bounds.name and isinstance(leaf := leaves[number], schema.TensorLeaf):
+                names.setdefault(leaf.shape[dim], bounds.name)
+    return [structs.replace(symbol, label=names.get(symbol.name, "")) for symbol in symbols]

@@ -1,0 +1,1 @@
+"""Writes bundles: blobs, weights, and the compile cache."""
