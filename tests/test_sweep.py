@@ -20,7 +20,7 @@ from devtools.conformance.report import markdown
 from devtools.conformance.results import COUNTS, Results
 from devtools.conformance.samples import Sample, Unit, samples, together
 from devtools.conformance.sizes import at_other_sizes
-from devtools.conformance.worker import Work, next_group, several
+from devtools.conformance.worker import BuildContext, next_group, several
 
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_samples_are_built_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr(worker, "Checker", Refusing)
     operators = [Unit("op_db", name, "float32", False, "portable") for name in ("mul", "exp")]
-    works = [Work(unit, set(), tmp_path, tell, count=None, until=float("inf")) for unit in operators]
+    works = [BuildContext(unit, set(), tmp_path, tell, count=None, until=float("inf")) for unit in operators]
     tried = {(str(operators[1]), "0")}
     while (group := next_group(works, tried, 8)) is not None:
         several(group)

@@ -39,7 +39,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .dirty_arguments import DirtyArguments
 from .dynamo import COMPARES, SIDE_EFFECTS
-from .fake_run import Touched
+from .fake_run import VersionedWrites
 from .fake_tensors import fake_mode_of, is_wrapper_subclass
 from .fixes.applying import apply_fixes, fix_graph, patched, reached, replaced
 from .gradient_writes import refused_gradient_writes
@@ -48,7 +48,7 @@ from .memory_budget import within_budget
 from .nodes import without_views
 from .overlaps import RefusedOverlaps
 from .randomness import is_effectful
-from .reshapes import CopiesByChance
+from .reshapes import ReshapeAliasMode
 
 Decompositions = dict[Any, Callable[..., Any]]
 Note = Callable[[Any, list[Any]], list[Any]]
@@ -79,7 +79,7 @@ class Joint:
     fake_mode: FakeTensorMode
     tokens: int
     backward_tokens: int
-    touched: Touched | None = None
+    touched: VersionedWrites | None = None
     sparse: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -191,7 +191,7 @@ def _export_joint(
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside``: the context that the module runs in while it is traced."""
-    copies, dirty = CopiesByChance(), DirtyArguments()
+    copies, dirty = ReshapeAliasMode(), DirtyArguments()
 
     def noted(result: Any, leaves: list[Any]) -> list[Any]:
         copies.returned(result, leaves)

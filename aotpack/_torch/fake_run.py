@@ -29,14 +29,14 @@ from .own_gradients import refused_accumulation
 from .writes import operator_of, written
 
 
-class Touched(NamedTuple):
+class VersionedWrites(NamedTuple):
     """Inputs whose version counter moves when the model runs: leaf numbers of the arguments, names of parameters and buffers."""
 
     leaves: frozenset[int]
     names: frozenset[str]
 
 
-class Rehearsed(NamedTuple):
+class FakeRun(NamedTuple):
     """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made.
 
     ``reads_nodes``: whether the model reads nodes of that record. ``leaves``: what stood for the tensors among the arguments,
@@ -45,7 +45,7 @@ class Rehearsed(NamedTuple):
 
     result: Any
     leaves: Mapping[int, torch.Tensor]
-    touched: Touched
+    touched: VersionedWrites
     records: bool
     reads_nodes: bool
 
@@ -93,7 +93,7 @@ def kept_state_changes() -> Iterator[None]:
         torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
-class Called(NamedTuple):
+class OperatorCall(NamedTuple):
     """An operator that a model calls; with the strides of what it is called on, if it counts places in memory."""
 
     operator: torch._ops.OpOverload
@@ -129,16 +129,16 @@ def suspended_while_compiling(
                 callbacks.remove(callback)
 
 
-def rehearse(
+def run_on_fake_tensors(
     mode: FakeTensorMode,
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     strict: bool = True,
-    operators: list[Called] | None = None,
+    operators: list[OperatorCall] | None = None,
     watch: TorchFunctionMode | None = None,
-) -> Rehearsed:
+) -> FakeRun:
     """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
 
     Not ``strict``: only to have it set up what it sets up at its first call. Operators that are no views go to ``operators``.
@@ -169,9 +169,9 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     strict: bool,
-    operators: list[Called] | None,
+    operators: list[OperatorCall] | None,
     watch: TorchFunctionMode | None,
-) -> Rehearsed:
+) -> FakeRun:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
         with torch.enable_grad():
@@ -206,17 +206,17 @@ def _run(
         if strict and watched.made_to_require:
             raise SetsRequiresGradError(frozenset(watched.made_to_require))
         watched.check_results(result)
-        touched = Touched(
+        touched = VersionedWrites(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
         )
         reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
-        return Rehearsed(result, leaves, touched, records, watched.reads_nodes)
+        return FakeRun(result, leaves, touched, records, watched.reads_nodes)
 
 
 @contextlib.contextmanager
-def _noted(mode: FakeTensorMode, operators: list[Called]) -> Iterator[None]:
+def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None]:
     """Note the operators that the model calls and that are no views: one view is as good as another, but for ``as_strided``.
 
     A mode of our own would do so too, but Dynamo, which eager runs for control flow, does not bear another.
@@ -227,9 +227,9 @@ def _noted(mode: FakeTensorMode, operators: list[Called]) -> Iterator[None]:
         nonlocal depth
         if not depth and isinstance(func, torch._ops.OpOverload):
             if func.overloadpacket in _COUNTING:
-                operators.append(Called(func, tuple(args[0].stride())))
+                operators.append(OperatorCall(func, tuple(args[0].stride())))
             elif not func.is_view and func.namespace != "prim":
-                operators.append(Called(func))
+                operators.append(OperatorCall(func))
         depth += 1  # what an operator is made of differs with what torch has in its caches
         try:
             return dispatch(func, types, args, kwargs)

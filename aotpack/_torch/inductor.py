@@ -64,7 +64,7 @@ def x86_vector_bits(level: str) -> int:
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputLayout:
     """How compiled code writes an output.
 
     Args:
@@ -96,7 +96,7 @@ def lower_with_aoti(
     free: Collection[int] = (),
     consumed: Collection[int] = (),
     donated: Collection[int] = (),
-) -> tuple[Library, list[Written]]:
+) -> tuple[Library, list[OutputLayout]]:
     """Lower one graph to the sources of a shared library (AOTInductor).
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
@@ -127,7 +127,7 @@ def lower_with_aoti(
     if vector_bits is not None:
         options["cpp.simdlen"] = vector_bits
     expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
-    written: list[Written] = []
+    written: list[OutputLayout] = []
     working: list[torch.fx.Node] = []
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ def lower_with_aoti(
             orders = [_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True)]
             buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
             own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
-            written.extend(map(Written, orders, own))
+            written.extend(map(OutputLayout, orders, own))
             try:
                 return super().codegen_with_cpp_wrapper()
             except Exception:
@@ -219,14 +219,14 @@ def _buffer(value: Any) -> str | None:
     return None if others else buffer.get_name()
 
 
-def laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def with_stride_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
 
 
 def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
-    """How Inductor lays out an output, as in :class:`Written`."""
+    """How Inductor lays out an output, as in :class:`OutputLayout`."""
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]

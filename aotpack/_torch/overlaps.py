@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from aotpack_loader.runtime.memory import Places, extent
+from aotpack_loader.runtime.memory import ByteRange, extent
 
 from .counting import reached
 from .fake_tensors import hint_of, is_wrapper_subclass
@@ -176,8 +176,8 @@ def _reads_what_it_writes(
         part = args[0][args[1]]
         anywhere = memory_of(part) != memory_of(tensor)  # by a tensor of indices
         tensor = tensor if anywhere else part
-    places = _places(tensor)
-    reads = [read for read in map(_places, others) if places.meet(read)]
+    places = _byte_range(tensor)
+    reads = [read for read in map(_byte_range, others) if places.meet(read)]
     return any(anywhere or not _read_in_time(places, read) for read in reads)
 
 
@@ -190,7 +190,7 @@ def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any])
     at = [(i, tensor) for i, tensor in at if isinstance(tensor, torch.Tensor) and is_plain(tensor)]
     written = [tensor for tensor in args[0] if is_plain(tensor)]
     return any(
-        i != j and memory_of(tensor) == memory_of(other) and _places(tensor).meet(_places(other))
+        i != j and memory_of(tensor) == memory_of(other) and _byte_range(tensor).meet(_byte_range(other))
         for i, tensor in enumerate(written)
         for j, other in at
     )
@@ -216,17 +216,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return known and tensor.layout == torch.strided and not is_wrapper_subclass(tensor)
 
 
-def _places(tensor: torch.Tensor) -> Places:
+def _byte_range(tensor: torch.Tensor) -> ByteRange:
     """Those of the example's sizes; while it is traced, what was written to lies otherwise than eager's, and so do its views."""
     if isinstance(tensor, FunctionalTensor):
         torch._sync(tensor.elem)  # type: ignore[attr-defined,no-untyped-call]
         tensor = torch._from_functional_tensor(tensor.elem)
     shape, stride = (tuple(map(hint_of, numbers)) for numbers in (tensor.shape, tensor.stride()))
     width = tensor.element_size()
-    return Places(hint_of(tensor.storage_offset()) * width, shape, stride, width)
+    return ByteRange(hint_of(tensor.storage_offset()) * width, shape, stride, width)
 
 
-def _read_in_time(written: Places, read: Places) -> bool:
+def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
     """Whether each element is read before it is written: at the same place, or further on (``x[:, :-1] = x[:, 1:]``)."""
     dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]

@@ -53,7 +53,7 @@ class _Copy(NamedTuple):
         _compute_stride(shape, stride, target)
 
 
-class CopiesByChance(TorchFunctionMode):
+class ReshapeAliasMode(TorchFunctionMode):
     """While it is on, copies that ``reshape`` makes are told apart from views where it matters."""
 
     def __init__(self) -> None:

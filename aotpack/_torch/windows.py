@@ -29,7 +29,7 @@ class GapError(Exception):
     """The model writes to windows between which it leaves elements out."""
 
 
-class WindowsWithGaps(TorchFunctionMode):
+class UnfoldMutationMode(TorchFunctionMode):
     """While it is on, windows that leave elements out are made of other views, which are written to as eager does.
 
     Where no other views are the same (several windows, the last of which ends within a step), a write to a view is refused.

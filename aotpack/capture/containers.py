@@ -103,7 +103,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return Containers()
     with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
         try:
-            compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         except Exception:  # a front end tells what is wrong
             if not on_copies:
                 return Containers()
@@ -112,7 +112,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
         with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _lines(model) as lines:
-            compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         raise _refusal(problems, lines)
     return containers
 

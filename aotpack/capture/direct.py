@@ -14,11 +14,11 @@ from .._torch.constants import KnownConstants
 from .._torch.randomness import no_python_random
 from . import containers
 from .dry_run import repeat
-from .front_end_input import Given, lost, with_trial
+from .front_end_input import FrontEndInput, lost, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
 
-def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """The joint graph, and the user's lines whose checkpoints left no trace in it."""
     model, args, kwargs = given.model, given.args, given.kwargs
     shapes = given.shapes
@@ -36,11 +36,11 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
-        trial = repeat.rehearse(model, args, kwargs)
+        dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
             joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, note=given.returned.note)
-    return with_trial(trial, joint), lost(regions, joint)
+    return with_dry_run(dry_run, joint), lost(regions, joint)
 
 
 def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:

@@ -14,10 +14,10 @@ from .. import _torch as compat
 from .._torch import checkpoint as checkpoints
 from ..graph import source_line
 from .dry_run import repeat
-from .front_end_input import Given, refuse_storage_changes
+from .front_end_input import FrontEndInput, refuse_storage_changes
 
 
-def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """The joint graph, and the user's lines whose checkpoints it does not recompute."""
     model, args, kwargs = given.model, given.args, given.kwargs
     with compat.marked_dynamic(given.shapes.of_tensors(args, kwargs)):
@@ -26,7 +26,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
-                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+                compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
             joint = compat.export_joint(captured, args, kwargs, given.decompositions, note=given.returned.note)
         if joint.side_effects:
@@ -37,10 +37,10 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
 
 
-def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Touched | None:
+def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.VersionedWrites | None:
     """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
     try:
-        return compat.rehearse(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
+        return compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
     except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
         return None
 
@@ -52,7 +52,7 @@ def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     except torch._dynamo.exc.Unsupported as error:
         if "`lock`" not in str(error):
             raise
-    compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+    compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
     return compat.capture_with_dynamo(model, args, kwargs)
 
 

@@ -15,12 +15,12 @@ from .._torch.randomness import no_python_random
 from ..graph import source_line, views
 from . import containers
 from .dry_run import repeat
-from .front_end_input import Given, lost, refuse_storage_changes, with_trial
+from .front_end_input import FrontEndInput, lost, refuse_storage_changes, with_dry_run
 from .functions import FunctionModule
 from .inputs.examples import spelled_out
 
 
-def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """The joint graph, and the user's lines whose checkpoints left no trace in it."""
     model, args, kwargs = given.model, given.args, given.kwargs
     shapes = given.shapes
@@ -29,8 +29,8 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
     if shapes.original is not None:
         _spell_out(model, kwargs)
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
-        trial = repeat.rehearse(model, args, kwargs)
-        if trial.reads_nodes:
+        dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
+        if dry_run.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
         # Of a function torch.export would know no line: it looks for those of modules.
         lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
@@ -43,7 +43,7 @@ def traced(given: Given) -> tuple[compat.Joint, tuple[str, ...]]:
             exported.module(check_guards=False), fake_args, fake_kwargs, given.decompositions, note=given.returned.note
         )
     _check_bounds(joint.graph_module.graph)
-    return with_trial(trial, joint), lost(regions, joint)
+    return with_dry_run(dry_run, joint), lost(regions, joint)
 
 
 def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     read = others
     if others:
         with contextlib.suppress(Exception), repeat.unchanged(model), _noted() as noted:
-            compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
             read = noted
     return {
         name: module.training for name, module in below.items() if (_reads(module) if _is_torchs(module) else id(module) in read)

@@ -20,7 +20,7 @@ from .returned import Returned
 
 
 @dataclass(frozen=True)
-class Given:
+class FrontEndInput:
     """What a front end is given: a model, the example it is traced on, with its sizes, what its operators become, and where it
     notes what the model returned.
     """
@@ -63,8 +63,8 @@ def refuse_storage_changes(graph: torch.fx.Graph) -> None:
         raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
 
 
-def with_trial(trial: repeat.Trial, joint: compat.Joint) -> compat.Joint:
-    return dataclasses.replace(joint, compares=trial.compares, touched=trial.touched, side_effects=trial.changed)
+def with_dry_run(dry_run: repeat.DryRun, joint: compat.Joint) -> compat.Joint:
+    return dataclasses.replace(joint, compares=dry_run.compares, touched=dry_run.touched, side_effects=dry_run.changed)
 
 
 def lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:

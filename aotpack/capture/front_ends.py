@@ -32,7 +32,7 @@ from . import direct, dynamo, export
 from .dry_run import repeat
 from .dry_run.branches import Branch, follow, observe
 from .dry_run.eager import explained
-from .front_end_input import Given, has_modes
+from .front_end_input import FrontEndInput, has_modes
 from .inputs.dynamic_shapes import DynamicShapes
 from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
@@ -96,7 +96,7 @@ def capture(
                 if shapes.integers and name != "trace":
                     raise ValueError("an integer argument varies, which this front end does not take")
                 followed = follow(model, observed, of_numbers=name == "trace") if observed else []
-                joint, lost = _FRONT_ENDS[name](Given(model, args, kwargs, shapes, decompositions, returned))
+                joint, lost = _FRONT_ENDS[name](FrontEndInput(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
                 _refuse_writes_in_backward(joint)
                 joint = with_dense_results(joint)
@@ -223,7 +223,7 @@ def _refused_overlap(
     if not where:  # what Dynamo captured has no lines of the user's: the model itself has
         with contextlib.suppress(Exception):  # on fake tensors it may fail elsewhere, earlier
             try:
-                compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs)
+                compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
             except compat.OverlapError as found:
                 where = line_of(found)
     return UnsupportedError(

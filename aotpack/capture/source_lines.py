@@ -18,23 +18,23 @@ def of_error(error: BaseException) -> str:
 
     Where that is a library's, the user's line that led there is named as well.
     """
-    places = _places(traceback.extract_tb(error.__traceback__)) or _places(_frames_in(str(error)))
-    own = [text for path, text in places if origin.is_users_own(path)]
-    if not places:
+    lines = _model_lines(traceback.extract_tb(error.__traceback__)) or _model_lines(_frames_in(str(error)))
+    own = [text for path, text in lines if origin.is_users_own(path)]
+    if not lines:
         return ""
-    inner = places[-1][1]
+    inner = lines[-1][1]
     return inner if not own or own[-1] == inner else f"{inner}, called from {own[-1]}"
 
 
 def frames_of(error: BaseException) -> list[str]:
     """``file:line: source`` of the user's lines behind an exception, outermost first; a library's where there are none."""
-    places = _places(traceback.extract_tb(error.__traceback__))
-    return [text for path, text in places if origin.is_users_own(path)] or [text for _, text in places]
+    lines = _model_lines(traceback.extract_tb(error.__traceback__))
+    return [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
 
 
 def of_stack(stack: traceback.StackSummary) -> str:
     """``file:line: source`` of the user's innermost line, or nothing."""
-    return next((text for path, text in reversed(_places(stack)) if origin.is_users_own(path)), "")
+    return next((text for path, text in reversed(_model_lines(stack)) if origin.is_users_own(path)), "")
 
 
 def here() -> str:
@@ -53,7 +53,7 @@ def of_frame(frame: FrameType) -> str:
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 
 
-def _places(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:
+def _model_lines(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:
     """File and text of the frames that are the model's: neither torch's nor Python's nor ours."""
     return [(f.filename, f"{f.filename}:{f.lineno}: {(f.line or '').strip()}") for f in frames if origin.is_model(f.filename)]
 

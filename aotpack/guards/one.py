@@ -89,13 +89,13 @@ def _takes_one(
         return False
     runs = list[tuple[int, Sequence[Call]]]()
     for chosen in (1, size, other):
-        trial, calls = zero_one.Trial(convention, example | dict.fromkeys(varying, chosen)), Calls()
+        trial, calls = zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen)), Calls()
         if not trial.calls(model, args, kwargs, calls):
             return False
         runs.append((chosen, calls.made))
     if not is_one_program(runs):
         return False
-    trials = [zero_one.Trial(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
+    trials = [zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
     for trial in trials:
         trial.run(model, args, kwargs)
     at_one, usual = trials

@@ -167,26 +167,26 @@ def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 class _Seen(NamedTuple):
     """A run: operators in order, arguments whose version counter moved, and which argument's memory each result lies in."""
 
-    operators: list[compat.Called]
+    operators: list[compat.OperatorCall]
     touched: frozenset[int]
     results: list[int | None]
 
     @property
-    def places(self) -> list[compat.Called]:
+    def places(self) -> list[compat.OperatorCall]:
         """The operators that count places in memory."""
         return [called for called in self.operators if called.strides is not None]
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
     """Run the model on fake tensors, some with other strides; null where it cannot be run so."""
-    mode, operators = compat.fake_mode_with_shapes(), list[compat.Called]()
+    mode, operators = compat.fake_mode_with_shapes(), list[compat.OperatorCall]()
     flat = pytree.tree_leaves((args, kwargs))
     with mode:
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
     given = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
     try:
         with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
-            run = compat.rehearse(mode, model, *given, operators=operators)
+            run = compat.run_on_fake_tensors(mode, model, *given, operators=operators)
     except Exception as error:  # eager does not take such a layout (view), or it depends on data
         repeat.refuse_if_broken(error)
         return None

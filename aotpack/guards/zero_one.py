@@ -35,7 +35,7 @@ Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Edge:
+class SizeGuard:
     """A size of 0 or 1 that the model takes and what was traced does not, first found at ``path`` (or several, at once)."""
 
     path: str
@@ -44,9 +44,9 @@ class Edge:
     reason: str
 
 
-def refused(
+def find_zero_one_guards(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convention: signature.Convention
-) -> Iterator[Edge]:
+) -> Iterator[SizeGuard]:
     """Try each size of a method at 0 and at 1, the others as in the example, then all together.
 
     What the model itself refuses there is no matter; neither is what cannot be run on fake tensors.
@@ -55,13 +55,13 @@ def refused(
     symbols: Sequence[schema.Symbol] = method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
 
-    def tried(sizes: Sizes) -> Trial:
-        trial = Trial(convention, sizes)
+    def tried(sizes: Sizes) -> SizeRun:
+        trial = SizeRun(convention, sizes)
         trial.run(model, args, kwargs)
         return trial
 
     @functools.cache
-    def at_the_example() -> Trial:
+    def at_the_example() -> SizeRun:
         return tried(example)
 
     def differs(names: Collection[str], size: int) -> str:
@@ -72,9 +72,9 @@ def refused(
         new = [reason for kind, reason in trial.differs.items() if kind not in usual.differs]
         return next(iter(new), "") or trial.another_way(usual) or trial.simplified
 
-    def edge(names: Collection[str], size: int, reason: str) -> Edge:
-        paths = ", ".join(_place(name, method["leaves"]) for name in names)
-        return Edge(paths, size, "(" + " or ".join(f"{name} != {size}" for name in names) + ")", reason)
+    def edge(names: Collection[str], size: int, reason: str) -> SizeGuard:
+        paths = ", ".join(_path_of_size(name, method["leaves"]) for name in names)
+        return SizeGuard(paths, size, "(" + " or ".join(f"{name} != {size}" for name in names) + ")", reason)
 
     constraints: list[str] = [*method["constraints"]]
     for symbol, size in itertools.product(symbols, (0, 1)):
@@ -129,7 +129,7 @@ def _holds(constraint: str, sizes: Sizes) -> bool:
         return False
 
 
-def _place(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
+def _path_of_size(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
     """Where a symbol is first found among the arguments."""
     for leaf in leaves:
         if isinstance(leaf, schema.TensorLeaf) and symbol in leaf.shape:
@@ -140,7 +140,7 @@ def _place(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
 
 
 @dataclass
-class Trial:
+class SizeRun:
     """The model and its graphs at chosen sizes, on fake tensors.
 
     Attributes:
@@ -173,13 +173,13 @@ class Trial:
         """Run the model, and note in ``watch`` what it calls; false where it does not run."""
         try:
             with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
-                watch.returned(compat.rehearse(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
+                watch.returned(compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
         except Exception as error:  # the model takes no such size, or it depends on data
             repeat.refuse_if_broken(error)
             return False
         return True
 
-    def another_way(self, other: Trial) -> str:
+    def another_way(self, other: SizeRun) -> str:
         """How the model itself goes another way than at the sizes of the ``other`` trial, or nothing."""
         if not (self.ran and other.ran):
             return ""
@@ -193,7 +193,7 @@ class Trial:
         return ""
 
     def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-        run = self._rehearsed(model, args, kwargs)
+        run = self._fake_run(model, args, kwargs)
         graphs = [half for half in (self.convention.forward, self.convention.backward) if half is not None]
         problem, outputs = "", list[Sequence[Any]]()
         try:
@@ -217,11 +217,11 @@ class Trial:
         }
         return {kind: reason for kind, reason in kinds.items() if reason}
 
-    def _rehearsed(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed | None:
-        called = list[compat.Called]()
+    def _fake_run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.FakeRun | None:
+        called = list[compat.OperatorCall]()
         try:
             with repeat.unchanged(model), compat.kept_state_changes():
-                run = compat.rehearse(self.mode, model, *self._arguments(args, kwargs), operators=called)
+                run = compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), operators=called)
             if self.convention.backward is not None:
                 self._send_back(run.result)
         except Exception as error:  # the model takes no such size, or it depends on data
@@ -234,7 +234,7 @@ class Trial:
         self.operators = [one.operator for one in called if one.operator not in _COPIES]
         return run
 
-    def _other_memory(self, run: compat.Rehearsed) -> str:
+    def _other_memory(self, run: compat.FakeRun) -> str:
         """What the model returns in an argument's memory, and the graphs in memory of its own."""
         method = self.convention.method
         owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}

@@ -24,11 +24,11 @@ from ..model.interface import describe_pretrained, describe_signature
 from ..model.modules import describe_modules
 from ..targets import GraphToCompile, graphs_to_compile
 from ..writer.bundle import BlobStore
-from .tracing import TracedMethod, Work
+from .tracing import BuildContext, TracedMethod
 
 
 def describe(
-    traced: Sequence[TracedMethod], work: Work, store: BlobStore
+    traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore
 ) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
     """The methods as documents, their graphs in ``store``, and those for the targets to compile.
 
@@ -36,8 +36,8 @@ def describe(
         UnsupportedError: a graph holds what the format has no words for; lists all, with the user's lines.
     """
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
-    served = _served(traced, has_modes=work.model is work.module and capture.has_modes(work.module))
-    positional, defaults = _positional_parameters(work.model), _defaults(work)
+    served = _served(traced, has_modes=context.model is context.module and capture.has_modes(context.module))
+    positional, defaults = _positional_parameters(context.model), _defaults(context)
     methods: dict[str, schema.Method] = {}
     for item in traced:
         name = item.plan.name
@@ -101,7 +101,7 @@ def _lines(item: TracedMethod) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Contents:
+class ProgramParts:
     """What a program is made of beside the model's state; ``operators`` are namespaces beyond torch's own."""
 
     methods: Mapping[str, schema.Method]
@@ -110,28 +110,28 @@ class Contents:
     self_test: schema.Descriptor | None
 
 
-def assemble(name: str, producer: schema.Producer, work: Work, contents: Contents) -> schema.Program:
+def assemble(name: str, producer: schema.Producer, context: BuildContext, parts: ProgramParts) -> schema.Program:
     """The program, checked as a loader checks it."""
-    state, methods = list(work.state), dict(contents.methods)
-    modules, classes = describe_modules(work.module) if work.model is work.module else ([], [])
+    state, methods = list(context.state), dict(parts.methods)
+    modules, classes = describe_modules(context.module) if context.model is context.module else ([], [])
     program = schema.Program(
         format=FORMAT_VERSION,
         name=name,
         producer=producer,
         requirements=schema.Requirements(
             torch=">=2.9",
-            operators=list(contents.operators),
+            operators=list(parts.operators),
             subclasses=subclasses.names(state, methods),
         ),
         state=state,
         methods=methods,
-        weights=list(contents.weights),
-        self_test=contents.self_test,
-        training=work.module.training,
+        weights=list(parts.weights),
+        self_test=parts.self_test,
+        training=context.module.training,
         modules=modules,
         module_classes=classes,
-        signature=describe_signature(work.model),
-        pretrained=describe_pretrained(work.module) if work.model is work.module else None,
+        signature=describe_signature(context.model),
+        pretrained=describe_pretrained(context.module) if context.model is context.module else None,
         features=_features(methods),
     )
     with as_a_loader():
@@ -190,12 +190,12 @@ def _positional_parameters(model: Any) -> list[str]:
     return [p.name for p in parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _defaults(work: Work) -> dict[str, schema.Scalar]:
+def _defaults(context: BuildContext) -> dict[str, schema.Scalar]:
     """Literal defaults of the parameters the example leaves out: the graphs were specialised to them."""
-    positional = set(_positional_parameters(work.model)[: len(work.args)])
+    positional = set(_positional_parameters(context.model)[: len(context.args)])
     found: dict[str, schema.Scalar] = {}
-    for parameter in parameters(work.model):
-        if parameter.name in positional or parameter.name in work.kwargs or parameter.default is parameter.empty:
+    for parameter in parameters(context.model):
+        if parameter.name in positional or parameter.name in context.kwargs or parameter.default is parameter.empty:
             continue
         literal = literal_argument(parameter.default)
         if literal is not NOT_A_LITERAL:

@@ -24,7 +24,7 @@ from .progress import BuildReport, Run
 
 
 @dataclass(frozen=True)
-class Making:
+class BundleInProgress:
     """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it.
 
     ``fixes``: what the record of a target's tool chain says of the fixes of torch.
@@ -40,32 +40,32 @@ class Making:
 
 
 def compile_targets(
-    making: Making, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
+    in_progress: BundleInProgress, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
 ) -> list[TargetEntry]:
     """Every target's code for a program's graphs and state, in the store."""
     entries = []
     for target in targets:
-        with making.run.stage("compile", target.name):
-            entry = target.compile(graphs, state, making.store, making.cache)
-            toolchain = entry.target.toolchain | making.fixes(target)
+        with in_progress.run.stage("compile", target.name):
+            entry = target.compile(graphs, state, in_progress.store, in_progress.cache)
+            toolchain = entry.target.toolchain | in_progress.fixes(target)
             entries.append(entry._replace(target=structs.replace(entry.target, toolchain=toolchain)))
     return entries
 
 
 def write(
-    making: Making, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
+    in_progress: BundleInProgress, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
 ) -> BuildReport:
     """Write the bundle and say what was made; with ``existing``, a bundle that has those targets too."""
-    run, cache = making.run, making.cache
-    complete = [_complete(entry, program, making.producer) for entry in entries]
+    run, cache = in_progress.run, in_progress.cache
+    complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     with run.stage("write"):
-        digest = write_bundle(making.out, making.store, program, complete, layout=making.layout, existing=existing)
+        digest = write_bundle(in_progress.out, in_progress.store, program, complete, layout=in_progress.layout, existing=existing)
     if cache.hits:
         run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")
     return BuildReport(
-        out=Path(making.out),
+        out=Path(in_progress.out),
         digest=digest,
-        size=_size(Path(making.out)),
+        size=_size(Path(in_progress.out)),
         stages=tuple(run.stages),
         notes=tuple(run.notes),
         warnings=tuple(run.warnings),
@@ -76,7 +76,7 @@ def write(
 
 
 def self_test(
-    making: Making,
+    in_progress: BundleInProgress,
     program: schema.Program,
     entries: Sequence[TargetEntry],
     existing: Existing,
@@ -92,25 +92,27 @@ def self_test(
         SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
     """
     if program.self_test is None:
-        making.run.warn("no self-test is recorded in the bundle, so none was run")
+        in_progress.run.warn("no self-test is recorded in the bundle, so none was run")
         return
-    complete = [_complete(entry, program, making.producer) for entry in entries]
-    parent = Path(making.out).absolute().parent
-    with making.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
+    complete = [_complete(entry, program, in_progress.producer) for entry in entries]
+    parent = Path(in_progress.out).absolute().parent
+    with in_progress.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
         trial = Path(folder) / "trial"
-        digest = write_bundle(trial, making.store, program, complete, layout="directory", existing=existing)
+        digest = write_bundle(trial, in_progress.store, program, complete, layout="directory", existing=existing)
         for entry in complete:
             try:
                 operators = program.requirements.operators
                 report = run_self_test(trial, entry.target.name, digest if trusted else None, operators, subclasses)
             except TargetError as error:
-                making.run.warn(f"{entry.target.name} was not tested: {error}")
+                in_progress.run.warn(f"{entry.target.name} was not tested: {error}")
                 continue
             wrong = [Problem(row, f"error {found:.2e}, tolerance {limit:.2e}") for row, found, limit, ok in report.rows if not ok]
             if wrong:
                 raise BuildError(f"The target {entry.target.name!r} computes something else than was recorded.", wrong)
             worst = max((found for _, found, _, _ in report.rows), default=0.0)
-            making.run.note(f"{entry.target.name}: the self-test's {len(report.rows)} tensors agree, largest error {worst:.2e}")
+            in_progress.run.note(
+                f"{entry.target.name}: the self-test's {len(report.rows)} tensors agree, largest error {worst:.2e}"
+            )
 
 
 def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:

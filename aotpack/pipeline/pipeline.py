@@ -124,27 +124,29 @@ def build(
     scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
     warmed = _warmed(run, model, args, kwargs, options)
     with warmed as model, free_sizes(), _sizes_fixed(), own_gru(), scans, BlobStore(out) as store:
-        work = tracing.start(run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options))
-        traced = tracing.trace(work)
-        described, graphs = documents.describe(traced, work, store)
+        context = tracing.start(
+            run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
+        )
+        traced = tracing.trace(context)
+        described, graphs = documents.describe(traced, context, store)
         graphs = specialize(graphs, specializations)
         extra = documents.extra_operators(graphs)
         if extra:
             run.note(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
-        making = finish.Making(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
-        entries = finish.compile_targets(making, chosen, graphs, work.state)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
+        entries = finish.compile_targets(in_progress, chosen, graphs, context.state)
         with run.stage("weights"):
-            weights = write_weights(list(work.stored.tensors.items()), store)
+            weights = write_weights(list(context.stored.tensors.items()), store)
         tested = None
         if self_test:
             with run.stage("self-test"):
                 recorded = described.get("train") or next(iter(described.values()))
-                tested = record(work.module, recorded, args, kwargs, store)
-        contents = documents.Contents(described, extra, weights, tested)
-        made = documents.assemble(name or type(model).__name__, making.producer, work, contents)
-        report = finish.write(making, made, entries)
+                tested = record(context.module, recorded, args, kwargs, store)
+        parts = documents.ProgramParts(described, extra, weights, tested)
+        made = documents.assemble(name or type(model).__name__, in_progress.producer, context, parts)
+        report = finish.write(in_progress, made, entries)
     record_built(report.digest)
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
     built = [m.plan.name for m in traced]
@@ -216,13 +218,13 @@ def compile_bundle(
         trusted = decide_trust(opened.digest, trust)
         with run.stage("restore"):
             graphs = specialize(reopen.graphs_of(opened), specializations)
-        making = finish.Making(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
         with reopen.deterministic_algorithms(reopen.uses_deterministic_algorithms(opened.program)):
-            entries = finish.compile_targets(making, chosen, graphs, opened.program.state)
+            entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state)
         kept = reopen.keep(opened, store)
         if self_test:
-            finish.self_test(making, opened.program, entries, kept, subclasses, trusted=trusted.trusted)
-        report = finish.write(making, opened.program, entries, kept)
+            finish.self_test(in_progress, opened.program, entries, kept, subclasses, trusted=trusted.trusted)
+        report = finish.write(in_progress, opened.program, entries, kept)
         present = tuple(opened.targets)
     if trusted.trusted:
         record_built(report.digest)

@@ -40,11 +40,11 @@ def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list
     varying = {name: method for name, method in methods.items() if method.symbols}
     if not varying:
         raise BuildError("Specializations were asked for, and no size of this program varies.", hint="Build with dynamic_shapes.")
-    problems = [problem for i, sizes in enumerate(asked) for problem in _unknown(sizes, varying.values(), _place(i, sizes))]
+    problems = [problem for i, sizes in enumerate(asked) for problem in _unknown(sizes, varying.values(), _where(i, sizes))]
     values = {name: [_values(method, sizes) for sizes in asked] for name, method in varying.items()}
     for name, method in varying.items():
         for i, found in enumerate(values[name]):
-            problems += [Problem(_place(i, asked[i]), f"{name}: {message}") for message in _misfits(method, found)]
+            problems += [Problem(_where(i, asked[i]), f"{name}: {message}") for message in _misfits(method, found)]
     if problems:
         known = dict.fromkeys(_range(symbol) for method in varying.values() for symbol in method.symbols)
         raise BuildError("The specializations do not fit the program.", problems, hint=f"Its sizes: {', '.join(known)}.")
@@ -52,7 +52,7 @@ def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list
     return [replace(item, specializations=distinct.get(item.key.rpartition(".")[0], ())) for item in graphs]
 
 
-def _place(number: int, sizes: Sizes) -> str:
+def _where(number: int, sizes: Sizes) -> str:
     return f"specializations[{number}] ({','.join(f'{name}={value}' for name, value in sizes.items())})"
 
 

@@ -56,7 +56,7 @@ class TracedMethod:
 
 
 @dataclass(frozen=True)
-class Work:
+class BuildContext:
     """What all methods of a build are traced from.
 
     ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``. ``gaps``:
@@ -86,7 +86,7 @@ class Example:
     dynamic_shapes: Any
 
 
-def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> Work:
+def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> BuildContext:
     """Look at the model and its example inputs, and refuse what could not be traced."""
     model, args, kwargs = example.model, example.args, example.kwargs
     tensors = named_leaves(model, args, kwargs)
@@ -97,7 +97,7 @@ def start(run: Run, example: Example, options: Options, decompositions: Decompos
     check_apart([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
     gaps = _gaps(run, tensors, args, kwargs, shapes)
-    return Work(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
+    return BuildContext(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
 
 
 def _gaps(
@@ -117,59 +117,61 @@ def _gaps(
     return found
 
 
-def trace(work: Work) -> list[TracedMethod]:
+def trace(context: BuildContext) -> list[TracedMethod]:
     """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
     traced: list[TracedMethod] = []
-    for plan in work.options.plans:
+    for plan in context.options.plans:
         with under_autocast(plan.autocast):
-            found = _if_possible(work, plan)
-            traced += [m for first in found for m in _with_second(work, first)] if work.options.second_derivatives else found
+            found = _if_possible(context, plan)
+            traced += (
+                [m for first in found for m in _with_second(context, first)] if context.options.second_derivatives else found
+            )
     return traced
 
 
-def _if_possible(work: Work, plan: MethodPlan) -> list[TracedMethod]:
+def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
     """The method; none where it cannot be built and need not be.
 
     Raises:
         BuildError: the method was asked for.
     """
-    stored = dict(work.stored.tensors)
+    stored = dict(context.stored.tensors)
     try:
-        return [_with_flags(work, _trace_method(work, plan))]
+        return [_with_flags(context, _trace_method(context, plan))]
     except BuildError as error:
-        if plan.kind not in work.options.optional:
+        if plan.kind not in context.options.optional:
             raise
-        work.stored.tensors.clear()
-        work.stored.tensors.update(stored)
+        context.stored.tensors.clear()
+        context.stored.tensors.update(stored)
         mode = f"{'train()' if plan.training else 'eval()'} with gradients {'on' if plan.grad else 'off'}"
-        work.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.kind}): {error}")
+        context.run.warn(f"no method {plan.name!r} was built, which calls under {mode} need (--method {plan.kind}): {error}")
         return []
 
 
-def _with_flags(work: Work, method: TracedMethod) -> TracedMethod:
+def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
     """The method with the modes of the submodules that it depends on. A plain function has none."""
-    if work.model is not work.module:
+    if context.model is not context.module:
         return method
-    with capture.as_traced(work.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
-        return replace(method, flags=capture.flags_read(work.module, work.args, work.kwargs))
+    with capture.as_traced(context.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
+        return replace(method, flags=capture.flags_read(context.module, context.args, context.kwargs))
 
 
-def _trace_method(work: Work, plan: MethodPlan) -> TracedMethod:
+def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
     """Trace a method; once more where the model makes arguments require gradients, with examples that do."""
     try:
-        return _trace_as_given(work, plan)
+        return _trace_as_given(context, plan)
     except SetsRequiresGradError as error:
         leaves = error.leaves
-    built = _trace_as_given(_with_gradients(work, leaves), plan)
+    built = _trace_as_given(_with_gradients(context, leaves), plan)
     return replace(built, convention=_sets_requires_grad(built.convention, leaves), made_to_require=leaves)
 
 
-def _with_gradients(work: Work, leaves: Collection[int]) -> Work:
+def _with_gradients(context: BuildContext, leaves: Collection[int]) -> BuildContext:
     """The same work with examples that require gradients, by leaf number."""
-    flat = pytree.tree_leaves((work.args, work.kwargs))
+    flat = pytree.tree_leaves((context.args, context.kwargs))
     made = {id(flat[i]): flat[i].detach().requires_grad_() for i in leaves}
-    args, kwargs = replaced(work.args, work.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
-    return replace(work, args=args, kwargs=kwargs)
+    args, kwargs = replaced(context.args, context.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    return replace(context, args=args, kwargs=kwargs)
 
 
 def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int]) -> signature.Convention:
@@ -178,58 +180,58 @@ def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int
     return replace(convention, method={**convention.method, "leaves": marked})
 
 
-def _trace_as_given(work: Work, plan: MethodPlan) -> TracedMethod:
-    module, args, kwargs = work.module, work.args, work.kwargs
+def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
+    module, args, kwargs = context.module, context.args, context.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
-    apart = separated(args, kwargs, shared, work.gaps)
-    built = _trace_once(work, plan, Arrangement(module, *apart))
+    apart = separated(args, kwargs, shared, context.gaps)
+    built = _trace_once(context, plan, Arrangement(module, *apart))
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
     paths = [leaf.path for leaf in built.convention.method["leaves"]]
     compares = built.distinct
     arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
-    return replace(_trace_once(work, plan, arranged), distinct=compares)
+    return replace(_trace_once(context, plan, arranged), distinct=compares)
 
 
-def _with_second(work: Work, first: TracedMethod) -> list[TracedMethod]:
+def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMethod]:
     """The method, and after it that of its gradients where it has any."""
     if first.convention.backward is None or not first.plan.grad:
         return [first]
-    work = _with_gradients(work, first.made_to_require)
+    context = _with_gradients(context, first.made_to_require)
     leaves = first.convention.method["leaves"]
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
-    given |= {entry.name: entry.subclass for entry in work.state}
+    given |= {entry.name: entry.subclass for entry in context.state}
     if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
         raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
     plan = replace(first.plan, name=f"{first.plan.name}.second")
-    gradients = double_backward.Gradients(work.module, first.convention, work.args, work.kwargs)
-    tensors, varying = gradients.example(first.convention, work.shapes)
-    before = work.module.training
+    gradients = double_backward.Gradients(context.module, first.convention, context.args, context.kwargs)
+    tensors, varying = gradients.example(first.convention, context.shapes)
+    before = context.module.training
     try:
         # The other front ends look for a user's function, and find torch.autograd.grad.
-        options = replace(work.options, front_ends=("trace",))
-        again = replace(work, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
+        options = replace(context.options, front_ends=("trace",))
+        again = replace(context, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
         built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
     finally:
-        work.module.training = before
+        context.module.training = before
     draws = double_backward.check(first.convention, built.convention)
     needed = double_backward.depends(first.convention, built.convention)
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
-def _is_for_gradients_only(work: Work, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
+def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
     """Whether calls without gradients, which no other method is made for, need other graphs than ``plan``'s."""
-    plans = work.options.plans
+    plans = context.options.plans
     if (
         not plan.grad
         or plan not in plans
         or any((other.training, other.grad, other.autocast) == (plan.training, False, plan.autocast) for other in plans)
     ):
         return False
-    if not capture.depends_on_gradients(work.module, work.args, work.kwargs, branches, training=plan.training):
+    if not capture.depends_on_gradients(context.module, context.args, context.kwargs, branches, training=plan.training):
         return False
-    work.run.note(f"{plan.name!r} serves no calls without gradients: the model does something else there")
+    context.run.note(f"{plan.name!r} serves no calls without gradients: the model does something else there")
     return True
 
 
@@ -245,21 +247,21 @@ def _writes(convention: signature.Convention) -> Writes:
 
 
 @contextlib.contextmanager
-def _containers(work: Work, plan: MethodPlan) -> Iterator[Containers]:
+def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]:
     """What the model does to containers of its caller's; it is traced with that meanwhile."""
     found = Containers()
-    if plan in work.options.plans:
-        with capture.as_traced(work.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
-            found = containers.find(work.module, work.args, work.kwargs, on_copies=work.options.branches == "example")
-    with containers.traced(work.module, found):
+    if plan in context.options.plans:
+        with capture.as_traced(context.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
+            found = containers.find(context.module, context.args, context.kwargs, on_copies=context.options.branches == "example")
+    with containers.traced(context.module, found):
         yield found
 
 
-def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
+def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
     """Capture, partition and assemble one method, traced as arranged."""
-    run, shapes, options = work.run, work.shapes, work.options
+    run, shapes, options = context.run, context.shapes, context.options
     arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
-    with run.stage("capture", plan.name), _containers(work, plan) as used:
+    with run.stage("capture", plan.name), _containers(context, plan) as used:
         captured = capture.capture(
             arrangement.model,
             arrangement.args,
@@ -267,7 +269,7 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
             arranged,
             training=plan.training,
             grad=plan.grad,
-            decompositions=work.decompositions,
+            decompositions=context.decompositions,
             exact_random=options.exact_random,
             front_ends=options.front_ends,
             follow_example=options.branches == "example",
@@ -291,7 +293,15 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
             exact_random=options.exact_random,
         )
         convention = signature.assemble(
-            captured.joint, captured.returned, parts, work.module, work.args, work.kwargs, work.stored, arrangement, used
+            captured.joint,
+            captured.returned,
+            parts,
+            context.module,
+            context.args,
+            context.kwargs,
+            context.stored,
+            arrangement,
+            used,
         )
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(
@@ -300,10 +310,10 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
     for line in drawn_anew(convention.backward):
         run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
     if plan in options.plans:
-        with capture.as_traced(work.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-            convention = one.with_ones(work.module, work.args, work.kwargs, shapes, convention)
-        convention = _without_edges(work, plan, convention, captured.branches)
-        convention = _with_layouts(work, plan, convention, captured.branches)
+        with capture.as_traced(context.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+            convention = one.with_ones(context.module, context.args, context.kwargs, shapes, convention)
+        convention = _without_edges(context, plan, convention, captured.branches)
+        convention = _with_layouts(context, plan, convention, captured.branches)
     constraints = convention.method["constraints"]
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
@@ -314,20 +324,20 @@ def _trace_once(work: Work, plan: MethodPlan, arrangement: Arrangement) -> Trace
         shown = ", ".join(map(Labels(labelled).text, constraints))
         run.note(f"{plan.name!r} takes only sizes with {shown}")
     identical = [list(group) for group in arrangement.identical]
-    alone = _is_for_gradients_only(work, plan, captured.branches)
+    alone = _is_for_gradients_only(context, plan, captured.branches)
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
 
 
 def _without_edges(
-    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+    context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
     """The method without the sizes of 0 and 1 at which its graphs do not do what the model does."""
     if not convention.method["symbols"]:
         return convention
-    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-        found = list(zero_one.refused(work.module, work.args, work.kwargs, convention))
+    with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = list(zero_one.find_zero_one_guards(context.module, context.args, context.kwargs, convention))
     for edge in found:
-        work.run.warn(
+        context.run.warn(
             f"{plan.name!r} does not take {edge.path} = {edge.size}: the model does, what was traced fails: {edge.reason}"
         )
     constraints = sorted({*convention.method["constraints"], *(edge.constraint for edge in found)})
@@ -335,12 +345,12 @@ def _without_edges(
 
 
 def _with_layouts(
-    work: Work, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+    context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
     """The method with what it does otherwise where an argument has other strides than it was traced with."""
-    with capture.as_traced(work.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-        found = strides.sensitive(work.module, work.args, work.kwargs, convention, work.gaps)
-    return strides.marked(convention, found, work.gaps)
+    with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        found = strides.sensitive(context.module, context.args, context.kwargs, convention, context.gaps)
+    return strides.marked(convention, found, context.gaps)
 
 
 def _check_turned_on(convention: signature.Convention) -> None:

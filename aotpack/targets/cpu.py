@@ -157,7 +157,7 @@ class CpuTarget:
                 )
             else:
                 facts = json.loads(found["facts"])
-                written = [compat.Written(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+                written = [compat.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
                 jobs.append((item, call, partial(dict, found)))
             places = {i: written[position] for i, position in enumerate(call.outputs)}
             layouts = {i: place.order for i, place in places.items() if place.order}
@@ -165,7 +165,7 @@ class CpuTarget:
             own = set() if item.method is None else {i for i, place in places.items() if place.own}
         return jobs
 
-    def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.Written]]:
+    def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.OutputLayout]]:
         """The sources of a graph, and how the code writes what it returns."""
         target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
         lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
@@ -177,7 +177,7 @@ class CpuTarget:
         return library, written
 
     def _finish(
-        self, key: str, library: compat.Library, written: Sequence[compat.Written], keep: Callable[[_Files], None]
+        self, key: str, library: compat.Library, written: Sequence[compat.OutputLayout], keep: Callable[[_Files], None]
     ) -> _Files:
         with self._refusing(key):
             library.finish()
@@ -267,7 +267,7 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
-                value = node.meta["val"] = compat.laid_out(value, order)
+                value = node.meta["val"] = compat.with_stride_order(value, order)
             given.append((node, schema.GivenInput(index)))
         elif not _read_off_a_tensor(graph, node, placeholders):
             given.append((_to_carrier(graph, node), schema.SizeCarrier(index)))

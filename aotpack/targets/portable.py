@@ -35,13 +35,13 @@ class PortableTarget:
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
         names = {node.op: item for item in reversed(graphs) for node in subgraphs.all_nodes(item.graph)}
-        problems = [Problem(_place(name, item), message) for name, item in names.items() if (message := _refusal(name))]
+        problems = [Problem(_where(name, item), message) for name, item in names.items() if (message := _refusal(name))]
         if problems:
             raise UnsupportedError("The portable target cannot run operators that this model uses.", problems)
         return TargetEntry(schema.Target(name=self.name, kind="portable", device="any"), None, [])
 
 
-def _place(name: str, item: GraphToCompile) -> str:
+def _where(name: str, item: GraphToCompile) -> str:
     """The line of the model that calls the operator called ``name``, or the graph that does."""
     lines = [source_line(node) for node in item.module.graph.nodes if str(node.target) == name]
     return next(filter(None, lines), item.key)

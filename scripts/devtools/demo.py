@@ -46,7 +46,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Places:
+class ByteRange:
     """``work`` is where this process works; ``away`` stands for the other machine: bundle, scripts, no model."""
 
     work: Path
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def demo(directory: Path, repeat: int, threads: int) -> dict[str, Any]:
-    places = Places(directory / "work", directory / "away")
+    places = ByteRange(directory / "work", directory / "away")
     places.work.mkdir()
     places.away.mkdir()
     for script in (TRAIN, CONTENDER, FIRST_STEP):
@@ -95,7 +95,7 @@ def demo(directory: Path, repeat: int, threads: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- the steps
 
 
-def build_bundle(places: Places) -> dict[str, Any]:
+def build_bundle(places: ByteRange) -> dict[str, Any]:
     title("1. Build: examples/digits/model.py to one file, compiled for this processor, and portable")
     targets = [part for target in TARGETS for part in ("--target", target)]
     command = [
@@ -116,7 +116,7 @@ def build_bundle(places: Places) -> dict[str, Any]:
     return report
 
 
-def first_steps(places: Places) -> None:
+def first_steps(places: ByteRange) -> None:
     """Compare loss, gradients and state of the first step; the eager reference alone sees the model's source."""
     title("2. Compare the first training step with eager: the loss, every gradient, every buffer")
     eager = places.work / "eager.safetensors"
@@ -155,7 +155,7 @@ def compare(target: str, expected: Mapping[str, np.ndarray], actual: Mapping[str
     return worst
 
 
-def train(places: Places) -> float:
+def train(places: ByteRange) -> float:
     title("3. Train the bundle in a fresh process: an empty directory, no model.py, no compiler")
     output = without_source(places, "train.py", places.bundle)
     for line in output.splitlines():
@@ -167,7 +167,7 @@ def train(places: Places) -> float:
     return accuracy
 
 
-def contenders(places: Places, repeat: int, threads: int) -> dict[str, dict[str, Any]]:
+def contenders(places: ByteRange, repeat: int, threads: int) -> dict[str, dict[str, Any]]:
     count = {0: "torch's choice of threads", 1: "one thread"}.get(threads, f"{threads} threads")
     title(f"4. From `import torch` to the end of the first step, each in a fresh process, {count}")
     source = ["--model", MODEL, "--threads", threads]
@@ -186,7 +186,7 @@ def contenders(places: Places, repeat: int, threads: int) -> dict[str, dict[str,
     return runs
 
 
-def contender(places: Places, repeat: int, arguments: Sequence[object], cache: Path | None = None) -> dict[str, Any]:
+def contender(places: ByteRange, repeat: int, arguments: Sequence[object], cache: Path | None = None) -> dict[str, Any]:
     """The run whose start is the median; one run shows all its figures together."""
     command = [*arguments, "--inputs", places.inputs, "--json"]
     runs = [json.loads(isolated(places, "contender.py", *command, cache=cache)) for _ in range(repeat)]
@@ -232,20 +232,20 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Runs a script in which opening a file below a directory fails."""
 
 
-def without_source(places: Places, script: str, *arguments: object) -> str:
+def without_source(places: ByteRange, script: str, *arguments: object) -> str:
     """Run a copied script isolated, and so that opening anything below ``examples/`` is an error."""
     with empty_directory(places) as cwd:
         return python(["-I", "-c", GUARD, MODEL.parent.parent, places.away / script, *arguments], cwd=cwd)
 
 
-def isolated(places: Places, script: str, *arguments: object, cache: Path | None = None) -> str:
+def isolated(places: ByteRange, script: str, *arguments: object, cache: Path | None = None) -> str:
     """Run a copied script with ``python -I`` in an empty directory: no directory of ours is on the import path."""
     with empty_directory(places) as cwd:
         return python(["-I", places.away / script, *arguments], cwd=cwd, cache=cache)
 
 
 @contextmanager
-def empty_directory(places: Places) -> Iterator[Path]:
+def empty_directory(places: ByteRange) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(dir=places.work))
     yield directory
     shutil.rmtree(directory)

@@ -36,7 +36,7 @@ def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest
             raise
 
     monkeypatch.setattr(analysis.compat, "kept_state_changes", in_our_code)
-    run = partial(zero_one.Trial(None, {})._rehearsed, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
+    run = partial(zero_one.SizeRun(None, {})._fake_run, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
     if analysis is strides:
         run = partial(strides._run, torch.nn.Identity(), (torch.ones(2),), {}, {})
     with pytest.raises(aotpack.AotpackError, match="An analysis of sizes and strides broke"):

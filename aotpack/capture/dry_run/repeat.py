@@ -22,14 +22,14 @@ from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Trial:
+class DryRun:
     """Whether the model asks which tensors are the same, what version counters it moves, what Python objects it changes.
 
     ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
     """
 
     compares: bool
-    touched: compat.Touched
+    touched: compat.VersionedWrites
     changed: tuple[str, ...]
     reads_nodes: bool
 
@@ -67,7 +67,7 @@ def refuse_if_broken(error: Exception) -> None:
         ) from error
 
 
-def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:
+def run_on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DryRun:
     """Run the model twice, and see that the second run does what the first did.
 
     A tensor that the first run left in a cache for the second is there for both, the next time.
@@ -76,14 +76,14 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         UnsupportedError: it reads Python values that it changes, or goes another way because of one.
     """
     try:
-        return _rehearse(model, args, kwargs)
+        return _on_fake_tensors(model, args, kwargs)
     except UnsupportedError as error:
         if not any(python_state.KEPT in problem.message for problem in error.problems):
             raise
-    return _rehearse(model, args, kwargs)
+    return _on_fake_tensors(model, args, kwargs)
 
 
-def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:
+def _on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DryRun:
     with unchanged(model), python_state.watched(model) as seen:
         first, steps = Snapshot(model), python_state.Steps()
         run = _run(steps, model, args, kwargs)
@@ -95,7 +95,7 @@ def _rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     compat.refuse_changes(seen.changed | counted)
     if error is not None:
         raise error
-    return Trial(seen.compares, run.touched, tuple(sorted(changed)), run.reads_nodes)
+    return DryRun(seen.compares, run.touched, tuple(sorted(changed)), run.reads_nodes)
 
 
 def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -122,9 +122,9 @@ def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     return run.records or python_state.first_difference(steps, without) is not None
 
 
-def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.Rehearsed:
+def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.FakeRun:
     """Run the model on fake tensors, and note in ``steps`` what it does, as far as it goes."""
-    run = compat.rehearse(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
+    run = compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
     steps.returned(run.result)
     return run
 

@@ -44,8 +44,8 @@ class Differentiable:
         positions = {output: i for i, output in enumerate(self.visible)}
         self.tangents = [Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
         self.depends = [frozenset(tangents) for tangents in convention.depends]
-        plain = frozenset(method.non_differentiable)
-        self.plain = [i for i, output in enumerate(self.visible) if output in plain]
+        non_differentiable = frozenset(method.non_differentiable)
+        self.non_differentiable = [i for i, output in enumerate(self.visible) if output in non_differentiable]
         self.own = own_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
         # A result without a way back to any primal (torch has operators that give undefined gradients) requires grad as in eager.
@@ -80,7 +80,7 @@ class Differentiable:
             for tangent, sources in zip(self.tangents, self.sources, strict=True)
             if not any(primals[i].requires_grad for i in sources)
         ]
-        return self.plain + idle
+        return self.non_differentiable + idle
 
     def _primals_behind(self, tangent: int) -> list[int]:
         """Primals whose gradient depends on ``tangent``: those the tangent's output was computed from."""
@@ -211,7 +211,7 @@ class _Step(torch.autograd.Function):
         if not given:
             return (None,) * (1 + len(method.gradients))
         if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
-            raise is_unreadable()
+            raise batched_gradient_error()
         arguments = _unpack(ctx, call)
         device = next(g.device for g in gradients if g is not None)
         tangents = [
@@ -290,7 +290,7 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
     """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
     found = [*ctx.saved_tensors]
     if call.unchecked is None:
-        raise is_spent()
+        raise graph_freed_error()
     saved = call.method.saved
     found += call.unchecked
     found += [expressions.evaluate(size, call.environment) for size in saved.sizes]
@@ -333,7 +333,7 @@ class _SecondDerivative(torch.autograd.Function):
     @staticmethod
     @opaque
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        raise no_further(ctx.order)
+        raise higher_order_error(ctx.order)
 
 
 def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
@@ -346,7 +346,7 @@ def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torc
     return list(_SecondDerivative.apply(order, len(results), *results, *anchors))  # type: ignore[no-untyped-call]
 
 
-def is_unreadable() -> AutogradError:
+def batched_gradient_error() -> AutogradError:
     """For an incoming gradient that has no memory to read."""
     return AutogradError(
         "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
@@ -354,7 +354,7 @@ def is_unreadable() -> AutogradError:
     )
 
 
-def is_spent() -> AutogradError:
+def graph_freed_error() -> AutogradError:
     """For a second backward where the first has freed what it needs."""
     return AutogradError(
         "The backward of this call has already run, and what it needs has been freed.",
@@ -362,7 +362,7 @@ def is_spent() -> AutogradError:
     )
 
 
-def no_further(order: str) -> AutogradError:
+def higher_order_error(order: str) -> AutogradError:
     """For a gradient of gradients beyond ``order``."""
     return AutogradError(
         f"This bundle holds {order} derivatives only: a gradient of its gradients was asked for.",

@@ -21,7 +21,7 @@ from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
 from .tree import holds_given
-from .views import Given, as_own, own_outputs
+from .views import CallValues, as_own, own_outputs
 
 if TYPE_CHECKING:
     from ..devices.call_library import NativeCall, Slots
@@ -157,7 +157,7 @@ class MethodCall:
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
                 outputs = self._run(arguments, environment)
-        results = self._epilogue(Given(primals, as_run, outputs), environment)
+        results = self._epilogue(CallValues(primals, as_run, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(given, before)
         return results if self.containers is None else self.containers((args, kwargs), results)

@@ -20,7 +20,7 @@ from .tree import result_paths
 
 if TYPE_CHECKING:
     from .subclasses import Classes
-    from .views import Given
+    from .views import CallValues
 
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
@@ -240,7 +240,7 @@ class Checks:
         """What the caller's tensors are before mutations are written to them."""
         return [fingerprint(primal) for primal in primals]
 
-    def see_results(self, given: Given, before: Marks, results: list[Any]) -> None:
+    def see_results(self, given: CallValues, before: Marks, results: list[Any]) -> None:
         """See that only declared tensors were written to, that aliases are aliases, and that gradients flow where they may.
 
         Raises:

@@ -14,13 +14,13 @@ from ..devices.literals import literal
 from ..format import expressions, schema
 from .mutations import Mutations
 from .tree import holds_given, unflattener
-from .views import Given, Kept, Key, Replay, replayer, shared_values, with_origins
+from .views import CallValues, Kept, Key, Replay, replayer, shared_values, with_origins
 
 if TYPE_CHECKING:
     from .checks import Checks
 
 Environment = Mapping[str, int]
-_Build = Callable[[Given, Environment, Kept], Any]
+_Build = Callable[[CallValues, Environment, Kept], Any]
 
 
 class Epilogue:
@@ -36,7 +36,7 @@ class Epilogue:
         nested = not method.updates and not holds_given(method.outputs)
         self.unflatten: Callable[[Any], Any] = unflattener(method.outputs) if nested else list
 
-    def __call__(self, given: Given, environment: Environment) -> Any:
+    def __call__(self, given: CallValues, environment: Environment) -> Any:
         """The caller's results; ``given.outputs`` with a gradient are attached to autograd."""
         primals, _, outputs = given
         before = [] if self._checks is None else self._checks.before_results(primals)
@@ -69,7 +69,7 @@ def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
 
 
 def _view_of_primal(result: schema.AliasResult, primal: int, replay: Replay) -> _Build:
-    def build(given: Given, environment: Environment, kept: Kept) -> torch.Tensor:
+    def build(given: CallValues, environment: Environment, kept: Kept) -> torch.Tensor:
         own, copy = given.primals[primal], given.laid_out[primal]
         if own is copy or not (result.laid_out or result.reshaped):
             return replay(own, environment, kept)

@@ -40,19 +40,19 @@ class Inputs:
         self._symbols = method.symbols
         self._pattern = Pattern(method)
         bound: set[str] = set()
-        graded = method.backward is not None or any(mode.grad for mode in method.serves)
-        self.checks = [self._check_of(leaf, device, bound, method.symbols, graded) for leaf in method.leaves]
+        with_gradients = method.backward is not None or any(mode.grad for mode in method.serves)
+        self.checks = [self._check_of(leaf, device, bound, method.symbols, with_gradients) for leaf in method.leaves]
         self.binding = [(i, c) for i, c in enumerate(self.checks) if isinstance(c, (TensorCheck, IntegerCheck)) and c.determines]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
 
     def _check_of(
-        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], with_gradients: bool
     ) -> Check:
         if isinstance(leaf, schema.ConstantLeaf):
             return _constant_check(leaf)
         if isinstance(leaf, schema.IntegerLeaf):
             return IntegerCheck(leaf, bound, symbols)
-        return TensorCheck(leaf, device, bound, symbols, graded)
+        return TensorCheck(leaf, device, bound, symbols, with_gradients)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
         """Return the caller's leaves, the same with tensors laid out as the graphs expect, and the symbols.
@@ -153,13 +153,16 @@ class IntegerCheck:
 
 
 class TensorCheck:
-    """Checks one tensor argument and reads the symbols its sizes determine. ``graded``: the method was traced with gradients."""
+    """Checks one tensor argument and reads the symbols its sizes determine.
+
+    ``with_gradients``: the method was traced with gradients.
+    """
 
     def __init__(
-        self, leaf: schema.TensorLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+        self, leaf: schema.TensorLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], with_gradients: bool
     ) -> None:
         self.leaf = leaf
-        self.graded = leaf.requires_grad and graded
+        self.requires_grad = leaf.requires_grad and with_gradients
         self.dtype: torch.dtype = getattr(torch, leaf.dtype)
         self.complex = self.dtype.is_complex
         self.device = device
@@ -198,7 +201,7 @@ class TensorCheck:
         if wrong or value.is_cpu is not self.on_cpu:
             problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {describe(value)}"))
             return value
-        if value.requires_grad and not self.graded and torch.is_grad_enabled():
+        if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
         if self.leaf.from_start and value.storage_offset():
             place = f"begins at element {value.storage_offset()} of its storage, at build at 0"

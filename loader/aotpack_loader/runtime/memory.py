@@ -12,7 +12,7 @@ _PATIENCE = 4096
 """Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
 
 
-class Places(NamedTuple):
+class ByteRange(NamedTuple):
     """Where the elements of a tensor lie: bytes from the start of its memory, sizes, strides in elements, bytes of an element."""
 
     start: int
@@ -20,7 +20,7 @@ class Places(NamedTuple):
     stride: tuple[int, ...]
     width: int
 
-    def meet(self, other: Places) -> bool:
+    def meet(self, other: ByteRange) -> bool:
         """Whether a byte of one of these elements is one of the other's; columns of one matrix have none in common."""
         if 0 in self.shape or 0 in other.shape:
             return False
@@ -71,11 +71,11 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.is_contiguous() and b.is_contiguous():
         return True
-    return _places(a).meet(_places(b))
+    return _byte_range(a).meet(_byte_range(b))
 
 
-def _places(tensor: torch.Tensor) -> Places:
-    return Places(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size())
+def _byte_range(tensor: torch.Tensor) -> ByteRange:
+    return ByteRange(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size())
 
 
 def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:

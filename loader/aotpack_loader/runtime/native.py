@@ -16,7 +16,7 @@ from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
 from ..devices.literals import literal
 from ..errors import AutogradError
 from ..format import expressions, schema
-from .autograd import Differentiable, Environment, is_spent, is_unreadable, no_further
+from .autograd import Differentiable, Environment, batched_gradient_error, graph_freed_error, higher_order_error
 from .call import MethodCall
 from .identity import Memory
 from .inputs import TensorCheck
@@ -133,7 +133,7 @@ def _leaf(leaf: schema.InputLeaf, check: Any, environment: Environment) -> dict[
     if isinstance(leaf, schema.ConstantLeaf):
         return {"constant": literal(leaf.value)}
     assert isinstance(leaf, schema.TensorLeaf)
-    return _tensor(check.dtype, leaf.shape, leaf.stride, environment, refuses_gradient=not check.graded)
+    return _tensor(check.dtype, leaf.shape, leaf.stride, environment, refuses_gradient=not check.requires_grad)
 
 
 def _tensor(
@@ -170,16 +170,16 @@ def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
     return {"run": run if sizes else executable, "inputs": None, "outputs": None}
 
 
-def _differentiable(graded: Differentiable, method: schema.Method, environment: Environment) -> dict[str, Any]:
+def _differentiable(differentiable: Differentiable, method: schema.Method, environment: Environment) -> dict[str, Any]:
     assert method.backward is not None
     saved = method.backward.saved
     sizes = {i: expressions.evaluate(s.expr, environment) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)}
     carriers = {i: number for number, i in enumerate(sizes)}
-    tangents = zip(graded.tangents, method.backward.tangents, graded.sources, strict=True)
+    tangents = zip(differentiable.tangents, method.backward.tangents, differentiable.sources, strict=True)
     return {
-        "executable": _executable(graded.backward, sizes),
-        "visible": graded.visible,
-        "plain": graded.plain,
+        "executable": _executable(differentiable.backward, sizes),
+        "visible": differentiable.visible,
+        "plain": differentiable.non_differentiable,
         "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
         "constants": [torch.empty((size, 0), dtype=torch.float32, device="cpu") for size in sizes.values()],
         "tangents": [
@@ -192,10 +192,10 @@ def _differentiable(graded: Differentiable, method: schema.Method, environment: 
             }
             for tangent, described, sources in tangents
         ],
-        "gradients": [-1 if position is None else position for position in graded.gradients],
-        "depends": [sorted(tangents) for tangents in graded.depends],
-        "detached": graded.detached,
-        "donated": getattr(graded.backward, "donated", []),
+        "gradients": [-1 if position is None else position for position in differentiable.gradients],
+        "depends": [sorted(tangents) for tangents in differentiable.depends],
+        "detached": differentiable.detached,
+        "donated": getattr(differentiable.backward, "donated", []),
     }
 
 
@@ -226,9 +226,9 @@ def _result(result: schema.Result, environment: Environment) -> tuple[str, Any]:
 def refuse(what: str, gradient: torch.Tensor | None) -> None:
     """Raise what the Python path raises in a backward; the library calls this."""
     errors: dict[str, Callable[[], AutogradError]] = {
-        "second derivative": lambda: no_further("first"),
-        "released": is_spent,
-        "gradient": is_unreadable,
+        "second derivative": lambda: higher_order_error("first"),
+        "released": graph_freed_error,
+        "gradient": batched_gradient_error,
         "compiled autograd": _called_outside,
     }
     raise errors[what]()

@@ -24,11 +24,11 @@ class SubclassInputs(Inputs):
         super().__init__(method, device)
 
     def _check_of(
-        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], graded: bool
+        self, leaf: schema.InputLeaf, device: torch.device, bound: set[str], symbols: list[schema.Symbol], with_gradients: bool
     ) -> Check:
         if isinstance(leaf, schema.TensorLeaf) and leaf.subclass is not None:
-            return SubclassCheck(leaf, device, bound, symbols, graded, Wrapper(leaf.subclass, self._classes))
-        return super()._check_of(leaf, device, bound, symbols, graded)
+            return SubclassCheck(leaf, device, bound, symbols, with_gradients, Wrapper(leaf.subclass, self._classes))
+        return super()._check_of(leaf, device, bound, symbols, with_gradients)
 
 
 class SubclassCheck(TensorCheck):
@@ -40,10 +40,10 @@ class SubclassCheck(TensorCheck):
         device: torch.device,
         bound: set[str],
         symbols: list[schema.Symbol],
-        graded: bool,
+        with_gradients: bool,
         wrapper: Wrapper,
     ) -> None:
-        super().__init__(leaf, device, bound, symbols, graded)
+        super().__init__(leaf, device, bound, symbols, with_gradients)
         self.wrapper = wrapper
         limits = {symbol.name: symbol for symbol in symbols}
         self.inner_binds: list[tuple[tuple[str, ...], int, schema.Symbol]] = []
@@ -79,7 +79,7 @@ class SubclassCheck(TensorCheck):
         else:
             found = list(self.wrapper.mismatch(value, environment))
         problems += [Problem(f"{self.leaf.path}{path}", message) for path, message in found]
-        if not found and value.requires_grad and not self.graded and torch.is_grad_enabled():
+        if not found and value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
         return value
 

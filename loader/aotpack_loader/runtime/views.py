@@ -18,7 +18,7 @@ Kept = dict[Key, Any]
 Replay = Callable[[torch.Tensor, Environment, Kept], torch.Tensor]
 
 
-class Given(NamedTuple):
+class CallValues(NamedTuple):
     """What results are built from: the caller's own tensors, the same as the graphs got them, and what the forward returned."""
 
     primals: list[torch.Tensor]

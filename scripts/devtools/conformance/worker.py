@@ -49,7 +49,7 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
         told = json.loads(line)
         units = [Unit(**unit) for unit in told["units"]]
         until = time.monotonic() + limit * len(units)
-        works = [Work(unit, set(told["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
+        works = [BuildContext(unit, set(told["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
         tried = {(unit, name) for unit, name in told["tried"]}
         while (group := next_group(works, tried, size)) is not None:
             several(group)
@@ -58,7 +58,7 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
         tell(end=True)
 
 
-class Work:
+class BuildContext:
     """What is done on the samples of a unit; ``tell`` is told how many there are, and what becomes of each.
 
     Attributes:
@@ -138,10 +138,10 @@ class Work:
         return f"{self.unit}/{sample.name}" if self._first.get(sample.in_place) is sample else ""
 
 
-Place = tuple[Work, Sample]
+Place = tuple[BuildContext, Sample]
 
 
-def next_group(works: Sequence[Work], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
+def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
     """Up to ``size`` samples to build in one bundle, which from now on are ``tried``, without those that eager refuses."""
     places = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
     if size < 2 or len(places) < 2 or works[0].late:

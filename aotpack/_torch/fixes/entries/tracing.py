@@ -141,7 +141,7 @@ FIXES = (
         id="aot-windows-with-gaps",
         severity="wrong-values",
         summary="A write to windows with gaps (`x.unfold(1, 2, 3).mul_(2)`) sets the elements between them to zero.",
-        apply="windows:WindowsWithGaps",
+        apply="windows:UnfoldMutationMode",
     ),
     _partitioner(
         id="partitioner-compared-values",

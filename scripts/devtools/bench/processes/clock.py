@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Places = Sequence[tuple[str, str]]
+ByteRange = Sequence[tuple[str, str]]
 """Modules, and the path of a function in each: ``Bundle.open``."""
 
 
@@ -16,7 +16,7 @@ class Clock:
     ``seconds`` by phase. A call through a wrapper costs about a microsecond, which counts for whoever calls.
     """
 
-    def __init__(self, phases: Mapping[str, Places]) -> None:
+    def __init__(self, phases: Mapping[str, ByteRange]) -> None:
         self.seconds = dict.fromkeys(phases, 0.0)
         self._inside: list[float] = []
         for phase, places in phases.items():
