@@ -41,7 +41,7 @@ from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.runtime.bases import Base
 from aotpack_loader.runtime.call import MethodCall
 from aotpack_loader.runtime.epilogue import Epilogue
-from aotpack_loader.runtime.views import Given
+from aotpack_loader.runtime.views import CallValues
 from aotpack_loader.selftest import run_self_test
 
 CPU = torch.device("cpu")
@@ -529,7 +529,7 @@ def test_values_in_common_are_those_of_the_first() -> None:  # C17
     results = [schema.AliasResult(view, primal=0, shared=share) for view, share in zip(views, shares, strict=True)]
     validate_program(_program(outputs=schema.TupleNode([_LEAF] * 3), results=results), "program")
     x = torch.zeros(3)
-    made = Epilogue(_method(outputs=schema.TupleNode([_LEAF] * 3), results=results))(Given([x], [x], []), {})
+    made = Epilogue(_method(outputs=schema.TupleNode([_LEAF] * 3), results=results))(CallValues([x], [x], []), {})
     assert made[1]._base is x
     assert made[1] is not made[2]
     assert [value.shape for value in made] == [(3, 1), (1,), (1,)]
