@@ -507,14 +507,14 @@ def test_sizes_of_0_and_1_are_tried_quietly_and_the_example_once(tmp_path: Path,
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     logger.addHandler(handler)
     tried: list[dict[str, int]] = []
-    original = zero_one.Trial._difference
+    original = zero_one.SizeRun._difference
 
     def noted(trial: Any, *example: Any) -> dict[str, str]:
         tried.append(dict(trial.sizes))
         original(trial, *example)
         return {"fails": "differs"} if {0, 1} & {*trial.sizes.values()} else {}
 
-    monkeypatch.setattr(zero_one.Trial, "_difference", noted)
+    monkeypatch.setattr(zero_one.SizeRun, "_difference", noted)
     try:
         sizes = ({0: torch.export.Dim("n", min=0)}, {0: torch.export.Dim("m", min=0)})
         portable(not_for_one, (torch.zeros(3, 4), torch.zeros(5)), tmp_path / "m", methods=("infer",), dynamic_shapes=sizes)

@@ -102,8 +102,8 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[compat.Written]]:
-        return NoCode(folder / "code.so"), [compat.Written([], own=False)] * (max(call.outputs) + 1)
+    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[compat.OutputLayout]]:
+        return NoCode(folder / "code.so"), [compat.OutputLayout([], own=False)] * (max(call.outputs) + 1)
 
     monkeypatch.setattr(CpuTarget, "_lower", lower)
     example = torch.zeros(2, 4, 4, requires_grad=True)
