@@ -319,7 +319,6 @@ ANY_SIZE = {
 }
 NOT_ONE = {
     "squeeze": lambda x: x.squeeze(0) * 2,
-    "transposed result": lambda x: x.t() * 2,
     "Python asks": lambda x: x * 2 if x.shape[0] == 1 else x * 3,
 }
 """What torch traces for one side of a question about the size; the other side is refused at the call."""
@@ -418,6 +417,13 @@ CASES: list[Case] = [
         )
         for name, function in ANY_SIZE.items()
     ],
+    case(  # the stride of a dimension of size 1 means nothing
+        "shapes: size 1, transposed result",
+        lambda x: x.t() * 2,
+        g(4, 3),
+        dynamic_shapes=({0: Dim.DYNAMIC},),
+        calls=(at(g(7, 3)), at(g(1, 3))),
+    ),
     *[
         case(
             f"shapes: size 1 is refused, {name}",
