@@ -1,7 +1,7 @@
-"""Every private, release-dependent torch API the compiler touches, and nothing else; a module for each part of torch.
+"""All private torch APIs that the compiler uses, and nothing else, with one module for each part of torch.
 
-Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps, so that a new release means
-reading one package.
+Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps. A
+new torch release can therefore be checked by reading this package alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AOTAutograd: the joint graph and its partition."""
+"""Traces a model's joint graph with AOTAutograd, and partitions it into forward and backward graphs."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ from .reshapes import ReshapeAliasMode
 
 Decompositions = dict[Any, Callable[..., Any]]
 Note = Callable[[Any, list[Any]], list[Any]]
-"""What a module returned and was given, to the leaves of it that are traced."""
+"""Takes what a module returned and the leaves of its arguments; returns the leaves that are traced as outputs."""
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """The joint graph of a model, or its forward graph alone where nothing needs a gradient.
+    """The joint graph of a model, or its forward graph alone if nothing needs a gradient.
 
-    ``num_forward``: how many of the graph's outputs are the forward's. ``gradient_metas``: which gradients are tensor
-    subclasses, as AOTAutograd describes them; None where no subclass is involved. ``sparse``: numbers of results that are made
-    sparse after the graph, each with how many of its dimensions.
+    ``num_forward``: how many of the graph's outputs belong to the forward. ``gradient_metas``:
+    AOTAutograd's description of the gradients that are tensor subclasses. It is None if there is no
+    subclass. ``sparse``: maps the index of each result that is made sparse after the graph to its
+    number of sparse dimensions.
     """
 
     graph_module: torch.fx.GraphModule
@@ -84,18 +85,18 @@ class Joint:
 
     @property
     def num_forward_outputs(self) -> int:
-        """Outputs of the joint graph that are the forward's: effect tokens, values written back, results, bases."""
+        """Number of the joint graph's outputs that belong to the forward: effect tokens, mutated values, results, bases."""
         return self.tokens + self.num_forward
 
     @property
     def num_gradients(self) -> int:
-        """Outputs of the backward that are gradients, none included: one for each primal, or for each part of a subclass."""
+        """Number of gradients that the backward returns, None included: one for each primal, or for each part of a subclass."""
         if self.gradient_metas is None:
             return len(self.primal_descriptors)
         return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
-        """Whether running the model moves the version counter of an input; None where that is not known."""
+        """Whether running the model moves the version counter of an input; None if that is not known."""
         if self.touched is None:
             return None
         if isinstance(descriptor, desc.PlainAOTInput):
@@ -105,10 +106,13 @@ class Joint:
 
 @contextlib.contextmanager
 def traceable_scans() -> Iterator[None]:
-    """Trace scans whose backward needs a result of the step: torch returns such a result twice, and refuses its own alias.
+    """Make scans traceable whose backward needs a result of the step.
 
-    Torch 2.9 computes the step again, refuses a carry's gradient that is a slice of another, and follows no gradient through a
-    carry that begins as a tensor without one: eager's own are wrong there.
+    Torch returns such a result twice, and then rejects the alias that it made itself.
+
+    Torch 2.9 has other faults. It computes the step again, and rejects a carry's gradient that is a
+    slice of another. It also drops gradients through a carry that starts as a tensor without one;
+    eager's own gradients are wrong there.
     """
     implementation: Any = getattr(_SCANS, "ScanAutogradImpl", None)
     if implementation is None:
@@ -165,9 +169,9 @@ def export_joint(
 ) -> Joint:
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
-    All mutations are functionalised out of the graphs: the loader applies them. ``note`` sees what the module returns, and
-    what it was given, parameters too. A module that turns gradients on while they are off is traced once more, for its
-    gradients too.
+    All mutations are functionalised out of the graphs; the loader applies them. ``note`` receives
+    what the module returns and the leaves of its arguments, parameters included. A module that
+    enables gradients while they are off is traced a second time, with its gradients.
     """
     joint = _export_joint(module, args, kwargs, decompositions, note)
     if torch.is_grad_enabled() or not _records_gradients(joint.metadata):
@@ -177,7 +181,7 @@ def export_joint(
 
 
 def _records_gradients(metadata: ViewAndMutationMeta) -> bool:
-    """Whether a result that is computed requires a gradient, though gradients are off."""
+    """Whether a computed result requires a gradient although gradients are off."""
     kinds = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
     return any(info.requires_grad and info.output_type in kinds for info in metadata.output_info)
 
@@ -190,7 +194,7 @@ def _export_joint(
     note: Note,
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
-    """``inside``: the context that the module runs in while it is traced."""
+    """``inside`` is the context that the module runs in while it is traced."""
     copies, dirty = ReshapeAliasMode(), DirtyArguments()
 
     def noted(result: Any, leaves: list[Any]) -> list[Any]:
@@ -214,7 +218,7 @@ def _export_joint(
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
-        mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # 2.9 keeps it elsewhere
+        mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # torch 2.9 has no such attribute
         descriptors: Any = capture.updated_flat_args_descs
         subclasses = capture.maybe_subclass_meta
         if state.needs_autograd:
@@ -240,7 +244,7 @@ def _export_joint(
 
 
 def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
-    """Replace sums of several sizes, which torch traces some sums of two as, by sums of two."""
+    """Replace each n-ary sum (``torch.sym_sum``) by binary sums; torch traces some sums of two terms as n-ary ones."""
     graphs = [module.graph for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for graph in graphs:
         for node in graph.find_nodes(op="call_function", target=torch.sym_sum):
@@ -255,15 +259,16 @@ def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
 
 
 _BEFORE_STORAGE_SIZE = 13
-"""How many values of ``_make_wrapper_subclass`` stand between the class and the size of the storage."""
+"""Number of positional arguments of ``_make_wrapper_subclass`` between the class and the size of the storage."""
 
 
 @contextlib.contextmanager
 def wrappers_with_room(inputs: Any) -> Iterator[None]:
     """Let ``as_strided_`` move an input within its storage while it is traced.
 
-    The wrapper that AOTAutograd traces with reaches over the tensor alone, whatever lies behind it, and torch refuses to leave
-    that. That the storage itself is not left was seen when the model was run on fake tensors.
+    The wrapper that AOTAutograd traces with has a storage as large as the tensor alone, and torch
+    rejects any access beyond it. The run on fake tensors has already shown that the model stays
+    within the real storage.
     """
     plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
     sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
@@ -273,9 +278,11 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
     def roomy(cls: type, *described: Any, **named: Any) -> Any:
         if cls is not FunctionalTensor:
             return make(cls, *described, **named)
-        # For each as much as for all: the larger of two sizes that vary need not be known.
+        # Each wrapper gets the sum of all sizes: with dynamic shapes it may not be known which of
+        # two sizes is larger.
         reached("aot-wrappers-with-room")
-        # From torch 2.15 on the size of the storage is described too, as the last value by position.
+        # From torch 2.15 on, one more positional argument describes the size of the storage. It is
+        # the last one.
         return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(room), **named)
 
     with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
@@ -284,9 +291,10 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trained_lstms() -> Iterator[None]:
-    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which keeps nothing for a backward.
+    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which saves nothing for a backward.
 
-    torch takes it wherever the input alone needs no gradient. Torch 2.9 gives the last states of the others a dimension more.
+    torch selects that kernel whenever the input itself needs no gradient. For other LSTMs torch 2.9
+    returns the last states with one dimension too many.
     """
     select: Callable[..., Any] = lstm_decompositions.select_one_layer_lstm_function
     layer: Callable[..., Any] = lstm_decompositions.one_layer_lstm
@@ -311,13 +319,13 @@ def trained_lstms() -> Iterator[None]:
 
 
 def multi_output_views() -> contextlib.AbstractContextManager[Any]:
-    """Keep views of multi-output operations views: AOTAutograd hides from autograd that results of one ``chunk`` share memory."""
+    """Keep the outputs of multi-output views (``chunk``) views: AOTAutograd hides from autograd that they share memory."""
     return patched("aot-views-of-several-outputs", torch, "_functionalize_is_multi_output_view", lambda *given: False)
 
 
 @contextlib.contextmanager
 def _seen_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Let ``note`` see results before they are flattened."""
+    """Call ``note`` with the results before they are flattened."""
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -336,28 +344,28 @@ def _seen_results(note: Note, inside: Callable[[], contextlib.AbstractContextMan
 
 
 def _with_true_bools(leaves: list[Any], examples: list[Any]) -> list[Any]:
-    """AOTAutograd takes a truth value among the arguments for an integer: a model that returned it would return 1."""
+    """Restore the bools among the leaves: AOTAutograd treats them as integers, so a model that returns one would return 1."""
     if len(leaves) != len(examples):
         return leaves
     return [example if isinstance(example, bool) else leaf for leaf, example in zip(leaves, examples, strict=True)]
 
 
 def has_effect(target: Any) -> bool:
-    """Whether an operator does more than to return values: it writes to an argument, or is registered as effectful."""
+    """Whether an operator does more than return values: it writes to an argument, or is registered as effectful."""
     return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
 
 
 CALL_ON_COPIES = auto_functionalized
-"""``CALL_ON_COPIES(op, **arguments)`` in a trace: a custom operator that writes to its arguments, called on copies of them.
+"""``CALL_ON_COPIES(op, **arguments)`` in a trace: a custom operator that mutates its arguments, called on copies of them.
 
-It returns what ``op`` returns (None where that is nothing), then the copies.
+It returns what ``op`` returns (None if that is nothing), followed by the copies.
 """
 
 _WRITES = "enable_auto_functionalized_v2_for_export"
 
 
 def _plain_writes_of_export() -> contextlib.AbstractContextManager[Any]:
-    """The same while torch.export traces; torch 2.9 has no setting of its own for that, nor the module it would be in."""
+    """Disable the v2 of auto-functionalization while torch.export traces; torch 2.9 has neither this setting nor its module."""
     if importlib.util.find_spec("torch._export.config") is None:
         return contextlib.nullcontext()
     config: Any = importlib.import_module("torch._export.config")
@@ -368,11 +376,11 @@ _GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"
 
 
 _SUBCLASS_TANGENTS = {_GUESS: True} if hasattr(functorch_config, _GUESS) else {}
-"""The gradient of a subclass that is written to is one of its class, not a plain tensor of zeros: the loader makes such zeros."""
+"""Zero gradients of a mutated subclass input have the subclass' type, not a plain tensor's: the loader makes such zeros."""
 
 
 class AliasedOutputsError(Exception):
-    """Outputs (``positions``) share memory with each other beside tensor subclasses, which AOTAutograd does not trace."""
+    """Outputs (``positions``) share memory with each other beside tensor subclasses; AOTAutograd does not trace that."""
 
     def __init__(self, positions: list[int]) -> None:
         super().__init__("results share memory with each other")
@@ -392,7 +400,7 @@ def _aliases_named() -> Iterator[None]:
 
 
 def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
-    """How many values the forward returns; a tensor subclass counts as its parts and its sizes that vary."""
+    """How many values the forward returns; a tensor subclass counts as its parts and its dynamic sizes."""
     if subclasses is None:
         return int(metadata.num_forward)
     counts = [getattr(meta, "arg_count", 1) for meta in metadata.subclass_fw_graph_out_meta]
@@ -400,7 +408,7 @@ def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
 
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
-"""A partitioner: joint graph, its inputs or null, ``num_fwd_outputs`` to forward and backward graphs."""
+"""A partitioner: takes the joint graph, its inputs or null, and ``num_fwd_outputs``; returns forward and backward graphs."""
 
 
 def partition(
@@ -411,9 +419,10 @@ def partition(
     prepare: Callable[[torch.fx.GraphModule, Split], None],
     added: int = 0,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Split the joint graph into forward and backward; ``prepare`` is given it and the partitioner before.
+    """Split the joint graph into forward and backward.
 
-    ``added``: outputs of the forward beyond AOTAutograd's.
+    ``prepare`` is called first, with the joint graph and the partitioner. ``added``: number of
+    forward outputs beyond AOTAutograd's.
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
     with within_budget(memory_budget), apply_fixes("partitioner", joint=joint.graph_module), joint.fake_mode:
@@ -425,10 +434,11 @@ def partition(
 
 
 def save_what_is_compared(module: torch.fx.GraphModule) -> None:
-    """Keep the backward from computing anew what it compares for equality, as the gradient of ``amax`` does to find the maxima.
+    """Make the partitioner save the values that the backward compares for equality, as the gradient of ``amax`` does.
 
-    Compiled code may compute a value once as a vector and once alone, with other last bits (torch 2.13): no element is the
-    maximum then, and ``torch.compile`` gives no gradient at all.
+    Compiled code may compute a value once vectorized and once as a scalar, and the last bits differ
+    (torch 2.13). If the value is recomputed, no element equals the maximum, and ``torch.compile``
+    gives no gradient at all.
     """
     for comparison in module.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
         for operand in comparison.all_input_nodes:
@@ -439,14 +449,14 @@ def save_what_is_compared(module: torch.fx.GraphModule) -> None:
 
 
 def is_plain_call(target: Any) -> bool:
-    """Whether a higher-order operator does no more than to call its subgraph on its other arguments (``invoke_quant``)."""
+    """Whether a higher-order operator only calls its subgraph on its other arguments (``invoke_quant``)."""
     return isinstance(target, BaseHOP)
 
 
 def tell_calls_apart(region: torch.fx.GraphModule) -> None:
-    """Number the calls of regions within a region anew: torch gives all of them the number of the call around them.
+    """Renumber the calls of regions inside a region: torch gives all of them the number of the enclosing call.
 
-    A forward call and the backward call that belongs to it, which takes the same primals, get the same number.
+    A forward call and its backward call take the same primals and get the same number.
     """
     calls = region.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     halves: dict[str, list[torch.fx.Node]] = {"fw": [], "bw": []}
@@ -465,20 +475,21 @@ def tell_calls_apart(region: torch.fx.GraphModule) -> None:
 def split_regions(module: torch.fx.GraphModule, split: Split) -> None:
     """Split each nested compile region of a joint graph with ``split``, and call its two halves instead.
 
-    The forward half then returns what it saves, after its results; until then the backward computes the forward again.
+    The forward half then returns the values that it saves after its results. Without the split, the
+    backward would compute the forward again.
     """
     config = dataclasses.replace(get_dummy_aot_autograd_config(), partition_fn=split)
-    known = inspect.signature(run_joint_graph_passes_on_hops).parameters  # releases before 2.12 take it from the config
+    known = inspect.signature(run_joint_graph_passes_on_hops).parameters  # releases before 2.12 read it from the config
     keyword = {"default_partition_fn": split} if "default_partition_fn" in known else {}
     run_joint_graph_passes_on_hops(module, [], config, **keyword)
 
 
 def tree_children(spec: Any) -> list[Any]:
-    """Children of a pytree spec: a method since 2.10, an attribute before."""
+    """Children of a pytree spec: a method since torch 2.10, an attribute before."""
     children = getattr(spec, "children", None)
     return list(children()) if callable(children) else list(spec.children_specs)
 
 
 def participates_in_backward(info: Any) -> bool:
-    """Whether an output takes part in the backward; releases before 2.12 do not tell views made under ``no_grad`` apart."""
+    """Whether an output takes part in the backward; releases before 2.12 do not distinguish views made under ``no_grad``."""
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -1,4 +1,4 @@
-"""Dynamo's export front end, and what it knows of the model besides the graph."""
+"""Captures a model with Dynamo's export front end, and records the side effects that the graph does not contain."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from .own_functions import own_aliases
 
 _SIMPLER = "enable_dynamo_decompositions"
 _AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
-"""``addcmul_`` and its like stay the operators they are: simpler ones round otherwise."""
+"""``addcmul_`` and similar operators are not decomposed: their decompositions round differently."""
 
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
     """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
 
-    Python values that a first call sets up (transformers' heads note which kind of loss their labels ask for) are no part of a
-    bundle: a model that has changed them must give the same graph again, and change nothing more.
+    A first call may set up Python values; the heads of transformers, for example, record which loss
+    their labels need. A bundle does not hold such values. If a model changed and read them, it is
+    traced again with the changed values. That trace must give the same graph and must not read a
+    changed value again.
 
     Raises:
         UnsupportedError: the model's results depend on a Python value that it changes.
@@ -51,10 +53,10 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
 
 
 def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) -> None:
-    """Refuse changes of containers among the arguments, which the graph does not hold; a model's own ``**rest`` is none.
+    """Reject changes of containers among the arguments, which the graph does not hold; the model's own ``**rest`` is allowed.
 
     Raises:
-        SideEffectError: names them.
+        SideEffectError: names the containers.
     """
     rest = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     own = re.compile(rf"L\['self'\]|L\['({'|'.join(rest)})'\](\[[^\]]*\])?$")
@@ -69,12 +71,14 @@ def _code(captured: torch.fx.GraphModule) -> list[str]:
 def _capture(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.fx.GraphModule, dict[str, Change]]:
-    """The graph, and the Python values that the model changes.
+    """Return the graph, and the Python values that the model changes.
 
-    A bundle's graphs have no place for messages: calls that only print, warn or log are left out of the trace.
+    A bundle's graphs cannot hold messages, so calls that only print, warn or log are left out of
+    the trace.
 
     Raises:
-        NotImplementedError: torch 2.9, whose front end mixes up inputs and does not give its fake mode.
+        NotImplementedError: on torch 2.9, whose front end mixes up inputs and does not return its
+            fake mode.
     """
     graph_capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
     if graph_capture is None:
@@ -88,7 +92,7 @@ def _capture(
                 "assume_static_by_default": True,
                 "automatic_dynamic_shapes": False,
                 "capture_scalar_outputs": True,
-                "use_numpy_random_stream": True,  # refused then; else NumPy's numbers would be torch's
+                "use_numpy_random_stream": True,  # makes NumPy's random numbers an error; otherwise torch would draw them
                 ignored: getattr(torch._dynamo.config, ignored) | message_functions(),
                 **_AS_IN_EAGER,
             }
@@ -110,13 +114,13 @@ def _capture(
 
 
 def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
-    """Take no value of a 0-dimensional example for a hint: decisions would be made on it, without a guard."""
+    """Do not use the value of a 0-dimensional example as a hint: torch would make decisions on it without a guard."""
     return patched("dynamo-hints-of-values", torch._subclasses.fake_tensor, "_is_plain_tensor", lambda *given: False)
 
 
 @contextlib.contextmanager
 def _offsets_refused() -> Iterator[None]:
-    """Have Dynamo refuse ``storage_offset()``. Torch 2.15 makes a constant of it and guards that; a bundle has no such guard."""
+    """Make Dynamo reject ``storage_offset()``. Torch 2.15 makes it a guarded constant; a bundle has no such guard."""
     methods: dict[str, Any] = getattr(torch._dynamo.variables.TensorVariable, "tp_methods", {})
     with mock.patch.dict(methods):
         methods.pop("storage_offset", None)
@@ -125,10 +129,11 @@ def _offsets_refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unmixed_attributes() -> Iterator[None]:
-    """Keep what Dynamo captures apart from the model's attributes of the same names, ``_graph`` and ``meta`` among them.
+    """Keep the captured module's attributes apart from the model's of the same names, such as ``_graph`` and ``meta``.
 
-    Its export front end copies all attributes of the model over those of the captured module, and then writes to them. A
-    ``torch.fx.GraphModule`` would get Dynamo's code in its own graph.
+    Dynamo's export front end copies all attributes of the model over those of the captured module,
+    and then writes to them. With a ``torch.fx.GraphModule`` as the model, Dynamo's code would end
+    up in the model's own graph.
     """
     name = "create_fx_graph_from_captured_output"
     original = getattr(functional_export, name, None)  # not in every release
@@ -145,7 +150,7 @@ def unmixed_attributes() -> Iterator[None]:
             return original(out, model, *rest)  # type: ignore[misc]
         finally:
             attributes.clear()
-            attributes.update(kept)  # in the order in which they were
+            attributes.update(kept)  # restores their original order
 
     fix = "dynamo-attributes-of-the-model"
     with patched(fix, functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
@@ -157,7 +162,7 @@ COMPARES = "aotpack_compares"
 
 @contextlib.contextmanager
 def _watched_identity() -> Iterator[list[str]]:
-    """Collects where Dynamo lets the identity of tensors decide: ``is``, ``id()``, keys of dictionaries and sets."""
+    """Record where Dynamo lets the identity of tensors decide: ``is``, ``id()``, keys of dictionaries and sets."""
     found: list[str] = []
     builtin, tensor = torch._dynamo.variables.BuiltinVariable, torch._dynamo.variables.TensorVariable
     hash_name = "hash_impl" if hasattr(tensor, "hash_impl") else "get_python_hash"
@@ -190,7 +195,7 @@ def _watched_identity() -> Iterator[list[str]]:
 
 
 def _forget_handlers() -> None:
-    """Dynamo keeps the handlers of built-in functions that it has looked up."""
+    """Clear Dynamo's caches of handlers for built-in functions."""
     torch._dynamo.variables.BuiltinVariable._binop_handlers.cache_clear()
     torch._dynamo.variables.BuiltinVariable.call_function_handler_cache.clear()
 
@@ -199,7 +204,7 @@ SIDE_EFFECTS = "aotpack_side_effects"
 
 
 def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
-    """What the model changes besides tensors. Dynamo's export front end drops that: state must not get lost so.
+    """What the model changes besides tensors. Dynamo's export front end drops these changes; state must not be lost that way.
 
     Raises:
         SideEffectError: a tensor was assigned to a buffer or parameter.
@@ -212,7 +217,7 @@ def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def dynamo_contexts(captured: torch.fx.GraphModule) -> Iterator[None]:
-    """The fake mode and tracing context in which a Dynamo capture goes on to AOTAutograd."""
+    """The fake mode and tracing context in which AOTAutograd processes a Dynamo capture."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing(captured.meta["tracing_context"]))
         stack.enter_context(captured.meta["fake_mode"])

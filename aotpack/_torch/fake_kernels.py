@@ -1,6 +1,6 @@
-"""What kernels return, for operators of which torch knows no sizes: without that it traces none of them.
+"""Fake kernels for operators that torch has none for, or whose sizes need guards.
 
-Tried on: torch 2.13.0, 2.9.0.
+Without them torch cannot trace these operators. Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _unknown(mode: FakeTensorMode, func: Any) -> torch.SymInt:
 
 
 def _ctc_loss(mode: FakeTensorMode, func: Any, x: torch.Tensor, targets: Any, sizes: Any, lengths: Any, *rest: Any) -> _Tensors:
-    """A loss for each of the batch, and the probabilities of each step, as many as the longest target has places."""
+    """A loss for each sequence in the batch; per step, the probabilities of all positions of the longest target."""
     steps, batch, _ = x.shape
     places = _unknown(mode, func) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return x.new_empty(batch), x.new_empty(batch, steps, places)
@@ -50,9 +50,9 @@ def _geqrf(mode: FakeTensorMode, func: Any, x: torch.Tensor) -> _Tensors:
 def _lstsq(
     mode: FakeTensorMode, func: Any, x: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The solution, in the memory of what LAPACK solves; residuals, ranks and singular values, those that the driver finds.
+    """The solution, in the memory of LAPACK's result; residuals, ranks and singular values, as far as the driver computes them.
 
-    ``gelsd`` and ``gelss`` have no residuals of what has no full rank.
+    ``gelsd`` and ``gelss`` return no residuals for a matrix without full rank.
     """
     *batch, rows, columns = x.shape
     several = b.dim() == x.dim()
@@ -88,13 +88,13 @@ def _counts(mode: FakeTensorMode, func: Any, x: torch.Tensor, bins: Sequence[int
 def _attention(
     mode: FakeTensorMode, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
 ) -> Any:
-    """A kernel that torch chooses for sizes that are not 0, by which it divides, and that reads as many values as keys."""
-    bool(key.shape[2] == value.shape[2])  # where they vary, a guard
+    """Guard the sizes: the kernel is for sizes other than 0, since it divides by them, and for as many values as keys."""
+    bool(key.shape[2] == value.shape[2])  # a guard, if the sizes are dynamic
     for size in (*query.shape[1:3], key.shape[2]):
         if isinstance(size, torch.SymInt):
             for symbol in size.node.expr.free_symbols:
                 exclude_zero(size.node.shape_env, symbol)
-    return NotImplemented  # what it returns is known
+    return NotImplemented  # torch's own fake kernel computes the result
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
@@ -114,7 +114,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def fakes_of_kernels() -> Iterator[None]:
-    """Let operators run on fake tensors of which torch knows no sizes."""
+    """Let operators without a fake kernel in torch run on fake tensors."""
     rules = {operator: counted("fake-kernels-without-sizes", rule) for operator, rule in _FAKES.items()}
     with mock.patch.dict(fake_impls.op_implementations_dict, rules):
         yield
@@ -122,7 +122,7 @@ def fakes_of_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def attention_of_some_sizes() -> Iterator[None]:
-    """Guard the sizes of attention's kernel: it divides by them, and reads as many values as keys."""
+    """Guard the sizes of the attention kernel: it divides by them, and needs as many values as keys."""
     operator = _aten._scaled_dot_product_flash_attention_for_cpu.default
     rule = {operator: counted("fake-sizes-of-attention", _attention)}
     with mock.patch.dict(fake_impls.op_implementations_dict, rule):

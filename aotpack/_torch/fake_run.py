@@ -1,4 +1,4 @@
-"""A model tried out on fake tensors: what eager refuses, tracing without Dynamo would let through."""
+"""Runs a model on fake tensors, to reject what eager rejects but tracing without Dynamo would accept."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from .writes import operator_of, written
 
 
 class VersionedWrites(NamedTuple):
-    """Inputs whose version counter moves when the model runs: leaf numbers of the arguments, names of parameters and buffers."""
+    """Inputs whose version counter moves when the model runs: argument leaves by number, parameters and buffers by name."""
 
     leaves: frozenset[int]
     names: frozenset[str]
 
 
 class FakeRun(NamedTuple):
-    """A run on fake tensors: what it returns, what it touches, whether autograd has recorded how a result or input was made.
+    """Outcome of a run on fake tensors.
 
-    ``reads_nodes``: whether the model reads nodes of that record. ``leaves``: what stood for the tensors among the arguments,
-    by leaf number.
+    ``result``: what the model returns. ``leaves``: the fake tensors that replaced tensor arguments,
+    by leaf number. ``touched``: inputs whose version counter moved. ``records``: whether autograd
+    recorded a new node for a result or input. ``reads_nodes``: whether the model reads ``grad_fn``.
     """
 
     result: Any
@@ -55,7 +56,7 @@ class SideEffectError(Exception):
 
 
 class SetsRequiresGradError(SideEffectError):
-    """The model calls ``requires_grad_()`` on arguments: a call must do so too. ``leaves``: their numbers."""
+    """The model calls ``requires_grad_()`` on arguments (``leaves``: their numbers), and a call must repeat that."""
 
     def __init__(self, leaves: frozenset[int]) -> None:
         super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot repeat")
@@ -67,10 +68,11 @@ ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it wi
 
 @contextlib.contextmanager
 def kept_state_changes() -> Iterator[None]:
-    """While tracing without Dynamo: a buffer that is assigned anew is written into, so that the change is seen.
+    """While tracing without Dynamo, write into a buffer that the model assigns anew, so that the mutation is traced.
 
     Raises:
-        SideEffectError: what is assigned has another type or shape, carries gradients, or takes a parameter's place.
+        SideEffectError: the new value has another shape or dtype, requires gradients, or replaces a
+            parameter.
     """
     original = torch.nn.Module.__setattr__
 
@@ -94,7 +96,7 @@ def kept_state_changes() -> Iterator[None]:
 
 
 class OperatorCall(NamedTuple):
-    """An operator that a model calls; with the strides of what it is called on, if it counts places in memory."""
+    """An operator that a model calls; ``strides`` are its first argument's, if the operator's result depends on them."""
 
     operator: torch._ops.OpOverload
     strides: tuple[int, ...] | None = None
@@ -107,7 +109,7 @@ _COUNTING = {
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo is at work: it traces what calls this, or what runs is its own Python (``CompileContext``, torch 2.9)."""
+    """Whether Dynamo is active: it traces the caller, or its own Python code is running (``CompileContext``, torch 2.9)."""
     return torch.compiler.is_compiling() or CompileContext.try_get() is not None
 
 
@@ -115,7 +117,7 @@ def is_compiling() -> bool:
 def suspended_while_compiling(
     codes: Iterable[CodeType], suspend: Callable[[], None], resume: Callable[[], None]
 ) -> Iterator[None]:
-    """Keep functions with these ``codes``, which ``resume`` puts into Python, from Dynamo: it traces whatever runs."""
+    """Hide functions with these ``codes``, which ``resume`` patches into Python, from Dynamo; it traces any code that runs."""
     for code in codes:
         skip_code(code)
     handler = torch._dynamo.callback.callback_handler
@@ -125,7 +127,7 @@ def suspended_while_compiling(
         yield
     finally:
         for callbacks, callback in ((handler.start_callbacks, start), (handler.end_callbacks, end)):
-            if callback in callbacks:  # torch._dynamo.reset() takes all out
+            if callback in callbacks:  # torch._dynamo.reset() removes all callbacks
                 callbacks.remove(callback)
 
 
@@ -139,16 +141,18 @@ def run_on_fake_tensors(
     operators: list[OperatorCall] | None = None,
     watch: TorchFunctionMode | None = None,
 ) -> FakeRun:
-    """Run the model eagerly on fake tensors: what eager refuses, tracing without Dynamo would let through.
+    """Run the model eagerly on fake tensors, to reject what eager rejects but tracing without Dynamo would accept.
 
-    Not ``strict``: only to have it set up what it sets up at its first call. Operators that are no views go to ``operators``.
-    ``watch`` is on while the model itself runs.
+    ``strict=False`` only lets the model set up what it sets up at its first call. Called operators
+    that are not views are appended to ``operators``. ``watch`` is active while the model itself
+    runs.
 
-    What it touches: kernels may write without saying so (BatchNorm's statistics), and in-place operators may find
-    nothing to do: only running tells.
+    Only a run shows which version counters move. Kernels may write without declaring it
+    (BatchNorm's statistics), and in-place operators may have nothing to do.
 
     Raises:
-        SideEffectError: ``data`` of a tensor is changed, or ``requires_grad`` of one that outlives the call.
+        SideEffectError: the model changes ``data`` of a tensor, or ``requires_grad`` of one that
+            outlives the call.
         SetsRequiresGradError: arguments are made to require gradients, and nothing else is wrong.
         Exception: whatever the model raises.
     """
@@ -159,7 +163,7 @@ def run_on_fake_tensors(
             raise
     with (
         enable_python_dispatcher()
-    ):  # a C++ composition reads values (istft, tensor_split); its Python twin, which is traced, may not
+    ):  # a C++ composite reads values (istft, tensor_split); its Python decomposition, which is traced, may not
         return _run(mode, model, args, kwargs, strict, operators, watch)
 
 
@@ -175,7 +179,7 @@ def _run(
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copy = blank_like(tensor).requires_grad_(tensor.requires_grad)
         with torch.enable_grad():
-            return copy if tensor.is_leaf else blank_like(tensor).copy_(copy)  # a clone would close gaps in memory
+            return copy if tensor.is_leaf else blank_like(tensor).copy_(copy)  # a clone would drop gaps between elements
 
     with mode:
         twins: dict[int, torch.Tensor] = {}
@@ -201,7 +205,7 @@ def _run(
             if strict:
                 stack.enter_context(RefusedOverlaps())
                 stack.enter_context(refused_accumulation())
-                stack.enter_context(watched)  # the last, so the first that a call comes to: it looks at who calls
+                stack.enter_context(watched)  # entered last, so called first: it inspects the caller's frame
             result = torch.func.functional_call(model, state, args, kwargs)
         if strict and watched.made_to_require:
             raise SetsRequiresGradError(frozenset(watched.made_to_require))
@@ -217,9 +221,10 @@ def _run(
 
 @contextlib.contextmanager
 def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None]:
-    """Note the operators that the model calls and that are no views: one view is as good as another, but for ``as_strided``.
+    """Record the operators that the model calls, except views; of views only ``as_strided`` matters.
 
-    A mode of our own would do so too, but Dynamo, which eager runs for control flow, does not bear another.
+    A dispatch mode of our own could record them too, but Dynamo, which eager runs for control flow,
+    supports no extra mode.
     """
     dispatch, depth = mode.dispatch, 0
 
@@ -230,7 +235,7 @@ def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None
                 operators.append(OperatorCall(func, tuple(args[0].stride())))
             elif not func.is_view and func.namespace != "prim":
                 operators.append(OperatorCall(func))
-        depth += 1  # what an operator is made of differs with what torch has in its caches
+        depth += 1  # ignore nested calls: they depend on torch's caches
         try:
             return dispatch(func, types, args, kwargs)
         finally:
@@ -242,7 +247,7 @@ def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None
 
 @contextlib.contextmanager
 def _kept_to_itself(mode: FakeTensorMode) -> Iterator[None]:
-    """What ``mode`` itself calls to find a result goes to no mode of functions: it differs with what torch has in its caches."""
+    """Hide calls that ``mode`` makes itself from torch function modes: these calls depend on torch's caches."""
     dispatch = mode.dispatch
 
     def silent(*args: Any, **kwargs: Any) -> Any:
@@ -257,11 +262,12 @@ _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 class _RefusedFunctions(TorchFunctionMode):
-    """Refuses operations that act on autograd or storage behind the graph's back, and notes whether ``grad_fn`` is read.
+    """Rejects operations that change autograd state or storage outside the graph; records whether ``grad_fn`` is read.
 
-    The caller sees ``requires_grad`` of its arguments (``leaves``, by number) and of parameters and buffers (``state``), and that
-    of a result. That of any other tensor which the model makes ends with the call: tracing follows it.
-    ``made_to_require``: numbers of arguments that the model calls ``requires_grad_()`` on before it does anything with them.
+    A caller can see ``requires_grad`` of arguments (``leaves``, by number), of parameters and
+    buffers (``state``) and of results. For any other tensor of the model, ``requires_grad`` ends
+    with the call, and tracing follows it. ``made_to_require``: numbers of the arguments that the
+    model calls ``requires_grad_()`` on before it uses them.
     """
 
     reads_nodes = False
@@ -281,12 +287,13 @@ class _RefusedFunctions(TorchFunctionMode):
         self._used: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _tensor_version:  # what Dynamo makes of a write that keeps the version counter
+        if func is _tensor_version:  # Dynamo's form of a write that keeps the version counter
             return args[0]._version
         if func is _unsafe_set_version_counter:
             return torch._C._autograd._unsafe_set_version_counter(*args)
-        # Frames are asked for where they are needed only: Dynamo, which traces this around control flow, knows none.
-        if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints read it for themselves, in torch 2.9
+        # Frames are read only where they are needed: Dynamo, which traces this around control flow,
+        # does not support them.
+        if func == _GET_NODE and torch.is_grad_enabled():  # in torch 2.9 checkpoints read it for themselves
             self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
         if func == torch.Tensor.storage_offset and origin.is_model(sys._getframe(1).f_code.co_filename):
             raise SideEffectError(
@@ -304,7 +311,7 @@ class _RefusedFunctions(TorchFunctionMode):
         return result
 
     def _see_change(self, tensor: torch.Tensor) -> None:
-        """``requires_grad`` of ``tensor`` is changed: refuse that where a call cannot do so, too."""
+        """Handle a change of ``tensor.requires_grad``: reject it if a call could not repeat it."""
         if id(tensor) in self._arguments:
             if tensor.requires_grad:
                 raise SideEffectError("calls requires_grad_(False) on an argument; use detach() of it")
@@ -319,7 +326,7 @@ class _RefusedFunctions(TorchFunctionMode):
             self._changed.append(tensor)
 
     def _note_uses(self, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the arguments that something was computed with while they required no gradient."""
+        """Record the arguments that were used in a computation while they required no gradient."""
         if not self._arguments or not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(result)):
             return
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
@@ -327,7 +334,7 @@ class _RefusedFunctions(TorchFunctionMode):
                 self._used.add(id(leaf))
 
     def check_results(self, result: Any) -> None:
-        """Refuse a leaf as a result: its caller could ask for its gradient, and a graph's results are no leaves."""
+        """Reject a leaf as a result: its caller could read its gradient, and a graph's results are never leaves."""
         returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
         if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
             raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
@@ -337,8 +344,10 @@ class _RefusedFunctions(TorchFunctionMode):
 
 
 def _writes_unseen(func: Any) -> bool:
-    """Whether an operator is not torch's own, whose code for fake tensors need not write to what it writes to, or is one on
-    lists, which moves no version counters of fake tensors (torch 2.13).
+    """Whether an operator's writes move no version counter of fake tensors.
+
+    Custom operators may not write in their fake implementations. Operators on lists move no version
+    counters (torch 2.13).
     """
     operator = operator_of(func)
     custom = operator is not None and operator.namespace not in ("aten", "prims")
@@ -346,5 +355,5 @@ def _writes_unseen(func: Any) -> bool:
 
 
 def _changes_nothing(func: Any, tensor: torch.Tensor, value: Any = True, *, requires_grad: Any = None) -> bool:
-    """Whether a tensor is only said to require a gradient that already does, or the reverse."""
+    """Whether ``requires_grad`` is set to the value that it already has."""
     return func is not torch.Tensor.data.__set__ and tensor.requires_grad == (value if requires_grad is None else requires_grad)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Inductor: decompositions, and compiling a graph ahead of time."""
+"""Inductor's decompositions, and ahead-of-time compilation of a graph with AOTInductor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from .toolchain import Library, tool_chain
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
-    """Inductor's decompositions: with them the partitioner sees what Inductor can fuse, and saves what it would save.
+    """Inductor's decompositions. With them the partitioner sees what Inductor can fuse, and saves what Inductor would save.
 
-    ``exact_random`` leaves out those of operators that draw random numbers: they draw others than eager.
+    ``exact_random`` leaves out decompositions of random operators that draw other numbers than
+    eager.
 
-    Those into operators that only exist once Inductor is imported are left out: a stored graph must run without it. Inductor
-    applies them when it compiles.
+    Decompositions into operators that exist only after Inductor is imported are also left out: a
+    stored graph must run without Inductor. Inductor applies these decompositions when it compiles.
     """
     own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
     with inductor_config.patch(fallback_random=exact_random):
@@ -47,19 +48,19 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
 
 
 def _draws_otherwise(op: Any) -> bool:
-    """Whether Inductor's decomposition of ``op`` draws other numbers; of composite operators it is as good as torch's own."""
+    """Whether Inductor's decomposition of ``op`` draws other numbers than eager; composite operators draw the same ones."""
     return RANDOM in getattr(op, "tags", ()) and not torch._C._dispatch_has_kernel_for_dispatch_key(
         op.name(), "CompositeImplicitAutograd"
     )
 
 
 def can_name_instruction_set() -> bool:
-    """Whether Inductor lets us choose ``-march``: not in 2.9, where it is always the build machine's."""
+    """Whether Inductor supports choosing ``-march``; torch 2.9 does not, and always uses the build machine's."""
     return hasattr(inductor_config.cpp, "march")
 
 
 def x86_vector_bits(level: str) -> int:
-    """Width in bits of the vectors Inductor may use at an x86-64 level (psABI)."""
+    """Width in bits of the vectors that Inductor may use at an x86-64 level (psABI)."""
     return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
 
 
@@ -68,8 +69,10 @@ class OutputLayout:
     """How compiled code writes an output.
 
     Args:
-        order: of its dimensions in memory, outermost first; empty where its strides are the graph's; null where they are neither.
-        own: whether the code made its memory, dense, and neither an input nor another output is in it.
+        order: the output's dimensions from outermost to innermost in memory. Empty if the strides
+            are the graph's; null if the output is neither dense nor has the graph's strides.
+        own: whether the code allocated the memory, the output is dense, and no input or other
+            output shares it.
     """
 
     order: list[int] | None
@@ -77,7 +80,7 @@ class OutputLayout:
 
 
 class LoweringError(Exception):
-    """Inductor broke; ``nodes`` are what it was working on."""
+    """Inductor failed; ``nodes`` are the nodes it was processing."""
 
     def __init__(self, error: Exception, nodes: Sequence[torch.fx.Node]) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -99,15 +102,18 @@ def lower_with_aoti(
 ) -> tuple[Library, list[OutputLayout]]:
     """Lower one graph to the sources of a shared library (AOTInductor).
 
-    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: one half of a training step, for which
-    Inductor weighs layouts otherwise than for inference. ``saved`` are the outputs that are no results. Those of them that are
-    ``free`` may have any strides; all others keep those of the graph. AOTInductor itself knows no free outputs: it would copy
-    what a convolution keeps for the backward from channels-last to contiguous.
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: the graph
+    is one half of a training step, for which Inductor chooses layouts differently than for
+    inference. ``saved`` are the outputs that are not results. Those of them that are ``free`` may
+    have any strides; all others keep the strides of the graph. AOTInductor itself has no free
+    outputs. It would copy what a convolution saves for the backward from channels-last to
+    contiguous.
 
-    ``consumed`` are the inputs that are freed once the code has read them: Inductor, which weighs orders and the reuse of buffers
-    by the peak of memory, tells them by their names, and takes those that AOTInductor gives for names of parameters. ``donated``
-    are those of them that the code may overwrite: ``torch.compile`` knows them from AOTAutograd's metadata, which AOTInductor
-    does not have.
+    ``consumed`` are the inputs that are freed once the code has read them. Inductor uses this when
+    it reorders operations and reuses buffers to lower peak memory. It recognizes such inputs by
+    name, but AOTInductor's names look like names of parameters. ``donated`` are the consumed inputs
+    that the code may overwrite. ``torch.compile`` takes them from AOTAutograd's metadata, which
+    AOTInductor does not have.
 
     Returns the library, and how the code writes each output.
 
@@ -141,7 +147,7 @@ def lower_with_aoti(
             self.bw_donated_idxs = list(donated)
             position = self.placeholder_idx + 1
             name = f"saved_{position}" if position in consumed else target
-            with mock.patch.object(self, "is_backward", bool(donated)):  # for this only: it would change other lowerings
+            with mock.patch.object(self, "is_backward", bool(donated)):  # only here: elsewhere it would change lowerings
                 return super().placeholder(name, args, kwargs)
 
         def run_node(self, n: torch.fx.Node) -> Any:
@@ -153,7 +159,7 @@ def lower_with_aoti(
 
         @functools.cached_property
         def shown(self) -> set[torch.fx.Node]:
-            """Results for the user, and what they are views of."""
+            """Results for the user, and the tensors that they are views of."""
             return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
 
         def codegen_with_cpp_wrapper(self) -> Any:
@@ -164,7 +170,7 @@ def lower_with_aoti(
             try:
                 return super().codegen_with_cpp_wrapper()
             except Exception:
-                working[:] = _origins(getattr(self.scheduler, "current_node", None))  # null before loops are written
+                working[:] = _origins(getattr(self.scheduler, "current_node", None))  # null before code generation starts
                 raise
 
     library = Library(output)
@@ -182,13 +188,13 @@ def lower_with_aoti(
                 compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
         except Exception as error:
             raise LoweringError(error, working) from error
-    if env is not None:  # as they were asked: simplified, a size that one of them fixes is true of itself
+    if env is not None:  # the guards as first recorded: a simplified guard that fixes a size would compare the size with itself
         library.guards = [guard.expr for guard in env.guards[known:]]
     return library, written
 
 
 def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:
-    """A tensor with eager's strides, so that views of it are views. Of a view Inductor keeps no more than their order."""
+    """Give a tensor eager's strides, so that views of it stay views. For a view's base Inductor keeps only the stride order."""
     return ir.ExternKernel.require_exact_strides(value, strides) if isinstance(value, ir.TensorBox) and strides else value
 
 
@@ -199,10 +205,11 @@ def _origins(kernel: Any) -> list[torch.fx.Node]:
 
 
 def _channels_last(value: Any) -> Any:
-    """What a convolution reads, with the strides of channels-last if its memory is that anyway: with one channel, or one pixel.
+    """A convolution's input with channels-last strides, if they match its memory: with one channel or one pixel.
 
-    By its own strides it would be contiguous, the convolution would return the like, and a copy would follow. ``torch.compile``
-    is spared that where the input is saved for the backward, because its graph returns it.
+    By its own strides the input would be contiguous. The convolution would return a contiguous
+    output, and a copy would follow. ``torch.compile`` avoids this if the input is saved for the
+    backward, because its graph returns the input.
     """
     if not isinstance(value, ir.TensorBox) or len(value.get_size()) != 4:
         return value
@@ -211,7 +218,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _buffer(value: Any) -> str | None:
-    """The name of the memory that an output of a graph is in, which may be another's, too; null if the graph did not make it."""
+    """Name of the buffer that holds a graph's output, possibly shared with other outputs; null if the graph did not make it."""
     buffer = buffer_of(value)
     if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
         return None
@@ -220,13 +227,13 @@ def _buffer(value: Any) -> str | None:
 
 
 def with_stride_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A fake tensor like ``value``, dense, with its dimensions in memory in ``order``, outermost first."""
+    """A dense fake tensor like ``value``, with its dimensions in memory in ``order``, outermost first."""
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
 
 
 def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
-    """How Inductor lays out an output, as in :class:`OutputLayout`."""
+    """Inductor's layout of an output, as :class:`OutputLayout` describes it."""
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
@@ -237,7 +244,7 @@ def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
 
 
 def _dense_order(value: Any) -> list[int] | None:
-    """The dimensions of an output by their place in memory, outermost first; null if it leaves gaps or overlaps itself."""
+    """An output's dimensions from outermost to innermost in memory; null if its strides leave gaps or overlap."""
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))

@@ -1,9 +1,12 @@
-"""Which values a partitioner saves within a memory budget.
+"""Chooses which values a partitioner saves within a memory budget.
 
-torch picks, of the values that it would rather not compute again, a set that fits into the budget and saves the most operations.
-Many sets save the same, for layers are alike, and torch takes the one with the values that come first in its list: the
-largest, and of those mostly the earliest. For the peak that is the worst: the budget is used up where less would do, and while
-the last layers are computed again, all that is saved of the first ones is still there.
+Some values are expensive to recompute. Among them, torch chooses a set that fits into the budget
+and saves the most operations. Layers are alike, so many sets save equally many. torch then takes
+the values that come first in its list:
+the largest, and among equal ones mostly the earliest.
+
+That choice gives the highest peak memory. It uses up the budget where less would do. And all values
+saved for the first layers are still in memory while the last layers are recomputed.
 """
 
 from __future__ import annotations
@@ -19,15 +22,15 @@ from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 from torch._functorch.partitioners import estimate_runtime
 
 _passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
-_Estimator: Any = getattr(_passes, "CustomRuntimeEstimator", object)  # torch 2.9 has neither, and chooses as it does
+_Estimator: Any = getattr(_passes, "CustomRuntimeEstimator", object)  # torch 2.9 has neither; its own choice is kept
 _Solver: Any = getattr(_passes, "CustomKnapsackSolver", object)
 
 
 @contextlib.contextmanager
 def within_budget(share: float | None) -> Iterator[None]:
-    """Partitioners save at most this ``share`` of activation memory, 0..1 (null: torch's own setting).
+    """Limit the activation memory that partitioners save to this ``share``, 0..1 (null: torch's own setting).
 
-    A solver or an estimate of the user's (``torch._functorch.config``) stays what it is.
+    A solver or an estimator that the user set in ``torch._functorch.config`` is kept.
     """
     changes: dict[str, Any] = {} if share is None else {"activation_memory_budget": share}
     chosen = config.activation_memory_budget_solver, config.activation_memory_budget_runtime_estimator
@@ -40,7 +43,7 @@ def within_budget(share: float | None) -> Iterator[None]:
 
 
 class _Operations(_Estimator):  # type: ignore[misc]
-    """torch's own estimate, floating-point operations, kept for the solver: where that is called, none can be counted."""
+    """torch's own estimate in floating-point operations, recorded because it cannot be computed when the solver is called."""
 
     def __init__(self) -> None:
         self.counted: dict[torch.fx.Node, float] = {}
@@ -55,7 +58,7 @@ class _Operations(_Estimator):  # type: ignore[misc]
 
 
 class _LeastMemory(_Solver):  # type: ignore[misc]
-    """torch's own solver, told of small values first and of equal ones of the last first, for it prefers what comes first."""
+    """torch's own solver, which prefers values early in its list. It is given small values first, and among equals the last."""
 
     def __init__(self, operations: dict[torch.fx.Node, float]) -> None:
         self._operations = operations
@@ -63,7 +66,7 @@ class _LeastMemory(_Solver):  # type: ignore[misc]
     def __call__(
         self, memory: list[float], graph: torch.fx.Graph, most: float, info: Any, values: list[torch.fx.Node]
     ) -> tuple[list[int], list[int]]:
-        """Positions in ``values`` of those to save, and of those to compute again; ``memory`` they take, ``most`` there is."""
+        """Indices in ``values`` to save, and to recompute. ``memory``: size of each value; ``most``: the memory available."""
         place = {node: number for number, node in enumerate(graph.nodes)}
         order = sorted(range(len(values)), key=lambda index: (memory[index], -place[values[index]]))
         sizes, operations = [memory[index] for index in order], [self._operations[values[index]] for index in order]

@@ -1,7 +1,7 @@
-"""Targets: two graphs to code blobs.
+"""Targets compile the forward and backward graphs of a program to code blobs.
 
-A target is found by name through the entry point group ``aotpack.targets``, so other distributions can add one; what
-follows a colon (``cpu:x86-64-v3``) is the target's own.
+A target is found by name through the entry point group ``aotpack.targets``, so other packages can
+add targets. Text after a colon (``cpu:x86-64-v3``) names a variant of the target.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ GROUP = "aotpack.targets"
 
 
 def resolve_targets(names: Sequence[str]) -> list[Target]:
-    """Make the targets called ``names``, each once, in order.
+    """Create the targets called ``names``, each once, in order.
 
     Raises:
-        BuildError: there is none of that name, or it does not know its variant.
+        BuildError: a target or its variant does not exist.
     """
     found: dict[str, Target] = {}
     for name in names:
@@ -39,5 +39,5 @@ def resolve_targets(names: Sequence[str]) -> list[Target]:
 
 
 def uses_inductor(target: Target) -> bool:
-    """Whether Inductor compiles for a target."""
+    """Whether a target compiles with Inductor."""
     return bool(getattr(target, "uses_inductor", False))

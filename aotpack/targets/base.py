@@ -1,4 +1,4 @@
-"""The protocol of a target."""
+"""The interface that every compilation target implements, and the graphs that it is given."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ..writer.cache import CompileCache
 
 @dataclass(frozen=True)
 class GraphToCompile:
-    """One graph of the program: ``key`` is ``train.forward``; ``module`` its fx form, whose nodes carry ``meta["val"]``.
+    """One graph of a program: ``key`` is, for example, ``train.forward``; nodes of ``module`` have ``meta["val"]``.
 
-    ``training``: one of a forward and backward pair. ``private`` are the outputs of a forward graph that only its backward
-    reads, so that a target may lay them out as it likes; ``saved`` maps inputs of a backward graph to outputs of its forward.
-    ``method`` is the one it is part of, null for a part of a graph.
-    ``specializations`` are the sizes that targets for fixed sizes compile it for, each a value for every symbol of the method.
+    ``training``: the graph is one of a forward and backward pair. ``private`` are the outputs of a
+    forward graph that only its backward reads; a target may choose their layout. ``saved`` maps
+    inputs of a backward graph to outputs of its forward. ``method`` is the method it belongs to,
+    null for a part of a graph. ``specializations`` are the size combinations that fixed-size
+    targets compile it for; each maps every symbol of the method to a value.
     """
 
     key: str
@@ -41,9 +42,10 @@ def graphs_to_compile(
     methods: Mapping[str, schema.Method],
     graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]],
 ) -> list[GraphToCompile]:
-    """The graphs of a program, given by their keys in both forms, as targets take them: a forward before its backward.
+    """The graphs of a program for targets to compile, each forward before its backward. ``graphs`` has both forms by key.
 
-    Methods are in the order of their names, as a document has them: so is what targets make of them, whoever has the methods.
+    Methods are sorted by name, as in a stored document. Targets' results therefore do not depend on
+    the caller.
     """
     found = []
     for name, method in sorted(methods.items()):
@@ -64,9 +66,10 @@ def graphs_to_compile(
 class Target(Protocol):
     """Compiles the graphs of a program for one kind of machine.
 
-    One whose code is for fixed sizes has ``specializes = True``, and compiles each graph for its ``specializations``. One whose
-    compiler keeps loops has ``keeps_loops = True``: recurrent layers are then traced as scans, not step by step.
-    One that Inductor compiles has ``uses_inductor = True``: the fixes of Inductor must then fit this torch.
+    ``specializes = True``: the code is for fixed sizes, and each graph is compiled for its
+    ``specializations``. ``keeps_loops = True``: the compiler keeps loops, so recurrent layers are
+    traced as scans, not step by step. ``uses_inductor = True``: Inductor compiles, so the fixes of
+    Inductor must fit the installed torch.
     """
 
     @property
@@ -76,14 +79,15 @@ class Target(Protocol):
     def decompositions(self, *, exact_random: bool) -> Decompositions | None:
         """Decompositions to trace with, so that the partitioner saves what this target's compiler would.
 
-        ``exact_random``: none that draws other random numbers than eager.
+        ``exact_random``: leave out decompositions that draw other random numbers than eager.
         """
 
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
-        """Compile ``graphs`` and put the code into ``store``; ``state`` are the program's parameters and buffers.
+        """Compile ``graphs`` and add the code to ``store``; ``state`` are the program's parameters and buffers.
 
         Raises:
-            BuildError: a graph this target cannot run; names the operator. Or state that it cannot hold.
+            BuildError: this target cannot run a graph (the message names the operator), or cannot
+                hold the state.
         """

@@ -1,4 +1,4 @@
-"""The call library in a bundle: compiled once for a torch, a Python and a tool chain, then taken from the cache."""
+"""Adds the call library to a bundle. It is compiled once per torch, Python and toolchain, then taken from the cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ..writer.cache import CompileCache
 
 
 class CallLibraryWarning(UserWarning):
-    """The call library could not be compiled: the bundle is complete, and Python makes its calls."""
+    """The call library could not be compiled: the bundle is complete, and Python makes its calls instead."""
 
 
 def library_bytes() -> bytes | None:
-    """The library, compiled or cached; null, with a warning, where it cannot be compiled.
+    """The library, compiled or from the cache; null, with a warning, if it cannot be compiled.
 
-    It is no part of a model, so a build that compiles its graphs anew takes it from the cache still.
+    The library is not part of a model. A build that recompiles a model's graphs therefore still
+    takes it from the cache.
     """
     cache = CompileCache()
     source = compat.CALL_LIBRARY_SOURCE.read_bytes()

@@ -1,4 +1,4 @@
-"""The CPU target: both graphs through AOTInductor, for a named instruction set."""
+"""The CPU target compiles forward and backward graphs with AOTInductor for a named instruction set."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from .parts import in_parts
 
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
-"""Output to its dimensions by their place in memory, outermost first. Outputs with the graph's own strides are left out."""
+"""Maps an output to its dimensions from outermost to innermost in memory; outputs with the graph's strides are omitted."""
 _FACTS = "layouts, own, constraints, imports"
-"""What is kept beside compiled code, for the cache's key."""
+"""Names of the facts that are stored with compiled code; part of the cache's key."""
 _SOURCES = (Path(compat.__file__).parent, Path(__file__).parent)
-"""What makes code of a graph: its hash, and the fixes of torch that are applied, are in the cache's key."""
+"""Sources that decide which code a graph gets. Their hash and the applied torch fixes are part of the cache's key."""
 
 
 class CpuTarget:
-    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's."""
+    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
     uses_inductor = True
 
@@ -68,7 +68,7 @@ class CpuTarget:
         return f"cpu:{self.level}"
 
     def decompositions(self, *, exact_random: bool) -> compat.Decompositions:
-        """Inductor's own: its partition is then ``torch.compile``'s."""
+        """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return compat.inductor_decompositions(exact_random=exact_random)
 
     def compile(
@@ -135,7 +135,7 @@ class CpuTarget:
         folder: Path,
         workers: Executor,
     ) -> list[tuple[GraphToCompile, _Call, Callable[[], _Files]]]:
-        """Lower one graph after the other, while those before are being compiled. The functions wait for the code."""
+        """Lower one graph after another while earlier ones compile. The returned functions wait for the code."""
         jobs: list[tuple[GraphToCompile, _Call, Callable[[], _Files]]] = []
         layouts: _Layouts = {}
         own: set[int] = set()
@@ -161,18 +161,18 @@ class CpuTarget:
                 jobs.append((item, call, partial(dict, found)))
             places = {i: written[position] for i, position in enumerate(call.outputs)}
             layouts = {i: place.order for i, place in places.items() if place.order}
-            # The outputs of a part are not those of its graph.
+            # The outputs of a part are not the outputs of its graph.
             own = set() if item.method is None else {i for i, place in places.items() if place.own}
         return jobs
 
     def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.OutputLayout]]:
-        """The sources of a graph, and how the code writes what it returns."""
+        """Lower a graph; returns its library sources, and the layout of each output that the code writes."""
         target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
         lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
             library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
             plain = [position for position in call.free if written[position].order is not None]
-            if plain != call.free:  # padded: a backward could not be told
+            if plain != call.free:  # padded: a backward could not be compiled for such strides
                 library, written = lower(call.module, call.examples, folder / "plain" / "code.so", free=plain)
         return library, written
 
@@ -211,7 +211,7 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "f
 
 
 def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
-    """Refuse control flow that AOTInductor has no code for."""
+    """Reject control flow that AOTInductor has no code for."""
     known = {compat.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
     problems = [
         Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
@@ -231,10 +231,11 @@ def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
 
 @dataclass(frozen=True)
 class _Call:
-    """A graph as AOTInductor takes it: tensors in, tensors out, nothing twice.
+    """A graph as AOTInductor accepts it: only tensors as inputs and outputs, each once.
 
-    ``free`` are the outputs that may have any strides, ``consumed`` the inputs that nobody needs once the code has read them,
-    ``donated`` those of them that may be overwritten; ``fingerprint`` is what the code depends on besides the graph.
+    ``free`` are the outputs that may have any strides. ``consumed`` are the inputs that are unused
+    after the code has read them. ``donated`` are the consumed inputs that may be overwritten.
+    ``fingerprint`` is what the code depends on besides the graph.
     """
 
     module: GraphModule
@@ -250,10 +251,11 @@ class _Call:
 
 
 def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _Call:
-    """Copy the graph; read integer inputs off tensors; return each output once.
+    """Copy the graph; replace integer inputs by sizes of tensors; return each output once.
 
-    ``layouts`` are the orders of dimensions in which the forward's code really writes what it saves, ``own`` the inputs that it
-    writes to memory of their own.
+    ``layouts``: the order of dimensions in which the forward's code writes what it saves. ``own``:
+    the inputs that the forward writes to memory of their own. Both are keyed by the index of an
+    input.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})
@@ -302,13 +304,13 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:
-    """What is viewed with other dimensions may now lie in memory in an order that no view of it has: then it is copied."""
+    """Replace ``view`` by ``reshape``: a saved value's layout may now differ, and a view that does not exist becomes a copy."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
 
 
 def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
-    """A number as a 0-dimensional tensor: compiled code returns nothing else."""
+    """Convert a number to a 0-dimensional tensor: compiled code returns only tensors."""
     dtype = torch.float64 if isinstance(node.meta["val"], (float, torch.SymFloat)) else torch.int64
     with graph.inserting_before(graph.output_node()):
         tensor = graph.call_function(torch.ops.aten.scalar_tensor.default, (node,), {"dtype": dtype})
@@ -318,7 +320,7 @@ def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
 
 
 def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Node]) -> bool:
-    """Replace an integer input by the size of a tensor input that has it."""
+    """Replace an integer input by a size of a tensor input that equals it; returns whether there is one."""
     wanted = node.meta["val"]
     if not isinstance(wanted, torch.SymInt):
         return False
@@ -335,13 +337,13 @@ def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Nod
 
 
 def _has_derived_sizes(tensor: torch.Tensor) -> bool:
-    """Whether sizes are computed from others, such as half of one: compiled code must have read those before."""
+    """Whether a size is computed from others, such as half of one; compiled code must read those others first."""
     sizes: Any = tensor.shape
     return any(isinstance(size, torch.SymInt) and not size.node.expr.is_Atom for size in sizes)
 
 
 def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
-    """Turn an integer input into an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
+    """Replace an integer input by an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
     size = node.meta["val"]
     if compat.hint_of(size) < 0:
         raise BuildError(

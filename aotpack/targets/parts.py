@@ -1,4 +1,4 @@
-"""Graphs in parts, for compilers that know no calls: a nested compile region that runs several times is compiled once."""
+"""Splits graphs into parts for compilers without calls, so that a nested region that runs repeatedly is compiled once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CALL = torch.ops.higher_order.invoke_subgraph
 
 @dataclass(frozen=True)
 class Parts:
-    """A graph as calls of ``modules``: each takes values by their numbers, and its results have the next numbers.
+    """A graph as a sequence of calls of ``modules``. A call takes values by number; its results get the next numbers.
 
-    The graph's inputs have the first numbers; ``outputs`` are those of its outputs.
+    The graph's inputs have the first numbers; ``outputs`` are the numbers of its outputs.
     """
 
     modules: list[GraphModule]
@@ -33,9 +33,10 @@ class Parts:
 
 
 def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], dict[str, schema.Sequence]]:
-    """What to compile instead of graphs that call regions, and how to run, by its key, a graph that is then in parts.
+    """Returns the graphs to compile instead of graphs that call regions, and by key how to run a graph in parts.
 
-    A graph in parts and its other half keep the layouts of the graphs between them.
+    If one half of a method is in parts, both halves keep the strides of the graphs for the values
+    between them.
     """
     found: list[GraphToCompile] = []
     sequences: dict[str, schema.Sequence] = {}
@@ -58,7 +59,7 @@ def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], di
 
 
 def _named(item: GraphToCompile, modules: Sequence[GraphModule]) -> list[GraphToCompile]:
-    """The parts of a graph, each as a graph to compile; equal ones have one key."""
+    """The parts of a graph, each as a graph to compile; equal parts have one key."""
     known: list[schema.Graph] = []
     named = []
     for module in modules:
@@ -73,14 +74,15 @@ def _named(item: GraphToCompile, modules: Sequence[GraphModule]) -> list[GraphTo
 def split(module: GraphModule) -> Parts | None:
     """The parts of a graph, or None if it calls no region twice.
 
-    Nodes stay in their order, so random numbers are drawn in theirs: what stands between two calls is a part.
+    The nodes between two calls form a part. Nodes keep their order, so random numbers are drawn in
+    the same order.
     """
     shared = _shared(module)
     return _Split(without_calls(module, shared)).parts() if shared else None
 
 
 def without_calls(module: GraphModule, kept: Collection[str] = ()) -> GraphModule:
-    """A copy of a graph in which regions stand where they are called, save those called ``kept``."""
+    """A copy of a graph with the called regions inlined, except those in ``kept``."""
     root, graph = torch.nn.Module(), Graph()
     graph.output(_copy(module, graph, root, {}, kept))
     for node in graph.find_nodes(op="get_attr"):
@@ -90,9 +92,9 @@ def without_calls(module: GraphModule, kept: Collection[str] = ()) -> GraphModul
 
 
 def _copy(module: GraphModule, graph: Graph, root: torch.nn.Module, copies: dict[Node, Any], kept: Collection[str] = ()) -> Any:
-    """Copy nodes to the end of ``graph`` (inputs may be in ``copies`` already); what the outputs have become.
+    """Copy nodes to the end of ``graph``, and return the copied outputs. ``copies`` may already map inputs.
 
-    Names are made anew, so that equal graphs are named equally.
+    Nodes are renamed, so that equal graphs have equal names.
     """
 
     def copied(arg: Any) -> Any:
@@ -119,7 +121,7 @@ def _copy(module: GraphModule, graph: Graph, root: torch.nn.Module, copies: dict
 
 
 def _registered(root: torch.nn.Module, name: str, value: GraphModule, kept: Collection[str]) -> str:
-    """Make a subgraph one of ``root``; a kept region under its own name."""
+    """Register a subgraph in ``root``; a region in ``kept`` keeps its name."""
     if name in kept:
         if not hasattr(root, name):
             root.register_module(name, value)
@@ -130,7 +132,7 @@ def _registered(root: torch.nn.Module, name: str, value: GraphModule, kept: Coll
 
 
 def _shared(module: GraphModule) -> set[str]:
-    """Regions that are called at least twice, each time with tensors of the sizes and strides they were traced with."""
+    """Regions called at least twice, each time with tensors of the sizes and strides that they were traced with."""
     callers: dict[str, list[Node]] = {}
     for call in module.graph.find_nodes(op="call_function", target=_CALL):
         callers.setdefault(call.args[0].target, []).append(call)
@@ -170,7 +172,7 @@ class _Split:
         return Parts(self.modules, self.calls, [self.numbers[node] for node in outputs])
 
     def _groups(self) -> list[list[Node]]:
-        """Each call alone, and what stands between calls; an element of a tuple stands where the tuple does."""
+        """Each call alone, and the nodes between calls; ``getitem`` is in the group of the tuple that it reads."""
         groups: list[list[Node]] = []
         group_of: dict[Node, list[Node]] = {}
         for node in self.whole.graph.nodes:

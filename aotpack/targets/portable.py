@@ -1,4 +1,4 @@
-"""The portable target: the graphs themselves. Nothing to compile; checks that the loader's interpreter takes them."""
+"""The portable target stores the graphs alone, without code, and checks that the loader's interpreter supports them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class PortableTarget:
     def decompositions(self, *, exact_random: bool) -> None:
         """None: eager's own operators are the fastest to interpret, and draw eager's random numbers.
 
-        Beside a target that does decompose, the shared graphs are that target's, and their random numbers with them.
+        If another target of the build decomposes, its graphs are shared, and so are its random
+        numbers.
         """
 
     def compile(
@@ -42,13 +43,13 @@ class PortableTarget:
 
 
 def _where(name: str, item: GraphToCompile) -> str:
-    """The line of the model that calls the operator called ``name``, or the graph that does."""
+    """The source line of the model that calls the operator called ``name``, or else the graph's key."""
     lines = [source_line(node) for node in item.module.graph.nodes if str(node.target) == name]
     return next(filter(None, lines), item.key)
 
 
 def _refusal(name: str) -> str:
-    """Why a loader would not run the operator called ``name``, or nothing."""
+    """Why a loader would not run the operator called ``name``; empty if it would."""
     space = name.partition(".")[0]
     try:
         operators.implementation(name, declared=(space,))

@@ -1,7 +1,8 @@
-"""The XLA target: each graph as HLO and StableHLO, lowered by torch_xla on placeholders; or as XLA's own code for one platform.
+"""The XLA target lowers each graph through torch_xla to HLO and StableHLO, or compiles it for one platform.
 
-Nothing runs and no weight is in memory. What torch_xla would compute otherwise than torch is decomposed (:mod:`.normalise`), or
-refused with the user's line (:mod:`.check`, :mod:`.lower`).
+Lowering uses placeholders: nothing runs, and no weight is in memory. If torch_xla would compute an
+operator differently from torch, the operator is decomposed (:mod:`.normalise`). If that is not
+possible, it is rejected with the user's source line (:mod:`.check`, :mod:`.lower`).
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ if TYPE_CHECKING:
 
 
 class XlaTarget:
-    """Devices behind XLA, through torch_xla; one computation serves the CPU, TPUs and others, and is compiled at load.
+    """Devices behind XLA, through torch_xla. One computation serves CPUs, TPUs and others, and is compiled at load.
 
     Args:
-        variant: ``cpu``, or a TPU's topology (``tpu-v5e-2x2``): what to compile for here, through jaxlib; empty: nothing.
+        variant: the platform to compile for during the build, through jaxlib: ``cpu``, or a TPU's
+            topology (``tpu-v5e-2x2``). Empty: none.
 
     Raises:
-        BuildError: this process cannot import torch_xla, or jaxlib where a variant needs it; or there is no such variant, or no
-            device.
+        BuildError: torch_xla cannot be imported, or jaxlib if a variant needs it; the variant does
+            not exist; or there is no device.
     """
 
     specializes = True
@@ -47,7 +49,7 @@ class XlaTarget:
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
         self._platform = aot.Platform(variant) if variant else None
-        is_chosen_here = "PJRT_DEVICE" not in os.environ  # the CPU then: lowering runs nothing
+        is_chosen_here = "PJRT_DEVICE" not in os.environ  # then the CPU: lowering runs nothing
         try:
             from ..._torch import xla
         except ImportError as error:
@@ -70,10 +72,11 @@ class XlaTarget:
         return f"xla:{self._variant}" if self._variant else "xla"
 
     def decompositions(self, *, exact_random: bool) -> Decompositions:
-        """The ones that lowering applies anyway: the partitioner then sees what runs.
+        """The decompositions that lowering applies anyway: with them the partitioner sees the operators that run.
 
         Raises:
-            UnsupportedError: the generators of XLA devices draw other numbers than eager's on the CPU.
+            UnsupportedError: exact random numbers are required, but XLA devices draw other numbers
+                than eager on the CPU.
         """
         from .decompositions import table
 
@@ -84,7 +87,7 @@ class XlaTarget:
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
-        if self._platform is None:  # else it runs on tensors with strides and addresses
+        if self._platform is None:  # with a platform, code runs on tensors with strides and addresses
             _refuse_state(state)
         modules = _normalised(graphs)
         computations: dict[str, list[schema.XlaExecutable]] = {}
@@ -110,7 +113,7 @@ class XlaTarget:
         store: BlobStore,
         cache: CompileCache,
     ) -> schema.XlaExecutable:
-        """A normalised graph, lowered, with its code in ``store``; of a backward graph ``forward`` has its forward's."""
+        """Lower a normalised graph and add its code to ``store``. For a backward graph, ``forward`` has the forward's."""
         from .barriers import order_recomputation
         from .lower import lower
         from .repeats import call_repeats
@@ -129,7 +132,7 @@ class XlaTarget:
         return structs.replace(computation, donated=donated, **code)
 
     def _code(self, key: str, program: Module, store: BlobStore, cache: CompileCache) -> dict[str, schema.Descriptor]:
-        """The blobs of a computation, by field of :class:`schema.XlaExecutable`."""
+        """The blobs of a computation, by their field of :class:`schema.XlaExecutable`."""
         portable = store.add_compressed(program.stablehlo, media_types.CODE_STABLEHLO)
         if self._platform is None:
             return {"hlo": store.add_compressed(program.hlo, media_types.CODE_HLO), "stablehlo": portable}
@@ -165,7 +168,7 @@ def _method_of(item: GraphToCompile) -> str:
 
 
 def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
-    """Refuse parameters and buffers that a load on an XLA device would."""
+    """Reject parameters and buffers that a load on an XLA device would reject."""
     if found := unsupported_state(state):
         raise UnsupportedError(
             "An XLA device cannot hold all of this model's parameters and buffers.",
@@ -175,10 +178,10 @@ def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
 
 
 def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:
-    """Each graph as it is lowered, and its outputs that are views, by its key, once for each of its specializations.
+    """For each key, the normalised graphs and their outputs that are views, one pair for each specialization.
 
     Raises:
-        UnsupportedError: names all that XLA cannot compute, with the user's lines.
+        UnsupportedError: names everything that XLA cannot compute, with the user's source lines.
     """
     from .check import problems
     from .normalise import normalise
@@ -202,7 +205,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
 
 
 def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
-    """Refuse sizes that vary where nobody says which values they have."""
+    """Reject dynamic sizes without specializations."""
     symbols = [symbol for item in graphs if item.method and not item.specializations for symbol in item.method.symbols]
     if not symbols:
         return
@@ -218,7 +221,7 @@ def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
 def _by_sizes(
     specializations: Sequence[Mapping[str, int]], computations: Mapping[str, Sequence[schema.XlaExecutable]], method: str
 ) -> list[schema.Specialization]:
-    """The computations of a method, those of each set of sizes together."""
+    """The computations of a method, grouped by specialization."""
     forwards = computations[f"{method}.forward"]
     backwards = computations.get(f"{method}.backward", [None] * len(forwards))
     together = zip(specializations, forwards, backwards, strict=True)
