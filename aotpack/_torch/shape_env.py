@@ -1,6 +1,7 @@
-"""A shape environment with given symbols, and fake tensors over them: what a trace would have left.
+"""Builds a shape environment with given symbols, and fake tensors over them, as a trace would have left them.
 
-After ``torch.export``'s own deserialiser (``torch/_export/serde/serialize.py``), which restores symbols the same way.
+Symbols are restored as in ``torch.export``'s own deserialiser
+(``torch/_export/serde/serialize.py``).
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ SIZE_FUNCTIONS: dict[str, Any] = {
     "round": functions.RoundToInt,
     "pow": functions.FloatPow,
 }
-"""The functions of expressions (spec/expressions.md) as torch has them."""
+"""The functions of the expression grammar (spec/expressions.md) as torch's functions."""
 
 _UNBACKED = re.compile(r"u(\d+)")
 _BACKED = re.compile(r"s\d+")
 
 
 def modulo(base: Any, divisor: Any) -> Any:
-    """The remainder as torch writes it: the simpler function where no sign matters."""
+    """The remainder as torch writes it: the simpler function if no operand can be negative."""
     plain = base.is_nonnegative and divisor.is_nonnegative
     return functions.Mod(base, divisor) if plain else functions.PythonMod(base, divisor)
 
 
 def divided(dividend: Any, divisor: Any, *, floor: bool) -> Any:
-    """The quotient as torch writes it: rounded down, of integers, or of reals."""
+    """The quotient as torch writes it: rounded down, or true division of integers or of reals."""
     if floor:
         return functions.FloorDiv(dividend, divisor)
     integers = dividend.is_integer and divisor.is_integer
@@ -50,12 +51,12 @@ def divided(dividend: Any, divisor: Any, *, floor: bool) -> Any:
 
 
 def depends_on_data(expression: torch.SymBool) -> bool:
-    """Whether a truth value depends on numbers that are read off tensors."""
+    """Whether a truth value depends on numbers that are read from tensors."""
     return bool(free_unbacked_symbols(expression))
 
 
 class Symbols:
-    """Symbols by name, in an environment of their own. Fake tensors are made in ``mode``."""
+    """Symbols by name, in a shape environment of their own. Fake tensors are made in ``mode``."""
 
     def __init__(self) -> None:
         self.env = ShapeEnv()
@@ -67,49 +68,49 @@ class Symbols:
 
     @staticmethod
     def is_size(name: str) -> bool:
-        """Whether torch takes a symbol of this name for a size of an argument."""
+        """Whether torch treats a symbol of this name as a size of an argument."""
         return _BACKED.fullmatch(name) is not None
 
     @staticmethod
     def is_unbacked(name: str) -> bool:
-        """Whether torch takes a symbol of this name for a size that depends on data."""
+        """Whether torch treats a symbol of this name as a size that depends on data."""
         return _UNBACKED.fullmatch(name) is not None
 
     def add_size(self, name: str, minimum: int, maximum: int | None, hint: int) -> None:
-        """A size of an argument, in ``minimum..maximum`` (null: unbounded), ``hint`` at the example."""
+        """Add a size of an argument, in ``minimum..maximum`` (null: unbounded), equal to ``hint`` at the example."""
         symbol = self.by_name[name] = sympy.Symbol(name, positive=True, integer=True)
         self.hints[symbol] = sympy.Integer(hint)
         self._bound(symbol, minimum, maximum)
 
     def fix(self, name: str, value: int) -> None:
-        """A size of an argument that is the same at every call: expressions with it become numbers."""
+        """Fix a size of an argument to the same value at every call: expressions with it become numbers."""
         self.by_name[name] = sympy.Integer(value)
 
     def add_unbacked(self, name: str, minimum: int, maximum: int | None) -> None:
-        """A size that depends on data. Symbols that torch makes later have other names."""
+        """Add a size that depends on data. Symbols that torch makes later get other names."""
         symbol = self.by_name[name] = sympy.Symbol(name, integer=True)
         self._bound(symbol, minimum, maximum)
         self._unbacked = max(self._unbacked, int(_UNBACKED.fullmatch(name)[1]) + 1)  # type: ignore[index]
         counter: Any = self.env.unbacked_symint_counter
-        self.env.unbacked_symint_counter = type(counter)(self._unbacked)  # of torch 2.9 an itertools.count
+        self.env.unbacked_symint_counter = type(counter)(self._unbacked)  # in torch 2.9 an itertools.count
 
     def _bound(self, symbol: sympy.Symbol, minimum: int, maximum: int | None) -> None:
         self.env.constrain_symbol_range(symbol, minimum, int_oo if maximum is None else maximum)
         self.env.size_like.add(symbol)
 
     def assume(self, condition: Any) -> bool:
-        """Let the environment know a condition on sizes; whether it holds at the example."""
+        """Add a condition on sizes to the environment; returns whether it holds at the example."""
         return bool(self.env.evaluate_expr(condition))
 
     def integer(self, expr: Any) -> int | torch.SymInt:
-        """An expression as a value."""
+        """The value of an expression: an integer, or a symbolic integer."""
         if expr.is_number:
             return int(expr)
         known = expr.xreplace(self.hints)
         return self.env.create_symintnode(expr, hint=int(known) if known.is_number else None)
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[Any], stride: Sequence[Any], offset: int | torch.SymInt) -> torch.Tensor:
-        """A fake tensor, in memory of its own."""
+        """A fake tensor with a storage of its own."""
         with self.mode:
             made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu")
             return made if isinstance(offset, int) and offset == 0 else made.as_strided(tuple(shape), tuple(stride), offset)
@@ -121,17 +122,17 @@ class Symbols:
         return self.env.create_unbacked_symbool() if kind == "bool" else None
 
     def run(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives for fake values. Nothing is learnt of their sizes."""
+        """The result of an operator for fake values. No guard on their sizes is added."""
         with self.mode, self.env.suppress_guards(), self.env.ignore_fresh_unbacked_symbols():
             return target(*args, **kwargs)
 
     def bindings(self, value: Any, pending: set[Any]) -> dict[Any, Any]:
-        """Where in ``value`` unbacked symbols of ``pending`` are found first; they are taken out of it."""
+        """Paths in ``value`` at which unbacked symbols of ``pending`` first occur; these symbols are removed from ``pending``."""
         return _free_unbacked_symbols_with_path(value, (), shape_env=self.env, pending=pending)
 
 
 def allow_one(env: ShapeEnv | None, name: str) -> None:
-    """Let a size be 1 that a trace has guarded to be larger: what compiles the graphs may assume no more."""
+    """Allow a size of 1 although a trace guarded it to be larger: compilers of the graphs must not assume more."""
     for symbol, limits in [] if env is None else list(env.var_to_range.items()):
         if str(symbol) == name:
             env.var_to_range[symbol] = type(limits)(min(1, limits.lower), limits.upper)  # type: ignore[union-attr]
@@ -139,6 +140,6 @@ def allow_one(env: ShapeEnv | None, name: str) -> None:
 
 @contextlib.contextmanager
 def symbolic_truths(of_truths: Callable[[torch.SymBool], bool], of_floats: Callable[[torch.SymFloat], bool]) -> Iterator[None]:
-    """Let these functions answer where Python asks for the truth of a symbolic expression or number."""
+    """Call these functions when Python takes the truth value of a symbolic expression or number."""
     with mock.patch.object(torch.SymBool, "__bool__", of_truths), mock.patch.object(torch.SymFloat, "__bool__", of_floats):
         yield

@@ -1,8 +1,9 @@
-"""The strides that kernels give their results, where torch's fake kernels or decompositions tell others.
+"""Gives traced tensors the strides of real kernels where torch's fake kernels or decompositions have other strides.
 
-``as_strided`` and the signature of a bundle go by the strides that a trace tells. Fake kernels of torch 2.13 tell others than its
-kernels return for some layouts of their arguments, among them padding of channels-last images and gradients of losses; so do
-some of Inductor's decompositions. ``scripts/fake-kernels`` compares them all.
+``as_strided`` and the signature of a bundle use the strides in a trace. For some layouts of the
+arguments, fake kernels of torch 2.13 return other strides than the real kernels. Examples are
+padding of channels-last images, and gradients of losses. Some of Inductor's decompositions have the
+same fault. ``scripts/fake-kernels`` compares them all.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -30,16 +31,16 @@ from .overlaps import is_dense, lies_by
 from .writes import written
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
-"""Arguments of a kernel and its first result, to the strides of that."""
+"""Computes the strides of a kernel's first result from the kernel's arguments and that result."""
 
 
 def _rows(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """One element after another, whatever the strides of the arguments."""
+    """Contiguous strides, whatever the strides of the arguments."""
     return make_contiguous_strides_for(result.shape)
 
 
 def _images(place: int) -> Strides:
-    """Channels-last if that is what an argument is, else as :func:`_rows`."""
+    """Channels-last if that argument is channels-last, else as :func:`_rows`."""
 
     def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
         if result.dim() in (4, 5) and suggest_memory_format(args[place]) != torch.contiguous_format:
@@ -50,18 +51,18 @@ def _images(place: int) -> Strides:
 
 
 def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """As any function of the first two arguments, element by element."""
+    """Strides of an elementwise function of the first two arguments."""
     return torch.mul(args[0], args[1]).stride()
 
 
 def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """As the noise times the gradient in training, else as the input times the gradient."""
+    """In training, the strides of noise times gradient; else, of input times gradient."""
     gradient, given, noise, lower, upper, training = args[:6]
     return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(given, gradient)).stride()
 
 
 def _volumes(one: int, several: int) -> Strides:
-    """As :func:`_images`, of one volume by the argument ``one``, of several by another."""
+    """As :func:`_images`: a single volume follows the argument ``one``, a batch follows the argument ``several``."""
 
     def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
         if result.dim() == 5:
@@ -75,12 +76,12 @@ def _volumes(one: int, several: int) -> Strides:
 
 
 def _like(place: int) -> Strides:
-    """As ``empty_like`` of an argument, unless all of it is reduced to a number."""
+    """Strides of ``empty_like`` of an argument, unless the result is reduced to a number."""
     return lambda args, result: torch.empty_like(args[place]).stride() if result.dim() else ()
 
 
 def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """One slice of the dimension ``dim`` after another; without it as :func:`_rows`."""
+    """Strides with slices of the dimension ``dim`` stored one after another; without ``dim``, as :func:`_rows`."""
     dim = next((arg for arg in args[1:] if type(arg) is int), None)
     if dim is None:
         return _rows(args, result)
@@ -90,7 +91,7 @@ def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 
 
 def _scaled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """As a product with powers of two, which are computed as :func:`_rows`."""
+    """Strides of a product with powers of two, which are contiguous."""
     return torch.mul(args[0], torch.empty(args[1].shape, device=args[1].device)).stride()
 
 
@@ -154,7 +155,7 @@ _KERNELS: dict[str, Strides] = {
     "unique_dim_consecutive": _slices,
     "xlogy.Tensor": _elementwise,
 }
-"""Operators whose fake kernels tell other strides, with those of their kernels."""
+"""Operators whose fake kernels return wrong strides, with functions that compute the real kernels' strides."""
 
 _DECOMPOSED = (
     "_upsample_nearest_exact1d",
@@ -168,7 +169,7 @@ _DECOMPOSED = (
     "upsample_nearest1d",
     "view_copy",
 )
-"""Further operators of which only decompositions tell other strides."""
+"""Further operators of which only decompositions have wrong strides."""
 
 
 def _operator(name: str) -> Any:
@@ -182,7 +183,7 @@ DECOMPOSED = frozenset(KERNELS) | frozenset(map(_operator, _DECOMPOSED))
 
 @contextlib.contextmanager
 def strides_of_kernels() -> Iterator[None]:
-    """Let fake tensors have the strides that kernels give real ones."""
+    """Give fake tensors the strides that real kernels return."""
     dispatch = FakeTensorMode.dispatch
 
     def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,7 +200,7 @@ def strides_of_kernels() -> Iterator[None]:
         yield
 
 
-_LIKE_CHANNELS_LAST = next(  # torch 2.9 has it by the shorter name
+_LIKE_CHANNELS_LAST = next(  # torch 2.9 has the shorter name
     name for name in ("are_strides_like_channels_last_or_false", "are_strides_like_channels_last") if hasattr(_prims_common, name)
 )
 
@@ -236,28 +237,29 @@ def layouts_by_hints() -> Iterator[None]:
 
 
 def _example(sizes: Sequence[Any]) -> list[Any]:
-    """The example's sizes; one that depends on data stays what it is."""
+    """The example's sizes; a size that depends on data stays symbolic."""
     return [hint_of(size) if isinstance(size, torch.SymInt) and size.node.has_hint() else size for size in sizes]
 
 
 def _varies(tensor: torch.Tensor, sizes: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> bool:
-    """Whether some of a tensor's ``sizes`` or strides are no numbers."""
+    """Whether some of a tensor's ``sizes`` or strides are symbolic."""
     return any(isinstance(size, torch.SymInt) for size in (*sizes(tensor.shape), *sizes(tensor.stride())))
 
 
 def _of_the_example(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the example's sizes that lies as this one."""
+    """A meta tensor with the example's sizes and strides of this tensor."""
     with _disable_current_modes():
         return torch.empty_strided(_example(tensor.shape), _example(tensor.stride()), dtype=tensor.dtype, device="meta")
 
 
 @contextlib.contextmanager
 def strides_kept_in_place() -> Iterator[None]:
-    """Leave a tensor its strides when it, or a view of it, is written to; one with gaps is a copy then, in the same order.
+    """Keep a tensor's strides when it, or a view of it, is mutated; a tensor with gaps becomes a dense copy in the same order.
 
-    Tracing makes an operator that writes one that returns, which may lay out its result otherwise (``index_add_`` of a transposed
-    tensor; ``torch.compile`` does so, too). The copy of an argument that AOTAutograd writes to in its place has its gaps: without
-    them, what eager copies of it would be views, and see what is written.
+    Functionalization replaces a mutating operator by a functional one, whose result may have other
+    strides (``index_add_`` of a transposed tensor; ``torch.compile`` has the same fault).
+    AOTAutograd writes to a copy of an argument; this copy keeps the argument's gaps. Without them,
+    tensors that eager copies would be views in the trace, and would see the write.
     """
     dispatch = FunctionalTensorMode.__torch_dispatch__
     fresh: Callable[..., Any] = graph_capture_wrappers.maybe_to_fresh_input  # type: ignore[attr-defined]
@@ -298,7 +300,7 @@ def _keep(tensor: FunctionalTensor) -> None:
 
 
 def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
-    """The strides of a copy, in the same order; null if elements may share a place."""
+    """Strides of a dense copy in the same order; null if elements may share an address."""
     strides: list[Any] = list(tensor.stride())
     behind: int | torch.SymInt = 0
     count: int | torch.SymInt = 1
@@ -314,7 +316,7 @@ def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
 
 
 def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose results have the strides that they have of kernels; :func:`strides_of_kernels` must be on."""
+    """Decompositions whose results have the strides of kernels; :func:`strides_of_kernels` must be active."""
     if not is_applied("fake-strides-of-kernels"):
         return dict(table)
     return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
@@ -334,7 +336,7 @@ def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
-    """Results of a kernel, those of the first one's sizes made anew with ``strides`` if they have others."""
+    """A kernel's results; those that have the first result's sizes but not ``strides`` are made anew with ``strides``."""
     size = _first(found).shape  # type: ignore[union-attr]
 
     def one(result: torch.Tensor) -> torch.Tensor:
@@ -344,18 +346,18 @@ def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, 
 
 
 def _first(found: Any) -> torch.Tensor | None:
-    """The first result of a kernel, or null: a gradient that nobody asked for, an operator that does not know its arguments."""
+    """A kernel's first result, or null: a gradient that is not needed, or an operator that returned ``NotImplemented``."""
     first = found[0] if isinstance(found, list | tuple) and found else found
     return first if isinstance(first, torch.Tensor) else None
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether sizes are known to be equal; nothing is asked of those that vary."""
+    """Whether sizes are known to be equal; adds no guard on dynamic sizes."""
     return len(one) == len(other) and all(map(statically_known_true, map(operator.eq, one, other)))
 
 
 def _alike(tensor: torch.Tensor, strides: Sequence[Any]) -> bool:
-    """Whether strides are known to mean the same places."""
+    """Whether strides are known to give all elements the same addresses."""
     return statically_known_true(tensor.numel() == 0) or lies_by(tensor, strides)
 
 
@@ -364,7 +366,7 @@ def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
-    """A copy with these strides, which are dense; it is no view, as no result of a kernel is."""
+    """A copy with these dense strides. It is not a view, like any result of a kernel."""
     if _same(strides, make_contiguous_strides_for(tensor.shape)):
         return tensor.clone(memory_format=torch.contiguous_format)
     order = sorted(range(tensor.dim()), key=lambda dim: -hint_of(strides[dim]))
@@ -373,6 +375,6 @@ def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """All arguments of a call by their places in the operator's schema; null where one is not given."""
+    """All arguments of a call in the order of the operator's schema; null for each that is not given."""
     names = [argument.name for argument in func._schema.arguments]
     return [*args, *(kwargs.get(name) for name in names[len(args) :])]

@@ -1,7 +1,7 @@
-"""Applying fixes: those of one component, those that this torch needs, in the order of the register.
+"""Applies the fixes of one component that this torch needs, in the order of the register.
 
-A fix counts the calls of what it has put into torch (:func:`patched`, :func:`reached`). One that is never called in its own case
-is as bad as none, so tests look at the counts.
+Calls of the code that a fix puts into torch are counted (:func:`patched`, :func:`reached`). A fix
+that its own case never calls has no effect, so tests check the counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fixes_of(component: Component | None = None) -> list[Fix]:
 
 @contextlib.contextmanager
 def apply_fixes(component: Component, **facts: Any) -> Iterator[None]:
-    """Apply the fixes of one component while torch works; ``facts`` are what some of them take."""
+    """Apply the fixes of one component for the duration of a block; ``facts`` are the keyword arguments of some fixes."""
     with contextlib.ExitStack() as stack:
         for fix in fixes_of(component):
             if fix.kind == "context":
@@ -62,26 +62,26 @@ def fix_graph(component: Component, module: torch.fx.GraphModule) -> None:
 
 
 def fix_table(component: Component) -> dict[Any, Callable[..., Any]]:
-    """The decompositions of the fixes of one component that are decompositions."""
+    """The decompositions by operator that the fixes of one component define."""
     tables = [(fix.id, _function(fix)()) for fix in fixes_of(component) if fix.kind == "table"]
     return {operator: counted(identifier, rule) for identifier, table in tables for operator, rule in table.items()}
 
 
 def record_of_fixes(*, inductor: bool, untested: bool) -> dict[str, str]:
-    """What a bundle records of the fixes: those that were applied for a target, and whether this torch was not tried."""
+    """What a bundle records of the fixes: those applied for a target, and whether this torch was untested."""
     applied = [fix.id for fix in fixes_of() if inductor or fix.component not in INDUCTOR]
     found = {"fixes": " ".join(sorted(applied))}
     return found | ({"untested_torch": str(torch.__version__)} if untested else {})
 
 
 def is_applied(identifier: str) -> bool:
-    """Whether a fix is applied where the code that it changes is ours."""
+    """Whether a fix is applied; for fixes that aotpack's own code implements."""
     return any(fix.id == identifier for fix in fixes_of())
 
 
 @contextlib.contextmanager
 def without(*identifiers: str) -> Iterator[None]:
-    """Build without some fixes: for tests, which show by it that each is needed."""
+    """Build without some fixes: tests use it to show that each fix is needed."""
     global _left_out
     before = _left_out
     unknown = set(identifiers) - {fix.id for fix in FIXES}
@@ -95,12 +95,12 @@ def without(*identifiers: str) -> Iterator[None]:
 
 
 def patched(identifier: str, owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Replace an attribute of torch by ``function``, whose calls are counted."""
+    """Replace an attribute of torch by ``function``, and count the calls."""
     return replaced(owner, name, counted(identifier, function))
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Replace an attribute of torch by ``function``. What was static, or of a class (``cls`` comes first), stays so."""
+    """Replace an attribute of torch by ``function``. Static methods and class methods (``cls`` comes first) stay such."""
     original = inspect.getattr_static(owner, name)
     function.__wrapped__ = getattr(original, "__func__", original)  # type: ignore[attr-defined]
     if isinstance(original, (staticmethod, classmethod)):

@@ -1,6 +1,6 @@
-"""The gate before a build: is this a torch that the fixes were tried on, and are the patched names what they were there?
+"""Checks before a build that the installed torch was tested with the fixes, and that the patched names are unchanged.
 
-What is wrong is one :class:`UnsupportedTorchError` that names each fix that does not fit.
+A failed check raises one :class:`UnsupportedTorchError`, which names each fix that does not fit.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .sources import fingerprint, recorded
 
 
 def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
-    """Look at what the fixes and hooks patch; whether this torch is one that was not tried, and was let through.
+    """Check the names that fixes and hooks patch. Returns whether this torch is untested and was allowed nevertheless.
 
     Args:
-        inductor: whether Inductor compiles for one of the targets; without it, its fixes do not matter.
-        allow_untested: build all the same.
+        inductor: whether a target compiles with Inductor; without one, Inductor's fixes are not
+            checked.
+        allow_untested: build even if a check fails.
 
     Raises:
-        UnsupportedTorchError: this torch was not tried, or is not what was tried.
+        UnsupportedTorchError: this torch was not tested, or differs from the tested one.
     """
     installed = str(torch.__version__)
     problems = list(_misfits(installed, inductor))
@@ -41,10 +42,11 @@ def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
 
 
 def check_imports() -> None:
-    """On a torch that was not tried: import our modules over it, and name all that cannot be.
+    """On an untested torch, import aotpack's modules over private APIs, and report all that fail.
 
     Raises:
-        UnsupportedTorchError: a private name that a module imports is gone. No option helps: that module is needed.
+        UnsupportedTorchError: a private name that a module imports does not exist. No option
+            overrides this: the module is needed.
     """
     installed = str(torch.__version__)
     if is_tried(installed):
@@ -63,12 +65,12 @@ def check_imports() -> None:
 
 
 def is_tried(torch_version: str) -> bool:
-    """Whether the compiler was run on this minor release of torch."""
+    """Whether the compiler was tested on this minor release of torch."""
     return name_of(minor(torch_version)) in SUPPORTED
 
 
 def misfits(entry: Fix | Hook, torch_version: str) -> Sequence[str]:
-    """The names of an entry that are not what was recorded: of this minor release, or of the newest that was."""
+    """The names of an entry whose source differs from the record for this minor release, or else for the newest recorded one."""
     return [name for name in entry.patches if not _fits(name, name_of(minor(torch_version)))]
 
 

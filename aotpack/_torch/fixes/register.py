@@ -1,6 +1,6 @@
-"""What a build corrects in torch: one entry for each fix, and one for each hook into a private name.
+"""Data types of the register: an entry for each fault of torch that a build fixes, and for each hook into a private name.
 
-Entries are plain data. This module imports nothing of torch, so it can be read on any release.
+Entries are plain data. This module imports nothing of torch, so it can be read with any release.
 """
 
 from __future__ import annotations
@@ -14,35 +14,44 @@ Component = Literal["inductor", "aot_autograd", "partitioner", "fake_tensor", "s
 """The part of torch that is at fault."""
 
 INDUCTOR: frozenset[Component] = frozenset({"inductor"})
-"""What only targets compiled by Inductor need."""
+"""The components whose fixes only targets compiled by Inductor need."""
 
 Severity = Literal["wrong-values", "memory-safety", "compile-error", "strides", "refuses"]
-"""What happens without the fix: wrong numbers; reads or writes outside of memory, or an aborted process; an error while
-compiling; wrong strides or aliasing; a program that eager runs is refused, or its sizes are fixed."""
+"""What happens without the fix.
+
+``wrong-values``: wrong numbers. ``memory-safety``: reads or writes outside of memory, or an aborted
+process. ``compile-error``: an error while compiling. ``strides``: wrong strides or aliasing.
+``refuses``: a program that eager runs is rejected, or its sizes become fixed.
+"""
 
 Minor = tuple[int, int]
 
 SUPPORTED = ("2.9", "2.13")
-"""The minor releases of torch that the compiler was run on."""
+"""The minor releases of torch that the compiler was tested on."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A fault of torch that a build corrects.
+    """A fault of torch that a build fixes.
 
     Args:
-        id: its name, the component first: also the name of its case and of its upstream report.
-        component: the part of torch that is at fault; :func:`.applying.apply_fixes` applies the fixes of one component.
-        severity: what happens without it.
+        id: name of the fix, starting with the component; also the name of its case and of its
+            upstream report.
+        component: the part of torch that is at fault; :func:`.applying.apply_fixes` applies the
+            fixes of one component.
+        severity: what happens without the fix.
         summary: the symptom, in one sentence.
-        apply: the function that applies it, ``module:function`` within the package of private torch APIs. It returns a context
-            manager, or for ``kind="graph"`` changes the graph it is given.
-        patches: dotted names in torch that it replaces or depends on.
+        apply: the function that applies the fix, as ``module:function`` within the package of
+            private torch APIs. It returns a context manager. With ``kind="graph"`` it changes the
+            graph that it is given.
+        patches: dotted names in torch that the fix replaces or depends on.
         upstream: the issue, or ``unreported``.
-        broken: minor releases of torch on which its case was seen to fail without it.
-        fixed_in: the first minor release on which its case passes without it; it is not applied from there on.
+        broken: minor releases of torch whose case was seen to fail without the fix.
+        fixed_in: the first minor release whose case passes without the fix. The fix is not applied
+            from there on.
         takes: the facts of a build that ``apply`` takes as keyword arguments.
-        kind: whether ``apply`` is entered around torch's work, is called with a graph, or returns decompositions by operator.
+        kind: ``context``: ``apply`` is entered around torch's work. ``graph``: it is called with a
+            graph. ``table``: it returns decompositions by operator.
     """
 
     id: str
@@ -59,19 +68,20 @@ class Fix:
 
     @property
     def case(self) -> str:
-        """The file with the program that shows the fault, from the root of the repository."""
+        """The file with the program that shows the fault, relative to the root of the repository."""
         return f"tests/torch_fixes/cases/{self.id.replace('-', '_')}.py"
 
     def is_needed(self, torch_version: str) -> bool:
-        """Whether this release of torch has the fault, as far as is known."""
+        """Whether this release of torch is known or assumed to have the fault."""
         return self.fixed_in is None or minor(torch_version) < minor(self.fixed_in)
 
 
 @dataclass(frozen=True)
 class Hook:
-    """Private names of torch that the compiler replaces or subclasses to record or to refuse something: no fault of torch.
+    """Private names of torch that the compiler replaces or subclasses to record or reject something, without fixing a fault.
 
-    ``component`` says whose they are; ``module`` is the module of ours that uses them.
+    ``component``: the part of torch that has these names. ``module``: the module of aotpack that
+    uses them.
     """
 
     id: str
@@ -82,7 +92,7 @@ class Hook:
 
 
 def minor(torch_version: str) -> Minor:
-    """``"2.13.0+cpu"`` to ``(2, 13)``."""
+    """Convert ``"2.13.0+cpu"`` to ``(2, 13)``."""
     found = re.match(r"(\d+)\.(\d+)", torch_version)
     if found is None:
         raise ValueError(f"{torch_version!r} is no version of torch")
@@ -90,10 +100,10 @@ def minor(torch_version: str) -> Minor:
 
 
 def name_of(version: Minor) -> str:
-    """``(2, 13)`` to ``"2.13"``."""
+    """Convert ``(2, 13)`` to ``"2.13"``."""
     return f"{version[0]}.{version[1]}"
 
 
 def needed(fixes: Iterable[Fix], torch_version: str) -> list[Fix]:
-    """Those of ``fixes`` that a release of torch needs, in their order."""
+    """The fixes among ``fixes`` that a release of torch needs, in their order."""
     return [fix for fix in fixes if fix.is_needed(torch_version)]

@@ -1,6 +1,7 @@
-"""What the patched names of torch look like: each is found by its dotted name, and its source is hashed.
+"""Resolves the dotted names that fixes patch, and hashes their sources to detect changes in torch.
 
-``sources.json`` holds what was recorded on each minor release (``scripts/torch-fixes record``); null is a name that it lacks.
+``sources.json`` holds the hashes of each minor release (``scripts/torch-fixes record``). Null: the
+release lacks the name.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from typing import Any
 RECORD = Path(__file__).with_name("sources.json")
 
 Recorded = Mapping[str, Mapping[str, str | None]]
-"""Dotted name to minor release to hash."""
+"""Maps a dotted name to hashes by minor release."""
 
 
 @functools.cache
 def recorded() -> Recorded:
-    """What was recorded."""
+    """The recorded hashes."""
     found: Recorded = json.loads(RECORD.read_text())
     return found
 
 
 @functools.cache
 def fingerprint(name: str) -> str | None:
-    """A hash of what a dotted name stands for in this torch; null where there is no such name.
+    """A hash of the object that a dotted name denotes in this torch; null if there is no such name.
 
-    ``table[aten.add.Tensor]`` is an entry of a table. Functions are hashed by their source, operators by their schema, anything
-    else by its type alone.
+    ``table[aten.add.Tensor]`` is an entry of a table. Functions are hashed by their source,
+    operators by their schema, and everything else by type.
     """
     try:
         return _hashed(_resolve(name))
@@ -45,7 +46,7 @@ def fingerprint(name: str) -> str | None:
 
 
 def _resolve(name: str) -> Any:
-    """What a dotted name stands for.
+    """The object that a dotted name denotes.
 
     Raises:
         LookupError: there is no such name.
@@ -64,7 +65,7 @@ def _resolve(name: str) -> Any:
                 value = importlib.import_module(".".join(parts[: i + 1]))
             except ImportError as error:
                 raise LookupError(name) from error
-        if i + 1 < len(parts):  # a package may have a function of its module's name
+        if i + 1 < len(parts):  # a package may have a function with the name of a module
             value = sys.modules.get(".".join(parts[: i + 1]), value)
     if key:
         operator = _resolve(f"torch.ops.{key.removesuffix(']')}")
@@ -82,8 +83,8 @@ def _attribute(get: Any, owner: Any, part: str, name: str) -> Any:
 
 
 def _hashed(value: Any) -> str:
-    """Sixteen digits of a hash."""
-    for holder in ("__func__", "fget", "func"):  # static and class methods, properties, cached ones and partial functions
+    """The first sixteen digits of a hash."""
+    for holder in ("__func__", "fget", "func"):  # static and class methods, properties, cached properties, partial functions
         if isinstance(value, (staticmethod, classmethod, property, functools.cached_property, functools.partial)):
             value = getattr(value, holder, value)
     value = inspect.unwrap(value) if callable(value) else value
@@ -98,7 +99,7 @@ def _hashed(value: Any) -> str:
 
 
 def _source(code: CodeType) -> str:
-    """The source of a function, by the indentation of its lines: ``inspect.getsource`` takes twenty times as long."""
+    """A function's source, delimited by indentation; ``inspect.getsource`` takes twenty times as long."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     base = _indent(lines[0])
     header = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)

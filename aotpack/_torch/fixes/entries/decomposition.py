@@ -1,4 +1,4 @@
-"""Decompositions: torch's own rules, and operators that it has no right rule for."""
+"""Entries for decompositions: torch's own rules, and operators for which torch has no correct rule."""
 
 from __future__ import annotations
 

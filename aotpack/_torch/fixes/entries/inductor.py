@@ -1,4 +1,4 @@
-"""Inductor, for targets that it compiles."""
+"""Entries for Inductor, applied only for targets that Inductor compiles."""
 
 from __future__ import annotations
 

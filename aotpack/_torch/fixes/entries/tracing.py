@@ -1,4 +1,4 @@
-"""Tracing: fake tensors, symbolic shapes, AOTAutograd, its partitioner, and Dynamo."""
+"""Entries for tracing: fake tensors, symbolic shapes, AOTAutograd, its partitioner, and Dynamo."""
 
 from __future__ import annotations
 
