@@ -1,4 +1,4 @@
-"""The call library: ``call.cpp`` compiled against torch's own headers, the same file for every bundle of a torch and a Python."""
+"""Compiles ``call.cpp``, the call library, against torch's headers. All bundles of one torch and Python share the file."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-
 
 
 def call_library_fingerprint() -> dict[str, str]:
-    """What the library depends on besides its source and the tool chain."""
+    """What the library depends on besides its source and the toolchain."""
     return {"flags": " ".join(_FLAGS), "python": EXTENSION_SUFFIXES[0]}
 
 
 def compile_call_library(output: Path) -> None:
-    """Compile it to ``output``, for every processor of this architecture.
+    """Compile the library to ``output``, for every processor of this architecture.
 
     Raises:
         OSError: there is no compiler.
-        subprocess.CalledProcessError: it fails; ``stderr`` says why.
+        subprocess.CalledProcessError: the compiler fails; ``stderr`` has its messages.
     """
     command = [os.environ.get("CXX") or "g++", *_FLAGS]
     for include in (_TORCH / "include", _TORCH / "include/torch/csrc/api/include", Path(sysconfig.get_path("include"))):
         command += ["-isystem", os.fspath(include)]
-    # No path of this machine in the file: it is the same bytes everywhere.
+    # The file contains no path of this machine: its bytes are the same everywhere.
     command += [f"-ffile-prefix-map={_TORCH / 'include'}=torch/include", f"-ffile-prefix-map={SOURCE.parent}=."]
     command += [os.fspath(SOURCE), "-o", os.fspath(output), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
     subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Python values that a model changes while it runs, as Dynamo tells: it guards what is read, and tracks what is changed."""
+"""Finds Python values that a model changes while it runs. Dynamo guards the values it reads, and tracks those it changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from aotpack_loader.errors import Problem, UnsupportedError
 class Change(NamedTuple):
     """A Python value that a call leaves changed, and whether the call had read it.
 
-    What it is set to, and on which object, is known of attributes and plain values only; else there is no ``owner``.
+    ``owner``, ``attribute`` and ``value`` are known only for attributes set to plain values;
+    otherwise ``owner`` is None.
     """
 
     name: str
@@ -28,11 +29,11 @@ class Change(NamedTuple):
 
 @contextlib.contextmanager
 def watched_changes() -> Iterator[dict[str, Change]]:
-    """Collects, by name, what the model that Dynamo traces meanwhile changes."""
+    """Record, by name, the changes of the model that Dynamo traces in this block."""
     found: dict[str, Change] = {}
     graph = torch._dynamo.output_graph.OutputGraph
     name = "get_replayed_side_effect_source_refs"
-    original = getattr(graph, name, None)  # 2.9 has it under no name of its own
+    original = getattr(graph, name, None)  # torch 2.9 has no such method
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         found.update((change.name, change) for change in _changes(self))
@@ -44,7 +45,7 @@ def watched_changes() -> Iterator[dict[str, Change]]:
 
 @contextlib.contextmanager
 def as_a_call_leaves_them(changes: Iterable[Change]) -> Iterator[None]:
-    """The objects that ``changes`` are about, for the block as they are once the model has run; all have an owner."""
+    """During this block, set the attributes of ``changes`` to the values that a call leaves; all changes have an owner."""
     before = []
     for change in changes:
         attributes = vars(change.owner)
@@ -61,7 +62,7 @@ def as_a_call_leaves_them(changes: Iterable[Change]) -> Iterator[None]:
 
 
 def refuse_changes(changed: Collection[str]) -> None:
-    """Refuse a model whose results depend on a Python value that it changes.
+    """Reject a model whose results depend on a Python value that it changes.
 
     Raises:
         UnsupportedError: names each value.
@@ -83,13 +84,13 @@ def _changes(graph: Any) -> Iterator[Change]:
     effects = graph.side_effects
     for variable in effects._get_modified_vars():
         if variable.source is None or isinstance(variable.source, torch._dynamo.source.TempLocalSource):
-            continue  # made by the model itself: nobody has read it before
+            continue  # made by the model itself: it cannot have been read before
         source = variable.source.name
         source = source() if callable(source) else source  # a method in older releases
         if source.endswith(("._buffers", "._parameters")):
-            continue  # another front end may take these (``kept_state_changes``)
+            continue  # another front end may support these (``kept_state_changes``)
         if source.startswith("G['__import_torch_"):
-            continue  # torch's own, such as which warnings it has shown
+            continue  # torch's own state, such as which warnings it has shown
         for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
             if not _is_as_before(variable, attribute, value):
                 names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
@@ -107,13 +108,13 @@ _MEMBER_GUARDS = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT
 
 
 def _is_as_before(owner: Any, attribute: str, value: Any) -> bool:
-    """Whether a plain value is set to what it was."""
+    """Whether an attribute is set to the plain value that it had before."""
     before = getattr(getattr(owner, "value", None), attribute, value)
     return value.is_python_constant() and bool(value.as_python_constant() == before)
 
 
 def _known(variable: Any, attribute: str, value: Any) -> tuple[()] | tuple[Any, str, Any]:
-    """The object, the attribute and its new value, where all are plain to see."""
+    """The object, the attribute and its new value, if all are known; else empty."""
     owner = getattr(variable, "value", None)
     if not value.is_python_constant() or not isinstance(getattr(owner, "__dict__", None), dict):
         return ()

@@ -1,4 +1,4 @@
-"""Arguments of the model that an ``autograd.Function`` writes to and marks as dirty: their gradient would be lost.
+"""Rejects an ``autograd.Function`` that marks an argument of the model as dirty: its gradient would be lost.
 
 Tried on: torch 2.13.0.
 """
@@ -17,7 +17,7 @@ from .gradient_writes import definition
 
 
 class DirtyArgumentError(Exception):
-    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is where it is defined, if that is known."""
+    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is its source line, if known."""
 
     def __init__(self, place: str) -> None:
         super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty): its gradient would be lost")
@@ -25,10 +25,10 @@ class DirtyArgumentError(Exception):
 
 
 class DirtyArguments:
-    """What is marked as dirty while a model is traced with gradients.
+    """Records the tensors that are marked as dirty while a model is traced with gradients.
 
-    AOTAutograd takes a write inside an ``autograd.Function`` for one under ``no_grad``: the argument
-    would keep the gradient of before, and would not be the function's result.
+    AOTAutograd treats a write inside an ``autograd.Function`` as one under ``no_grad``. The
+    argument would keep its old gradient, and would not be the function's result.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class DirtyArguments:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While it is on, marked tensors are noted."""
+        """While active, record marked tensors."""
         mark = FunctionCtx.mark_dirty
 
         def marked(context: Any, *tensors: torch.Tensor) -> None:
@@ -51,10 +51,10 @@ class DirtyArguments:
             yield
 
     def check(self, arguments: list[Any]) -> None:
-        """Refuse marked tensors that are ``arguments``, or views of them.
+        """Reject marked tensors that are ``arguments``, or views of them.
 
         Raises:
-            DirtyArgumentError: tells where.
+            DirtyArgumentError: has the source line of the function.
         """
         found, self._marked = self._marked, []
         if not torch.is_grad_enabled():

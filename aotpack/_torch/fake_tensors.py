@@ -1,4 +1,4 @@
-"""Fake tensors, symbolic sizes, and what kind of tensor a value is."""
+"""Creates fake tensors and symbolic sizes, and tests what kind of tensor a value is."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from aotpack_loader.runtime.memory import extent
 
 
 class Bounds(NamedTuple):
-    """How a size varies; null is unbounded. ``automatic``: only where the model lets it (``torch.export.Dim.AUTO``).
+    """The range of a dynamic size; null is unbounded.
 
-    ``name`` is what the user calls it, or empty.
+    ``automatic``: the size is dynamic only if the model allows it (``torch.export.Dim.AUTO``).
+    ``name``: the user's name for it, or empty.
     """
 
     minimum: int | None = None
@@ -44,14 +45,15 @@ class Bounds(NamedTuple):
 
 
 DynamicDims = Mapping[int, Bounds]
-"""Dimension to how its size varies."""
+"""Maps a dimension to the range of its size."""
 
 
 @contextlib.contextmanager
 def free_sizes() -> Iterator[None]:
-    """While a model is traced and compiled: a size that varies may be 0 or 1, and differ from another of the same hint.
+    """While a model is traced and compiled, let a dynamic size be 0 or 1, and differ from sizes of the same hint.
 
-    Torch otherwise takes sizes of 0 and 1 for constants, and equal sizes for one. What depends on it is a guard then.
+    Otherwise torch makes sizes of 0 and 1 constant, and treats equal sizes as one symbol. With this
+    setting, decisions that depend on such values become guards.
     """
     with shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False):  # type: ignore[attr-defined]
         yield
@@ -59,7 +61,7 @@ def free_sizes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator[None]:
-    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and take the marks off again."""
+    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and remove the marks afterwards."""
     before = [dict(tensor.__dict__) for tensor, _ in dims]
     try:
         for tensor, sizes in dims:
@@ -68,7 +70,7 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
                 elif bounds.minimum is None and bounds.maximum is None:
                     torch._dynamo.mark_dynamic(tensor, dim)
-                else:  # Dynamo takes both or none
+                else:  # Dynamo takes both bounds or none
                     high = int_oo if bounds.maximum is None else bounds.maximum
                     torch._dynamo.mark_dynamic(tensor, dim, min=bounds.minimum or 0, max=high)
         yield
@@ -79,9 +81,10 @@ def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator
 
 
 def stored_elements(tensor: torch.Tensor) -> int | torch.SymInt:
-    """How many elements its storage holds.
+    """How many elements the storage of a tensor holds.
 
-    In the sizes of the tensor if it is the last of the storage: torch 2.13 traces no other product of three sizes.
+    The result is in terms of the tensor's sizes if the tensor ends where its storage ends. Torch
+    2.13 cannot trace any other product of three sizes.
     """
     end = tensor.storage_offset() + extent(tensor.shape, tensor.stride())
     with disable_proxy_modes_tracing():
@@ -91,23 +94,24 @@ def stored_elements(tensor: torch.Tensor) -> int | torch.SymInt:
 
 
 def fake_mode_with_shapes() -> FakeTensorMode:
-    """A fake mode of our own, for the front ends that bring none."""
+    """A new fake mode with a shape environment, for front ends that provide none."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
-    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; those of a subclass's parts where they have its sizes."""
+    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; parts of a subclass follow if they have its shape."""
     fake = mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
     if is_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return fake
     held = tensor.untyped_storage().nbytes()
     own = extent(tensor.shape, tensor.stride()) * tensor.element_size() if tensor.numel() else 0
-    if held <= own:  # torch makes a storage as large as the tensor
+    if held <= own:  # torch's fake storage is as large as the tensor
         return fake
     if not dims:
         fake.untyped_storage().resize_(held)
         return fake
-    # As much as the example holds, beside what varies: what fits there fits whatever the sizes, and nothing is asked of them.
+    # Add the example's storage size to the symbolic size. Accesses that fit then fit for all sizes,
+    # without a guard.
     with mode:
         room = torch.empty(fake.untyped_storage().nbytes() + held, dtype=torch.uint8, device=tensor.device)
     with torch.no_grad():
@@ -115,7 +119,7 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
 
 
 def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.SymInt:
-    """An integer argument as a symbol; ``bounds`` of its values."""
+    """An integer argument as a symbol with these ``bounds``."""
     env = mode.shape_env
     assert env is not None
     source = ConstantSource(f"{_VARYING}_{len(env.var_to_sources)}")
@@ -124,7 +128,7 @@ def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.S
 
 
 def is_varying_integer(value: object) -> bool:
-    """Whether a value is one of :func:`varying_integer`."""
+    """Whether :func:`varying_integer` made a value."""
     if not isinstance(value, torch.SymInt) or value.node.shape_env is None:
         return False
     sources = value.node.shape_env.var_to_sources.get(value.node._expr, [])
@@ -157,12 +161,12 @@ def _constraint(bounds: Bounds) -> Any:
 
 
 def is_wrapper_subclass(value: object) -> bool:
-    """Whether a tensor holds others and says how it comes apart (``__tensor_flatten__``)."""
+    """Whether a tensor wraps other tensors and can be flattened into them (``__tensor_flatten__``)."""
     return is_traceable_wrapper_subclass(value)
 
 
 def is_plain_tensor(value: object) -> bool:
-    """A tensor or parameter, also a fake one, not a subclass of a user."""
+    """Whether a value is a tensor or parameter, possibly fake, but not a user's subclass."""
     return type(value) in _PLAIN_TENSORS
 
 
@@ -170,14 +174,14 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor,
 
 
 def is_nested_size(size: int | torch.SymInt) -> bool:
-    """Whether a size is that of a jagged dimension, which is another for each row."""
+    """Whether a size is that of a jagged dimension, which differs for each row."""
     return isinstance(size, torch.SymInt) and size.node.is_nested_int()
 
 
 def fake_inputs_of(
     exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[FakeTensorMode, tuple[Any, ...], dict[str, Any]]:
-    """The fake inputs an exported program was traced with, in the shape of the arguments."""
+    """The fake inputs that an exported program was traced with, structured like the arguments."""
     values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
     names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     flat = [values[name] for name in names]
@@ -194,9 +198,10 @@ def fake_inputs_of(
 
 
 def blank_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same class, sizes and strides with elements of its own, whatever they are.
+    """A tensor of the same class, sizes and strides, with uninitialized elements of its own.
 
-    It begins at the start of a storage as large as the tensor's: ``as_strided_`` may go elsewhere in it, but not beyond.
+    It starts at offset 0 of a storage as large as the tensor's: ``as_strided_`` may move within it,
+    but not beyond.
     """
     if not is_wrapper_subclass(tensor):
         blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -206,7 +211,7 @@ def blank_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def real_tensor(value: torch.Tensor) -> torch.Tensor | None:
-    """The real tensor behind a constant of a traced graph, or None where only its shape is known."""
+    """The real tensor behind a constant of a traced graph, or None if only its metadata are known."""
     if isinstance(value, torch._subclasses.FakeTensor):
         return value.constant
     if value.layout == torch.strided and value.numel() and not value.untyped_storage().data_ptr():
@@ -223,32 +228,32 @@ def symbols_of(env: ShapeEnv, expression: str) -> set[Any]:
 
 
 def symbols_in(sizes: Sequence[Any]) -> set[Any]:
-    """Symbols of sizes or strides; none of plain integers."""
+    """Symbols of sizes or strides; plain integers have none."""
     return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
 def hint(env: ShapeEnv, symbol: Any) -> int | None:
-    """The example's size behind a symbol."""
+    """The example's size for a symbol, or null."""
     values = getattr(env, "backed_var_to_val", None) or env.var_to_val
     value = values.get(symbol)
     return None if value is None else int(value)
 
 
 def example_like(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of zeros of the type, sizes and strides that a fake tensor has at the example's sizes."""
+    """A tensor of zeros with a fake tensor's dtype, sizes and strides at the example's sizes."""
     shape, stride = [[hint_of(size) for size in sizes] for sizes in (value.shape, value.stride())]
     return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """A size at the example's sizes; 0 where the example does not tell."""
+    """A size at the example's sizes; 0 if the example does not determine it."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 0
     return size
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
-    """The fake mode of a graph's values."""
+    """The fake mode of a graph's values, or a new one if the graph has no fake tensor."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch._subclasses.FakeTensor):

@@ -1,4 +1,4 @@
-"""What a model says of its own gradients, and a trace without Dynamo leaves out of the graphs without a word."""
+"""Rejects uses of autograd in a model that a trace without Dynamo would silently drop from the graphs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from .own_gradients import refused_own_gradients
 
 
 class LostGradientError(Exception):
-    """A gradient of the model's own would be lost."""
+    """A trace would drop a gradient that the model defines or changes itself."""
 
 
 @contextlib.contextmanager
 def kept_gradients() -> Iterator[None]:
-    """While torch.export traces: refuse functions with a backward of their own, hooks on gradients, control flow in ``no_grad``,
-    and gradients that the model computes itself: whether these can be differentiated again (``create_graph``) would be forgotten.
+    """While torch.export traces, reject uses of autograd that the exported graph would drop.
+
+    These are functions with a backward of their own, hooks on gradients, control flow in
+    ``no_grad``, and gradients that the model computes itself. For the latter, torch.export drops
+    whether they can be differentiated again (``create_graph``).
 
     Raises:
         LostGradientError: names the construct.
@@ -43,12 +46,12 @@ def kept_gradients() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_saving() -> Iterator[None]:
-    """While a model is traced without Dynamo: refuse hooks on saved tensors; what is saved is the partitioner's choice.
+    """While a model is traced without Dynamo, reject hooks on saved tensors: the partitioner chooses what is saved.
 
-    Checkpoints, which are made of such hooks, are no matter here (:mod:`.checkpoint`).
+    Checkpoints consist of such hooks, but are allowed here (:mod:`.checkpoint`).
 
     Raises:
-        LostGradientError: the model enters some.
+        LostGradientError: the model enters such hooks.
     """
     enter = saved_tensors_hooks.__enter__
 
@@ -66,10 +69,12 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 @contextlib.contextmanager
 def _refused_own_backwards() -> Iterator[None]:
-    """Refuse every ``autograd.Function`` that is applied.
+    """Reject every ``autograd.Function`` that is applied.
 
-    ``apply`` may be known by another name (``swish = Swish.apply``), and from torch 2.14 on it is no Python: watched is the
-    attribute that it reads of the class in every release, the class of its node. Inside transforms torch goes another way.
+    ``apply`` may be stored under another name (``swish = Swish.apply``), and from torch 2.14 on it
+    is not Python code. In every release it reads the class' attribute ``_backward_cls``, the class
+    of its node, so that read is watched. Inside transforms torch calls ``custom_function_call``
+    instead.
     """
     look_up: Callable[[type, str], Any] = functions.FunctionMeta.__getattribute__
 
@@ -95,14 +100,15 @@ _TRANSFORMED = "custom_function_call"
 
 
 def _refuse_own_backward(kind: Any) -> None:
-    # Torch's own are those of control flow, which it traces through; hooks of modules are functions of torch.nn.
+    # torch's own functions belong to control flow, which it traces through; hooks of modules are
+    # functions of torch.nn.
     foreign = kind.__module__.startswith("torch.nn.") or not kind.__module__.startswith("torch.")
     if foreign and torch.is_grad_enabled():
         raise LostGradientError(f"calls the autograd.Function {kind.__qualname__}, whose backward torch.export leaves out")
 
 
 def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
-    running: list[torch._ops.HigherOrderOperator] = []  # what they run they may run without gradients, as Dynamo does all
+    running: list[torch._ops.HigherOrderOperator] = []  # nested calls may run without gradients, as in Dynamo
 
     def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() and not running and CompileContext.try_get() is None:

@@ -1,8 +1,10 @@
-"""``as_strided`` whose elements overlap, where sizes vary; gradients of, and writes to, tensors whose elements overlap.
+"""Handles tensors whose own elements share memory: ``as_strided`` with dynamic sizes, its gradients, and writes.
 
-torch's own backward of such a view reads the size of its storage as a plain integer (``as_strided_backward`` in
-``FunctionsManual.cpp``), which fixes every size in it. So the same view is made of two: rows that do not overlap, by
-``as_strided``, and windows along them, by ``unfold``, whose backward takes any size. Both differentiate by torch's own rules.
+torch's own backward of such a view reads the size of its storage as a plain integer
+(``as_strided_backward`` in ``FunctionsManual.cpp``). This makes every size in it static. So the
+view is made in two steps: ``as_strided`` makes rows that do not overlap, and ``unfold`` makes
+windows along them. The backward of ``unfold`` supports dynamic sizes. Both steps differentiate by
+torch's own rules.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -33,10 +35,12 @@ _NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
 
 
 class OverlapsOfAnySize(TorchFunctionMode):
-    """While it is on, the gradient of an ``as_strided`` leaves sizes free that vary.
+    """While active, keeps dynamic sizes dynamic in the gradient of ``as_strided``.
 
-    This goes for views whose elements overlap whatever those sizes are. What is left to torch (windows whose own size varies, or
-    at uneven steps; views within control flow, where the mode is off) is fixed by it, and refused as any fixed size is.
+    It handles views whose elements overlap for all values of the sizes. It leaves to torch windows
+    whose own size is dynamic, windows at uneven steps, and views within control flow, where the
+    mode is off. For those torch makes the sizes static, and they are rejected like any other static
+    size.
     """
 
     def __torch_function__(
@@ -57,10 +61,10 @@ class OverlapError(Exception):
 
 
 class RefusedOverlaps(TorchFunctionMode):
-    """While it is on, a write to a tensor whose own elements share memory is refused.
+    """While active, rejects writes to a tensor whose own elements share memory.
 
-    Eager's result depends on the order of its loops, or it raises; torch's tracing gives another one (of an expanded tensor, the
-    sum of all that is written to an element).
+    Eager's result depends on the order of its loops, or eager raises. A trace gives another result:
+    for an expanded tensor, the sum of all values written to an element.
     """
 
     def __torch_function__(
@@ -69,7 +73,7 @@ class RefusedOverlaps(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(function, "__name__", "").partition(".")[0] in _COPIES:
             copied: torch.Tensor = args[0] if args else kwargs["input"]
-            if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # an expanded one is copied apart
+            if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # copies of expanded tensors are dense
                 raise OverlapError("writes to a copy of a tensor whose elements share memory with each other: the copy's do, too")
         for tensor in written(function, args, kwargs):
             if meets_itself(tensor) and not _is_of_a_part(function, args):
@@ -82,7 +86,7 @@ class RefusedOverlaps(TorchFunctionMode):
 
 
 class LaidOutError(Exception):
-    """The model reads a tensor by places in memory that tracing lays out otherwise."""
+    """The model reads a tensor by its strides, and a trace gives that tensor other strides."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -91,9 +95,10 @@ class LaidOutError(Exception):
 
 
 class RefusedPlaces(TorchFunctionMode):
-    """While it is on, ``as_strided`` of a slice that is written to, before or after, is refused.
+    """While active, rejects ``as_strided`` of a slice that is written to, before or after.
 
-    A write makes another tensor in the trace, contiguous whatever the strides were: ``x = y[::2]; x.add_(1); x.as_strided(...)``.
+    A write makes a new tensor in the trace, contiguous whatever the strides were: ``x = y[::2];
+    x.add_(1); x.as_strided(...)``.
     """
 
     def __init__(self) -> None:
@@ -120,12 +125,12 @@ class RefusedPlaces(TorchFunctionMode):
 
 
 def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
-    """The memory that a tensor and its views share, while they are traced too."""
+    """The storage that a tensor and its views share; works for traced tensors too."""
     return StorageWeakRef((tensor.elem if isinstance(tensor, FunctionalTensor) else tensor).untyped_storage())
 
 
 def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether its strides are known to be these, where they mean something."""
+    """Whether the strides of a tensor are known to equal ``strides``, ignoring dimensions of size 1."""
     return all(
         statically_known_true(n == 1) or statically_known_true(own == other)
         for n, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
@@ -133,7 +138,7 @@ def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements may lie one after another, as those of what is computed do."""
+    """Whether the elements may be dense in memory, as those of computed tensors are."""
     expected: int | torch.SymInt = 1
     for n, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: hint_of(dim[1])):
         if not statically_known_true(n == 1):
@@ -151,20 +156,21 @@ _AS_STRIDED_COPIES = (
 )
 
 _COPIES = {"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"}
-"""Operators that write to a copy with the strides of what it is of."""
+"""Operators that write to a copy of their first argument; the copy keeps that argument's strides."""
 
 
 def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an indexed assignment writes to a part of a tensor whose elements are apart."""
+    """Whether an indexed assignment writes to a part of a tensor whose elements do not share memory."""
     return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
 
 
 def _reads_what_it_writes(
     tensor: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a call that writes to ``tensor`` reads elements of it after it has written them, or in an order that is not known.
+    """Whether a call that writes to ``tensor`` reads elements of it after writing them, or in an unknown order.
 
-    Eager raises where tensors have no gaps, and else reads what its loops have written, or not yet.
+    Eager raises if the tensors have no gaps. Otherwise eager reads whatever its loops have or have
+    not written yet.
     """
     name = getattr(function, "__name__", "").partition(".")[0].strip("_")
     anywhere = name in _ANYWHERE
@@ -174,7 +180,7 @@ def _reads_what_it_writes(
         return False
     if function is torch.Tensor.__setitem__:
         part = args[0][args[1]]
-        anywhere = memory_of(part) != memory_of(tensor)  # by a tensor of indices
+        anywhere = memory_of(part) != memory_of(tensor)  # indexed by a tensor
         tensor = tensor if anywhere else part
     places = _byte_range(tensor)
     reads = [read for read in map(_byte_range, others) if places.meet(read)]
@@ -182,7 +188,7 @@ def _reads_what_it_writes(
 
 
 def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an operator on lists of tensors meets again what it has written for another place in the lists."""
+    """Whether an operator on lists of tensors uses memory that it has written for another index of the lists."""
     name = getattr(function, "__name__", "").partition(".")[0]
     if not (name.startswith("_foreach_") and name.endswith("_") and args):
         return False
@@ -207,17 +213,17 @@ _ANYWHERE = {
     "scatter_add",
     "scatter_reduce",
 }
-"""Operators that read an element, and write to another place."""
+"""Operators that read an element and write to another index."""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory by strides, and it is no tensor of ``vmap`` or ``grad``, of which nobody knows where."""
+    """Whether its elements are stored by strides. For tensors of ``vmap`` or ``grad`` the addresses cannot be known."""
     known = not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return known and tensor.layout == torch.strided and not is_wrapper_subclass(tensor)
 
 
 def _byte_range(tensor: torch.Tensor) -> ByteRange:
-    """Those of the example's sizes; while it is traced, what was written to lies otherwise than eager's, and so do its views."""
+    """The byte range at the example's sizes. For a traced tensor: that of the trace's own value, whose strides may differ."""
     if isinstance(tensor, FunctionalTensor):
         torch._sync(tensor.elem)  # type: ignore[attr-defined,no-untyped-call]
         tensor = torch._from_functional_tensor(tensor.elem)
@@ -227,13 +233,13 @@ def _byte_range(tensor: torch.Tensor) -> ByteRange:
 
 
 def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
-    """Whether each element is read before it is written: at the same place, or further on (``x[:, :-1] = x[:, 1:]``)."""
+    """Whether each element is read before it is written: at the same address, or at a later one (``x[:, :-1] = x[:, 1:]``)."""
     dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
 
 
 def meets_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor are known to be one in memory."""
+    """Whether two elements of a tensor are known to share an address."""
     if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
         return False
     if any(statically_known_true(n == 0) for n in tensor.shape):
@@ -243,11 +249,11 @@ def meets_itself(tensor: torch.Tensor) -> bool:
         return True
     if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
         return False
-    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than places
+    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than addresses
 
 
 class _Dim(NamedTuple):
-    """A dimension of a view, and which one it is."""
+    """A dimension of a view; ``position`` is its index."""
 
     size: int
     stride: int
@@ -255,7 +261,7 @@ class _Dim(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether it takes no step: torch's backward squeezes or adds up such a dimension before it looks at overlaps."""
+        """Whether its size is 1 or its stride 0: torch's backward squeezes or sums such dimensions before it checks overlaps."""
         return statically_known_true(self.size == 1) or statically_known_true(self.stride == 0)
 
 
@@ -266,7 +272,7 @@ def _would_fix(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
 def in_windows(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor | None:
-    """The view that ``as_strided`` makes, if its elements overlap and it can be made of windows; else None."""
+    """The view that ``as_strided`` makes, if its elements overlap and windows can make it; else None."""
     dims = [_Dim(*dim, i) for i, dim in enumerate(zip(size, stride, strict=True))]
     single = [dim for dim in dims if dim.in_place]
     dims = _descending([dim for dim in dims if not dim.in_place])
@@ -286,13 +292,13 @@ def in_windows(
     axis = len(outer)
     for length, step in zip(lengths[1:], steps[:-1], strict=True):
         view = view.unfold(axis, int(length), int(step))
-        axis = -1  # each leaves its windows' number in place, and puts what is in them last
+        axis = -1  # unfold keeps the number of windows at its axis, and appends the window as the last dimension
     positions = [dim.position for dim in (*rows, *windows[1:])]
     return view.permute([positions.index(i) for i in range(len(positions))])
 
 
 def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
-    """By stride, the largest first, of equal ones those whose size varies; none where the order depends on what varies."""
+    """Sorted by descending stride, at equal strides dynamic sizes first; empty if the order depends on dynamic sizes."""
 
     def known(one: _Dim, other: _Dim) -> bool:
         return statically_known_true(one.stride >= other.stride)
@@ -305,9 +311,12 @@ def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
 
 
 def _overlapping(dims: Sequence[_Dim]) -> slice | None:
-    """From the first dimension whose steps are shorter than what is within them to the one after the last of those.
+    """The dimensions that overlap: from the first whose stride is shorter than the extent of its inner dimensions.
 
-    None where there is none, or where it is not known that strides are multiples of the smallest and sizes positive.
+    The slice ends one dimension after the last such dimension.
+
+    None if there is none, or if it is not known that the strides are multiples of the smallest and
+    the sizes positive.
     """
     reach, found = 1, []
     for i, dim in reversed(list(enumerate(dims))):

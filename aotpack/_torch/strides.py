@@ -207,10 +207,11 @@ _LIKE_CHANNELS_LAST = next(  # torch 2.9 has the shorter name
 
 @contextlib.contextmanager
 def layouts_by_hints() -> Iterator[None]:
-    """Tell how tensors of sizes that vary lie in memory by those of the example.
+    """Decide the layout of tensors with dynamic sizes by the example's sizes.
 
-    A size may be 0 or 1, so that torch (2.13) knows of none whether it is more than another, and takes channels-last images for
-    rows. Another call's sizes may make another layout where not all elements are apart, or by the strides of sizes of 1.
+    A dynamic size may be 0 or 1, so torch (2.13) cannot compare it with another one. It then takes
+    channels-last images for contiguous ones. Another call's sizes may give another layout if elements
+    overlap, or because of the strides of dimensions of size 1.
     """
     like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm

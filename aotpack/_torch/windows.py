@@ -1,7 +1,8 @@
-"""Windows that leave elements out (``x.unfold(0, 2, 3)``), and writes to them.
+"""Handles writes to ``unfold`` windows that leave elements out (``x.unfold(0, 2, 3)``).
 
-Functionalization tells what a tensor is after such a write by the gradient of ``unfold`` (``unfold_inverse`` in
-``FunctionalInverses.cpp``), which is zero where no window is: the elements between them were lost, under ``torch.compile``, too.
+After such a write, functionalization computes the whole tensor by the gradient of ``unfold``
+(``unfold_inverse`` in ``FunctionalInverses.cpp``). That gradient is zero outside of windows, so the
+elements between windows were lost, also under ``torch.compile``.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -26,13 +27,14 @@ _NAMES = {"self": "tensor", "dimension": "dim"}
 
 
 class GapError(Exception):
-    """The model writes to windows between which it leaves elements out."""
+    """The model writes to windows that leave elements out, and no other views can replace them."""
 
 
 class UnfoldMutationMode(TorchFunctionMode):
-    """While it is on, windows that leave elements out are made of other views, which are written to as eager does.
+    """While active, replaces windows that leave elements out by other views, and writes to those views work as in eager.
 
-    Where no other views are the same (several windows, the last of which ends within a step), a write to a view is refused.
+    Some windows have no equivalent views: several windows, the last of which ends within a step.
+    Writes to these are rejected.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class UnfoldMutationMode(TorchFunctionMode):
 
 
 def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
-    """Whether an element may be in no window, and none is in two, so that windows may be written to."""
+    """Whether an element may be in no window and no element is in two, so that windows may be written to."""
     if not tensor.dim():
         return False
     length = tensor.shape[dim]
@@ -68,7 +70,7 @@ def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
 
 
 def _of_other_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
-    """The view that ``unfold`` makes, of slices and dimensions that are split; null if there is none."""
+    """The view that ``unfold`` makes, built of slices and split dimensions; null if that is impossible."""
     dim %= tensor.dim()
     length = tensor.shape[dim]
     if not size or not statically_known_true(length >= size):
