@@ -1,8 +1,10 @@
-"""Activation checkpoints while tracing without Dynamo. Private torch, as in :mod:`aotpack._torch`, tried on the same releases.
+"""Keeps activation checkpoints when a model is traced without Dynamo.
 
-``torch.utils.checkpoint`` recomputes through saved-tensor hooks. Traced as it is, the recomputation becomes a second copy of the
-forward's operations, which AOTAutograd merges with the first: the checkpoint is looked through, and everything is saved. So
-while tracing, what a checkpoint runs is tagged, as Dynamo's path does, and the partitioner recomputes what is tagged.
+``torch.utils.checkpoint`` recomputes through saved-tensor hooks. A plain trace contains the
+recomputation as a second copy of the forward's operations. AOTAutograd merges it with the first
+copy, so the checkpoint is lost and everything is saved. While tracing, the operations of a
+checkpoint are therefore tagged, as Dynamo does it, and the partitioner recomputes tagged
+operations.
 """
 
 from __future__ import annotations
@@ -27,16 +29,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
-"""Keys of ``Node.meta`` that the partitioner reads: which checkpoint a node belongs to, and what is to become of it."""
+"""Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its recomputation policy."""
 
 
 class ReentrantError(Exception):
-    """A reentrant checkpoint means something else than the other kind, by which it is traced."""
+    """A reentrant checkpoint differs from a non-reentrant one, which it is traced as."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointed:
-    """One call of ``checkpoint``: what it runs, whether it keeps the random state, its contexts, and torch's own generator."""
+    """One call of ``checkpoint``.
+
+    ``function``: what it runs. ``keeps_random_state``: whether it restores the random state.
+    ``contexts``: its context function. ``torchs``: makes torch's own generator.
+    """
 
     function: Any
     keeps_random_state: bool
@@ -46,9 +52,10 @@ class Checkpointed:
 
 @contextlib.contextmanager
 def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> Iterator[None]:
-    """Have ``generate`` make the generator of each checkpoint that is not reentrant.
+    """Let ``generate`` make the generator of each non-reentrant checkpoint.
 
-    Torch 2.14 calls a function of another name and signature, and keeps the former for callers outside torch.
+    Torch 2.14 calls a function with another name and signature, and keeps the former for callers
+    outside torch.
     """
     name = "_checkpoint_without_reentrant_generator_impl"
     name = name if hasattr(checkpoint, name) else "_checkpoint_without_reentrant_generator"
@@ -67,18 +74,18 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
 
 @dataclasses.dataclass
 class Regions:
-    """The checkpoints met in one trace, numbered in order: where each was called, and the mode of a selective one."""
+    """The checkpoints of one trace, numbered in order: the stack of each call, and the modes of selective ones."""
 
     stacks: dict[int, traceback.StackSummary] = dataclasses.field(default_factory=dict)
     modes: dict[int, TorchDispatchMode] = dataclasses.field(default_factory=dict)
 
     def lost(self, graph: torch.fx.Graph) -> list[traceback.StackSummary]:
-        """Where the checkpoints were called of which ``graph`` has no node."""
+        """The stacks of the checkpoints of which ``graph`` has no node."""
         kept = {node.meta.get(_NUMBER) for node in graph.nodes}
         return [stack for number, stack in self.stacks.items() if number not in kept]
 
     def run(self, called: Checkpointed) -> Iterator[None]:
-        """In place of torch's generator: what runs between its two steps is tagged."""
+        """Replaces torch's generator: operations that run between its two steps are tagged."""
         if not torch.is_grad_enabled():
             yield
             return
@@ -109,7 +116,7 @@ class Regions:
 
 
 class _Selective(TorchDispatchMode):
-    """Asks the policy of a selective checkpoint about each operator, as it is traced into the joint graph."""
+    """Applies the policy of a selective checkpoint to each operator while it is traced into the joint graph."""
 
     supports_higher_order_operators = True
 
@@ -129,7 +136,7 @@ class _Selective(TorchDispatchMode):
 
 
 class _Reentrant:
-    """In place of ``CheckpointFunction``: the other kind of checkpoint, where that means the same."""
+    """Replaces ``CheckpointFunction`` by a non-reentrant checkpoint if both mean the same; otherwise raises."""
 
     def __init__(self, *, needs_gradient: bool) -> None:
         self._needs_gradient = needs_gradient
@@ -157,10 +164,11 @@ class _Reentrant:
 
 @contextlib.contextmanager
 def kept_checkpoints() -> Iterator[Regions]:
-    """Tag what checkpoints run while something is traced within, first to an exported graph or at once to a joint graph.
+    """Tag the operations of checkpoints in this block, while a model is traced to an exported graph or to a joint graph.
 
     Raises:
-        ReentrantError: a reentrant checkpoint whose results eager would give other gradients.
+        ReentrantError: eager would compute other gradients for the results of a reentrant
+            checkpoint.
     """
     regions = Regions()
     with (
@@ -172,7 +180,7 @@ def kept_checkpoints() -> Iterator[Regions]:
 
 
 class _Torchs:
-    """In place of torch_xla's ``CheckpointFunction``: torch's, or what stands there."""
+    """Replaces torch_xla's ``CheckpointFunction`` by torch's, or by its replacement."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
@@ -180,19 +188,21 @@ class _Torchs:
 
 
 def torch_xla_checkpoints() -> contextlib.AbstractContextManager[Any]:
-    """While the model runs: torch_xla's checkpoints are torch's reentrant ones, of which they are a copy for its devices."""
+    """While the model runs, replace torch_xla's checkpoints, copies of torch's reentrant ones, by torch's."""
     module = sys.modules.get("torch_xla.utils.checkpoint")
     return contextlib.nullcontext() if module is None else mock.patch.object(module, "CheckpointFunction", _Torchs)
 
 
 def selected(regions: Regions) -> contextlib.AbstractContextManager[Any]:
-    """Around the trace of the joint graph: follows the policies of selective checkpoints."""
+    """While the joint graph is traced, apply the policies of selective checkpoints."""
     return _Selective(regions)
 
 
 @contextlib.contextmanager
 def checked_reentrant() -> Iterator[None]:
-    """While the model runs on fake tensors: refuse reentrant checkpoints that are no others, for Dynamo takes them as such.
+    """While the model runs on fake tensors, reject reentrant checkpoints that differ from non-reentrant ones.
+
+    Dynamo treats every reentrant checkpoint as a non-reentrant one.
 
     Raises:
         ReentrantError: says why.
@@ -202,17 +212,17 @@ def checked_reentrant() -> Iterator[None]:
 
 
 def checkpoint_nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Checkpoints in a graph that Dynamo captured."""
+    """The checkpoints in a graph that Dynamo captured."""
     modules = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
     target = torch.ops.higher_order.tag_activation_checkpoint
     return [node for part in modules for node in part.graph.find_nodes(op="call_function", target=target)]
 
 
 def is_recomputed(node: torch.fx.Node) -> bool:
-    """Whether ``node``, or the operator whose result it is one of, belongs to a checkpoint."""
+    """Whether ``node``, or the operator whose result it reads, belongs to a checkpoint."""
     return _NUMBER in node.meta or (node.target is operator.getitem and _NUMBER in node.args[0].meta)  # type: ignore[union-attr]
 
 
 def is_tagged(graph: torch.fx.Graph) -> bool:
-    """Whether any node is to be recomputed."""
+    """Whether any node has a recomputation policy."""
     return any(node.meta.get(_POLICY) is not None for node in graph.nodes)

@@ -1,6 +1,6 @@
-"""Constants that pass through tensors: ``torch.arange(1, x.dim()).tolist()``, whose value a trace would not know.
+"""Lets a trace read constants that pass through tensors, such as ``torch.arange(1, x.dim()).tolist()``.
 
-A tensor that is made of Python numbers only, by functions of torch, has the same value at every call.
+A tensor that functions of torch make from Python numbers only has the same value at every call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 class _Recipe(NamedTuple):
-    """How a tensor was made, the version of it that this holds for, and which it is where several were made."""
+    """How a tensor was made, for one version of it; ``position`` is its index if the function returned several."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -43,12 +43,12 @@ _KEPT_BY = frozenset(
 
 
 class KnownConstants(TorchFunctionMode):
-    """Lets Python read the value of a tensor that is made of Python numbers only. It is computed where it is read."""
+    """Lets Python read the value of a tensor that is made from Python numbers only. The value is computed when it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._recipes: dict[int, _Recipe] = {}
-        # This class reads lists off its inner tensor, which no mode of functions sees.
+        # ``tolist`` of this class reads its inner tensor, which no torch function mode sees.
         original = FunctionalTensor.tolist
         self._lists = mock.patch.object(FunctionalTensor, "tolist", lambda x: self._list(x) if self._recipe(x) else original(x))
 
@@ -61,7 +61,7 @@ class KnownConstants(TorchFunctionMode):
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether this tensor is made of Python numbers only."""
+        """Whether this tensor is made from Python numbers only."""
         return self._recipe(tensor) is not None
 
     def _list(self, tensor: torch.Tensor) -> Any:
@@ -74,7 +74,7 @@ class KnownConstants(TorchFunctionMode):
             with _disable_current_modes(), torch.no_grad():
                 return func(*self._real(args), **self._real(kwargs))
         if _writes(func, kwargs) or (_may_write(func) and self._is_given((args, kwargs))):
-            self._recipes.clear()  # views of what is written to may be known, too
+            self._recipes.clear()  # views of the mutated tensor may have recipes too
         result = func(*args, **kwargs)
         known = func in _MADE_BY or (func in _KEPT_BY and "out" not in kwargs)
         if known and self._is_known((args, kwargs)):
@@ -107,13 +107,13 @@ class KnownConstants(TorchFunctionMode):
 
 
 def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a function says by its name or its arguments that it writes to one of these."""
+    """Whether a function's name or arguments show that it writes to an argument."""
     name = getattr(function, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs or bool(kwargs.get("inplace"))
 
 
 def _may_write(function: Any) -> bool:
-    """Whether a function may write to an argument without saying so: those in C, and reading an attribute, do not."""
+    """Whether a function may write to an argument without showing it; functions in C and attribute reads do not."""
     if isinstance(function, types.MethodWrapperType):
         return bool(function.__name__ != "__get__")
     in_c = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

@@ -1,4 +1,4 @@
-"""Graphs in the format and in ``torch.fx``: :mod:`.convert` goes one way, :mod:`.restore` back."""
+"""Converts graphs from ``torch.fx`` to the bundle format (:mod:`.convert`) and back (:mod:`.restore`)."""
 
 from .convert import from_fx as from_fx
 from .convert import source_line as source_line

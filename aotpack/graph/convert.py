@@ -1,4 +1,4 @@
-"""``torch.fx`` graphs to the format's graphs, without loss; :mod:`.restore` goes back."""
+"""Converts ``torch.fx`` graphs to the format's graphs without loss; :mod:`.restore` converts them back."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _BUILTIN_NAMES: dict[Any, str] = {function: name for name, function in operators
 
 
 def from_fx(module: GraphModule, shape_env: ShapeEnv | None) -> schema.Graph:
-    """Convert a functional graph whose nodes carry ``meta["val"]``.
+    """Convert a functional graph whose nodes have ``meta["val"]``.
 
     Raises:
-        UnsupportedError: operations or values the format has no words for; lists all, with the user's line.
+        UnsupportedError: operations or values that the format cannot express; lists all, with the
+            user's source lines.
     """
     return _Converter(module, shape_env).convert()
 
@@ -57,7 +58,7 @@ class _Converter:
             elif node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
                 outputs = [self.argument(arg, node) for arg in results]
-            elif node.op != "get_attr":  # subgraphs are taken where they are used
+            elif node.op != "get_attr":  # subgraphs are converted by their users
                 self.problems.append(Problem(node.name, f"a {node.op} node"))
         if self.problems:
             raise UnsupportedError("The traced graph holds what a bundle cannot express.", self.problems)
@@ -66,13 +67,13 @@ class _Converter:
     def node(self, node: FxNode) -> schema.Node:
         if node.target is CALL_ON_COPIES:
             return self._call_on_copies(node, *node.args)
-        given = node.args[:1] if node.target is round and node.args[1:] == (None,) else node.args  # to integers
+        given = node.args[:1] if node.target is round and node.args[1:] == (None,) else node.args  # rounds to an integer
         args = [self.argument(arg, node) for arg in given]
         kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
         return schema.Node(node.name, self.operator(node), args, self.value(node), kwargs)
 
     def _call_on_copies(self, node: FxNode, op: Any) -> schema.Node:
-        """A custom operator that writes to its arguments."""
+        """Convert a call of a custom operator that writes to its arguments."""
         if message := _cannot_be_called_on_copies(node, op):
             self.problems.append(Problem(source_line(node) or node.name, f"calls {op}, which {message}"))
         kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
@@ -107,7 +108,7 @@ class _Converter:
             return self._subgraph(arg, node) if arg.op == "get_attr" else schema.ValueRef(arg.name)
         if isinstance(arg, (list, tuple)):
             return [self.argument(item, node) for item in arg]
-        if isinstance(arg, dict):  # a kernel's options
+        if isinstance(arg, dict):  # options of a kernel
             return [[str(key), self.argument(value, node)] for key, value in arg.items()]
         literal = literal_argument(arg)
         if literal is NOT_A_LITERAL:
@@ -123,7 +124,7 @@ class _Converter:
         return schema.GraphArg(self._stored_once(attribute, str(arg.target)))
 
     def _stored_once(self, attribute: GraphModule, name: str) -> str:
-        """The name of a subgraph; equal ones, as of identical layers, share the first one's."""
+        """The name under which a subgraph is stored; equal subgraphs, as of identical layers, share one name."""
         if id(attribute) not in self._names:
             try:
                 converted = from_fx(attribute, self.shape_env)
@@ -143,7 +144,7 @@ def _unknown_argument(arg: object, node: FxNode) -> str:
 
 
 def _cannot_be_called_on_copies(node: FxNode, op: torch._ops.OpOverload) -> str:
-    """Why a call of an operator that writes to its arguments cannot be one on copies of them; empty if it can."""
+    """Why a mutating operator cannot be called on copies of its arguments; empty if it can."""
     if is_fixed(op):
         return "writes to its arguments, and draws random numbers or has other effects"
     starts = {name: _starts(argument) for name, argument in node.kwargs.items()}
@@ -153,12 +154,12 @@ def _cannot_be_called_on_copies(node: FxNode, op: torch._ops.OpOverload) -> str:
 
 
 def _starts(argument: Any) -> list[FxNode]:
-    """The values that an argument, or each item of it, is or is a view of."""
+    """The root values of an argument or of its items: each item, or the value that it is a view of."""
     return [views.root(item) for item in pytree.tree_leaves(argument) if isinstance(item, FxNode)]
 
 
 def _opaque(value: object) -> str:
-    """An object a graph closes over, which is no tensor and no graph, in words."""
+    """Describe an object that a graph closes over and that is neither a tensor nor a graph."""
     name = getattr(value, "script_class_name", None) or type(value).__qualname__
     if name.endswith("Generator"):
         return "a torch.Generator of its own; a bundle draws from the default generator"
@@ -166,7 +167,7 @@ def _opaque(value: object) -> str:
 
 
 def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.TensorValue:
-    """Type of a (fake) tensor: dtype, sizes, strides and offset in elements."""
+    """The type of a (fake) tensor: dtype, sizes, strides and offset in elements."""
     return schema.TensorValue(
         dtype_name(value.dtype),
         [size_expression(size, shape_env) for size in value.shape],
@@ -176,12 +177,12 @@ def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.Tens
 
 
 def source_line(node: FxNode) -> str:
-    """``file:line: source`` of the user's innermost line behind a node, or torch's where there is none, or nothing."""
+    """``file:line: source`` of the model's innermost line behind a node, or else of torch's; empty if there is none."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     found = [
         (match.group(1), f"{where.strip()}: {code.strip()}")
         for where, code in itertools.pairwise(trace)
-        if (match := re.match(r'\s*File "([^<"][^"]*)"', where)) and not origin.is_ours(match.group(1))  # "<…": generated
+        if (match := re.match(r'\s*File "([^<"][^"]*)"', where)) and not origin.is_ours(match.group(1))  # not "<…": generated
     ]
     model = [line for path, line in found if origin.is_model(path)]
     return next(iter(model[-1:] or [line for _, line in found[-1:]]), "")

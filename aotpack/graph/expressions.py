@@ -1,4 +1,4 @@
-"""Symbolic sizes to the format's expression grammar (spec/expressions.md) and back."""
+"""Converts symbolic sizes to the format's expression grammar (spec/expressions.md) and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RELATIONS = {
 
 
 def size_expression(size: int | torch.SymInt, shape_env: ShapeEnv | None) -> int | str:
-    """``size`` as an integer, or as an expression over symbols after everything the trace learnt."""
+    """``size`` as an integer, or as an expression over symbols after all replacements that the trace found."""
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -43,7 +43,7 @@ def render(expr: Any) -> str:
     """Write a sympy integer, real or boolean expression in the format's grammar.
 
     Raises:
-        UnsupportedError: an operation the grammar lacks.
+        UnsupportedError: the grammar lacks an operation.
     """
     name = type(expr).__name__
     if isinstance(expr, sympy.Symbol):
@@ -90,10 +90,10 @@ def render(expr: Any) -> str:
 
 
 def _render_product(expr: Any) -> str:
-    """A product; of integers, a rational factor becomes an exact floor division at the end."""
+    """Write a product. In a product of integers a rational factor becomes an exact floor division at the end."""
     coefficient, rest = expr.as_coeff_Mul()
     factors = sympy.Mul.make_args(rest)
-    if not all(factor.is_integer for factor in factors):  # of real numbers
+    if not all(factor.is_integer for factor in factors):  # a product of reals
         factors = factors if coefficient == 1 else (coefficient, *factors)
         return "(" + " * ".join(render(factor) for factor in factors) + ")"
     numerator, denominator = sympy.fraction(coefficient)
@@ -105,14 +105,14 @@ def _render_product(expr: Any) -> str:
 
 
 def _render_real(value: float) -> str:
-    """The shortest decimal that is ``value`` again, without an exponent."""
+    """The shortest decimal without an exponent that is parsed as ``value`` again."""
     text = format(Decimal(repr(abs(value))), "f")
     text = text if "." in text else f"{text}.0"
     return text if value >= 0 else f"(-{text})"
 
 
 def bound(value: Any) -> int | None:
-    """A range's end as an integer, or None where there is none."""
+    """A bound of a range as an integer, or None if it is unbounded."""
     if value in (int_oo, -int_oo, sympy.oo, -sympy.oo):
         return None
     return int(value)
@@ -122,12 +122,13 @@ def bound(value: Any) -> int | None:
 
 
 def parse(text: str, symbols: Mapping[str, sympy.Symbol | sympy.Integer]) -> Any:
-    """An expression of the grammar over ``symbols``, which has all that it names.
+    """Parse an expression of the grammar; ``symbols`` must have every name in it.
 
-    The grammar is a part of Python's, but for zeros before a number, so Python's parser reads it; nothing is evaluated.
+    Except for zeros before a number, the grammar is a subset of Python's. So Python's parser reads
+    it; nothing is evaluated.
 
     Raises:
-        CorruptBundleError: no expression of the grammar.
+        CorruptBundleError: the text is no expression of the grammar.
     """
     expressions.parse(text)
     text = re.sub(r"\b0+(?=\d)", "", text)
@@ -187,13 +188,13 @@ class _Reader(ast.NodeVisitor):
         return function(*(self._number(arg) for arg in node.args))
 
     def _number(self, node: ast.expr) -> Any:
-        """An operand of arithmetic: a condition counts as 1 or 0."""
+        """Convert an operand of arithmetic: a condition counts as 1 or 0."""
         value = self.visit(node)
         is_condition = isinstance(value, sympy.logic.boolalg.Boolean) and not isinstance(value, sympy.Symbol)
         return sympy.Piecewise((1, value), (0, True)) if is_condition else value
 
     def _choice(self, node: ast.BinOp) -> Any:
-        """``condition * value + (not condition) * other``, which is how a choice between two is written."""
+        """Convert ``condition * value + (not condition) * other``, the grammar's form of a choice, to a ``Piecewise``."""
         match node:
             case ast.BinOp(
                 ast.BinOp(holds, ast.Mult(), value), ast.Add(), ast.BinOp(ast.UnaryOp(ast.Not(), fails), ast.Mult(), other)

@@ -1,4 +1,4 @@
-"""The user's lines behind operators that may refuse the values that they are given, for messages of a loader."""
+"""Finds the user's source lines of operators that may fail on the values of their inputs, for the loader's messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^:]*: ?(.*)')
 
 
 def lines(module: GraphModule) -> dict[str, str]:
-    """By the name of a node ``model.py:12: return self.embedding(x)``. Its folder is of no use elsewhere, and left out."""
+    """Map node names to source lines (``model.py:12: return self.embedding(x)``), without folders of the build machine."""
     found: dict[str, str] = {}
     for graph in (part for part in module.modules() if isinstance(part, GraphModule)):
         for node in graph.graph.nodes:

@@ -1,4 +1,4 @@
-"""Python values that are the same at every call, as the format writes them."""
+"""Converts constant Python values to arguments in the format."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def literal_argument(arg: Any) -> Any:
 
 
 def float_literal(value: float) -> Any:
-    """JSON has no infinities and no NaN: they are written as words."""
+    """JSON has no infinities and no NaN, so they are written as strings."""
     return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""The format's graphs as ``torch.fx`` graphs, as a trace would have left them: values are fake tensors over symbolic sizes."""
+"""Restores ``torch.fx`` graphs from the format's graphs as a trace would leave them, with fake tensors as values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from .expressions import parse
 
 
 def to_fx(graph: schema.Graph, symbols: Symbols | None = None, *, single: bool = False) -> GraphModule:
-    """The graph as a ``torch.fx.GraphModule`` that returns a tuple; ``single``: its one output (some subgraphs).
+    """Restore a graph as a ``torch.fx.GraphModule`` that returns a tuple, or with ``single`` its only output (some subgraphs).
 
-    With ``symbols`` every node's ``meta["val"]`` is a fake value of the type that the document gives it, and so are the results
-    of operators with several. Values of different nodes are in memory of their own, views too.
+    With ``symbols`` every node gets a fake value as ``meta["val"]``, of the type in the document;
+    so do the elements of multi-output operators. Values of different nodes never share memory, not
+    even views.
 
     Raises:
-        UnsupportedError: a name that Python code cannot have, or control flow that the format does not have.
+        UnsupportedError: a name that Python code cannot use, or control flow that the format lacks.
         CorruptBundleError: an operator that bundles may not use.
     """
     _refuse_names(graph)
@@ -84,7 +85,7 @@ class _Builder:
 
 
 class _Values:
-    """The fake values of one graph. ``pending`` are the sizes that depend on data and that no node has defined yet."""
+    """The fake values of one graph. ``pending`` are the data-dependent sizes that no node has defined yet."""
 
     def __init__(self, graph: schema.Graph, symbols: Symbols, root: torch.nn.Module) -> None:
         self.symbols = symbols
@@ -98,13 +99,13 @@ class _Values:
                     self.elements.setdefault(several.name, {})[position] = node.value
 
     def describe(self, node: FxNode, item: schema.Node) -> None:
-        """Give a node its value, and say which sizes become known with it."""
+        """Give a node its value, and record the symbols that it defines."""
         node.meta["val"] = self._result(node, item)
         if bindings := self.symbols.bindings(node.meta["val"], self.pending):
             node.meta["unbacked_bindings"] = bindings
 
     def recorded(self, value: schema.Value) -> Any:
-        """A value of the type that a document gives."""
+        """A fake value of a type in a document."""
         if isinstance(value, schema.IntValue):
             return self._size(value.expr)
         if isinstance(value, schema.TensorValue):
@@ -113,7 +114,7 @@ class _Values:
         return self.symbols.unknown(value.kind)
 
     def _result(self, node: FxNode, item: schema.Node) -> Any:
-        """What the document says of a node; computed where it says no more than the kind."""
+        """The value of a node as the document describes it; computed if the document has only its kind."""
         if not isinstance(item.value, schema.OtherValue):
             return self.recorded(item.value)
         if item.value.kind == "none":
@@ -137,7 +138,7 @@ class _Values:
 
 
 def _count(node: FxNode) -> int | None:
-    """How many results an operator has, or None where that depends on its arguments."""
+    """How many results an operator has, or None if that depends on its arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     kinds = [str(result.type) for result in node.target._schema.returns]
@@ -145,7 +146,7 @@ def _count(node: FxNode) -> int | None:
 
 
 def _fx_arguments(node: schema.Node, args: list[Any]) -> tuple[Any, ...]:
-    """Arguments as torch takes them, where that is not how the format writes them."""
+    """Convert arguments from the format's form to torch's."""
     if not node.op.startswith("higher_order."):
         return tuple(args)
     if node.op == "higher_order.flex_attention":
@@ -163,7 +164,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _refuse_names(graph: schema.Graph) -> None:
-    """Names become Python code, which torch.fx runs: they must be no more than names."""
+    """Reject names that are not plain identifiers: they become Python code that torch.fx runs."""
     given = [*graph.inputs, *graph.subgraphs, *(node.name for node in graph.nodes)]
     given += [key for node in graph.nodes for key in node.kwargs]
     if bad := [name for name in given if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name)]:
@@ -177,10 +178,11 @@ def _refuse_names(graph: schema.Graph) -> None:
 
 
 def symbols_of(method: schema.Method, graphs: Sequence[schema.Graph], sizes: Mapping[str, int] | None = None) -> Symbols:
-    """The symbols of a method and what is known of them, for its graphs; with ``sizes``, that they have these values.
+    """The symbols of a method with their ranges and constraints, for its graphs; ``sizes`` fixes them to these values.
 
     Raises:
-        UnsupportedError: symbols that are not named as torch names its own, or sizes at the example that break a constraint.
+        UnsupportedError: symbols are not named as in torch, or the example's sizes break a
+            constraint.
     """
     symbols = Symbols()
     declared = {symbol.name: symbol for symbol in method.symbols}
@@ -198,7 +200,7 @@ def symbols_of(method: schema.Method, graphs: Sequence[schema.Graph], sizes: Map
             symbols.fix(symbol.name, sizes[symbol.name])
     for name in unknown:
         symbols.add_unbacked(name, 0, None)
-    constraints = method.constraints if sizes is None else ()  # numbers by now
+    constraints = method.constraints if sizes is None else ()  # with sizes all symbols are numbers
     broken = [text for text in constraints if not symbols.assume(parse(text, symbols.by_name))]
     if broken:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""View chains in a graph: which view operations lead from one value to another.
+"""Finds view chains in a graph: the view operations that lead from one value to another.
 
-The loader rebuilds aliased outputs by replaying these on the real base, which keeps autograd's view relations;
-``as_strided`` is the last resort.
+The loader rebuilds aliased outputs by replaying these views on the real base, which keeps
+autograd's view relations. ``as_strided`` is the last resort.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_view(node: Node) -> bool:
 
 
 def parent(node: Node) -> Node | None:
-    """The value ``node`` is a view of, or None."""
+    """The value that ``node`` is a view of, or None."""
     if node.target is operator.getitem and isinstance(node.args[0], Node) and is_view(node.args[0]):
         return node.args[0].args[0]  # type: ignore[return-value]
     if is_view(node) and isinstance(node.args[0], Node):
@@ -45,18 +45,18 @@ def parent(node: Node) -> Node | None:
 
 
 def root(node: Node) -> Node:
-    """The value at the start of the chain of views that ends in ``node``."""
+    """The value at the start of the view chain that ends in ``node``."""
     return chain(node)[0]
 
 
 def common_root(nodes: Sequence[Node]) -> Node | None:
-    """The value that all these are views of, in the end; None where there is no such."""
+    """The value at the start of all these nodes' view chains, or None if they differ."""
     first, *others = [root(node) for node in nodes]
     return first if all(_is_same(first, other) for other in others) else None
 
 
 def chain(node: Node) -> list[Node]:
-    """The values from the start of the chain of views that ends in ``node`` to ``node`` itself."""
+    """The values of the view chain that ends in ``node``, from its start to ``node`` itself."""
     found = [node]
     while (above := parent(found[-1])) is not None:
         found.append(above)
@@ -72,18 +72,18 @@ def reach(node: Node) -> int:
 
 
 Link = tuple[str, Any]
-"""A value by the name of the operation that makes it, with the position of the one of its results that is meant, or None."""
+"""A value as the name of its operation, and the index among the operation's results, or None."""
 Chain = tuple[Link, ...]
-"""A chain of views, from its start."""
+"""A view chain, from its start."""
 
 
 def chain_of_names(node: Node) -> Chain:
-    """The chain of views that ends in ``node``."""
+    """The view chain that ends in ``node``, by names."""
     return tuple([_named(link) for link in chain(node)])
 
 
 def origin(node: Node) -> Link:
-    """The start of the chain of views that ends in ``node``: two nodes may read it, where an operator has several results."""
+    """The start of the view chain that ends in ``node``, by name: two nodes may read the same result of an operator."""
     return _named(root(node))
 
 
@@ -95,7 +95,7 @@ def _named(link: Node) -> Link:
 
 
 def nodes_between(base: Node, alias: Node) -> list[Node]:
-    """The nodes of the chain of views from ``base`` to ``alias``, in order."""
+    """The nodes of the view chain from ``base`` to ``alias``, in order."""
     nodes: list[Node] = []
     node = alias
     while node is not base:
@@ -107,7 +107,7 @@ def nodes_between(base: Node, alias: Node) -> list[Node]:
 
 
 def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[schema.ViewStep] | None:
-    """View steps that turn ``base`` into ``alias``, or None where there is no such chain."""
+    """View steps that turn ``base`` into ``alias``, or None if no view chain leads there."""
     steps: list[schema.ViewStep] = []
     node = alias
     while not _is_same(node, base):
@@ -127,9 +127,10 @@ def steps_between(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[s
 
 
 def _is_same(one: Node, other: Node) -> bool:
-    """Whether these are one view of one value: after ``y.t_()`` each use of ``y`` is traced as a view of its own.
+    """Whether two nodes are the same view of the same value.
 
-    So is what ``reshape`` copied, once it has been written to.
+    After ``y.t_()`` each use of ``y`` is traced as a separate view. The same holds for a copy by
+    ``reshape`` after a write to it.
     """
     if one is other:
         return True
@@ -141,7 +142,7 @@ def _is_same(one: Node, other: Node) -> bool:
 
 
 def _operation(view: Node) -> tuple[Any, ...]:
-    """What a view does with the value it is of."""
+    """The operation of a view, without the value that it is a view of."""
     if view.target is operator.getitem:
         several, position = view.args
         return (*_operation(several), position)  # type: ignore[arg-type]
@@ -177,13 +178,13 @@ def sizes_in(steps: list[schema.ViewStep]) -> list[str]:
 
 
 def as_strided_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> list[schema.ViewStep]:
-    """The last resort: sizes, strides and offset in the base's storage."""
+    """The last resort: one ``as_strided`` with sizes, strides and offset in the base's storage."""
     args = [_dims(value.shape, shape_env), _dims(value.stride(), shape_env), _dims([value.storage_offset()], shape_env)[0]]
     return [schema.ViewStep("aten.as_strided.default", args)]
 
 
 def same_start_step(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.ViewStep:
-    """Sizes and strides of ``value``, from wherever the base begins."""
+    """``as_strided`` with the sizes and strides of ``value``, at the base's offset."""
     return schema.ViewStep("aten.as_strided.default", [_dims(value.shape, shape_env), _dims(value.stride(), shape_env)])
 
 

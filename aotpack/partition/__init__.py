@@ -1,4 +1,4 @@
-"""Joint graph to forward and backward: the split, and what control flow, effects and random numbers ask of both."""
+"""Partitions a joint graph into forward and backward, and adapts both for control flow, effects and random numbers."""
 
 from .split import Partitioned as Partitioned
 from .split import order_placeholders as order_placeholders

@@ -1,6 +1,7 @@
-"""Operators with effects: AOTAutograd threads tokens through them; in a bundle the order of the nodes says the same.
+"""Removes AOTAutograd's effect tokens from graphs: in a bundle the order of the nodes replaces them.
 
-The partitioner has kept the tokens' order in both graphs, so the plain operators can take the places of the wrapped ones.
+The partitioner has kept the order of the tokens in both graphs. So plain operators can replace the
+wrapped ones.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from ..graph import source_line
 
 
 def unwrap(module: GraphModule) -> None:
-    """Replace every ``with_effects(token, op, …)`` by ``op(…)``. The graph returns no tokens any more.
+    """Replace every ``with_effects(token, op, …)`` by ``op(…)``. The graph then returns no tokens.
 
     Raises:
-        UnsupportedError: the effect is not an operator's: a higher-order operator's (print, methods of script objects).
+        UnsupportedError: the effect belongs to a higher-order operator (print, methods of script
+            objects).
     """
     wrapped = module.graph.find_nodes(op="call_function", target=with_effects)
     problems = [
@@ -28,7 +30,7 @@ def unwrap(module: GraphModule) -> None:
     ]
     if problems:
         raise UnsupportedError("The model has side effects that a bundle cannot repeat.", problems)
-    for node in reversed(wrapped):  # the token of the last is used by nobody
+    for node in reversed(wrapped):  # the last token has no users
         _replace(node)
     module.recompile()
 

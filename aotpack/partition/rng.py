@@ -1,7 +1,8 @@
-"""Random numbers of a traced method: drawn where eager draws them, and once; drawn again only from the forward's state.
+"""Keeps the random numbers of a traced method equal to eager's when the joint graph is partitioned.
 
-In mode ``eager`` every operator that draws stays in the pass (forward or backward) and at the place in its order where the model
-has it, whether its result is used or not. In both modes, what the backward computes again sees the state the forward saw.
+In mode ``eager`` every random operator stays in its pass (forward or backward) and in the model's
+order, even if its result is unused. In both modes, a recomputation in the backward uses the
+generator state that the forward saved.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from .._torch.randomness import in_backward, is_random, keep_in_backward
 from ..graph import source_line
 
 KEPT = "aotpack_kept"
-"""In a node's ``meta``: it stays although nobody uses its value."""
+"""Key in a node's ``meta``: the node is kept even if its value is unused."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """How many outputs :func:`pin` has added to a joint graph's forward and backward."""
+    """How many outputs :func:`pin` has added to the forward and backward of a joint graph."""
 
     forward: int = 0
     backward: int = 0
 
 
 def pin(joint: compat.Joint) -> Pinned:
-    """Make every operator that draws stay in its pass, by outputs of that pass where it has no other reason to.
+    """Keep every random operator in its pass. An operator that no output of its pass needs becomes an output itself.
 
     Raises:
-        UnsupportedError: draws inside control flow, whose place among the others nothing keeps.
+        UnsupportedError: random operators inside control flow, whose order among the others cannot
+            be kept.
     """
     _refuse_inner_draws(joint.graph_module)
     graph = joint.graph_module.graph
@@ -80,7 +82,7 @@ def _refuse_inner_draws(module: GraphModule) -> None:
 
 
 def _needed(outputs: Iterable[object]) -> set[Node]:
-    """Everything that ``outputs`` are computed from, themselves included."""
+    """All nodes that ``outputs`` are computed from, including the outputs."""
     found: set[Node] = set()
     waiting = [value for value in outputs if isinstance(value, Node)]
     while waiting:
@@ -92,7 +94,7 @@ def _needed(outputs: Iterable[object]) -> set[Node]:
 
 
 def _tensor(node: Node) -> Node:
-    """The node, or the first of its results."""
+    """The node, or its first result if it has several."""
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         return node
@@ -103,14 +105,14 @@ def _tensor(node: Node) -> Node:
 
 
 def keep_order(joint: compat.Joint, forward: GraphModule, backward: GraphModule) -> None:
-    """Draw in the joint graph's order, which is the model's: partitioners move nodes."""
+    """Restore the joint graph's order of random operators, which is the model's: partitioners move nodes."""
     drawing = [node for node in joint.graph_module.graph.nodes if is_random(node)]
     _order(forward, [node.name for node in drawing if not in_backward(node)])
     _order(backward, [node.name for node in drawing if in_backward(node)])
 
 
 def _order(module: GraphModule, wanted: Iterable[str]) -> None:
-    """Bring the nodes called ``wanted`` into that order, moving others no more than their arguments need."""
+    """Bring the nodes called ``wanted`` into that order; other nodes move only as far as their users need it."""
     nodes = {node.name: node for node in module.graph.nodes}
     chain = [nodes[name] for name in wanted if name in nodes]
     before = dict(zip(chain[1:], chain, strict=False))
@@ -140,17 +142,17 @@ def _order(module: GraphModule, wanted: Iterable[str]) -> None:
 
 
 def drawn_anew(backward: GraphModule | None) -> list[str]:
-    """The user's lines of draws in control flow that torch's backward computes again: it draws anew there, in eager too."""
+    """Source lines of random operators in control flow that torch's backward recomputes: it draws new numbers, as in eager."""
     inner = [] if backward is None else [m.graph for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
     drawing = [node for graph in inner for node in graph.nodes if is_random(node) and KEPT not in node.meta]
     return list(dict.fromkeys(source_line(node) or str(node.target) for node in drawing))
 
 
 def share_state(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
-    """Let what both graphs draw draw the same numbers: the backward starts from the state the forward has saved.
+    """Let random operators that are in both graphs draw the same numbers: the backward restores the forward's saved state.
 
     Returns:
-        The saved states: the forward's value and the backward's placeholder of each.
+        The saved states: for each, the forward's value and the backward's placeholder.
     """
     again = {node.name: node for node in backward.graph.nodes if is_random(node)}
     pairs = [(node, again[node.name]) for node in forward.graph.nodes if is_random(node) and node.name in again]

@@ -1,8 +1,8 @@
-"""Joint graph to forward and backward, in the bundle's calling convention.
+"""Partitions a joint graph into forward and backward graphs that follow the bundle's calling convention.
 
-AOTAutograd's own convention returns inputs, aliases and constants from the forward graph. Here a graph returns
-only what it computes: saved primals are kept by the loader, aliases are replayed, constants are data. So compiled
-code never copies a parameter only to save it.
+AOTAutograd's own convention returns inputs, aliases and constants from the forward graph. Here a
+graph returns only what it computes: the loader keeps saved primals and replays aliases, and
+constants are data. Compiled code therefore never copies a parameter only to save it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from . import effects, rng, subgraphs
 
 @dataclass
 class Partitioned:
-    """Forward and backward graphs as AOTAutograd splits them.
+    """The forward and backward graphs that result from a split.
 
-    ``primals`` are the forward's inputs. ``saved`` pairs each saved value of the forward with the backward's placeholder
-    for it, tensors and integers; ``tangents`` are the backward's remaining placeholders. ``chains`` names, for each forward
-    output, the chain of views that ends in it, as it was before equal views were made one: two outputs are the same object where
-    their chains are.
+    ``primals`` are the forward's inputs. ``saved`` pairs each saved value of the forward, a tensor
+    or an integer, with the backward's placeholder for it. ``tangents`` are the backward's remaining
+    placeholders.
+
+    ``chains`` names the view chain of each forward output, as it was before equal views were
+    merged. Two outputs are the same object if their chains are equal.
     """
 
     forward: GraphModule
@@ -44,13 +46,14 @@ class Partitioned:
 
 
 def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None, exact_random: bool = False) -> Partitioned:
-    """Split ``joint``; a graph without autograd is its own forward.
+    """Split ``joint``; without autograd the joint graph is the forward.
 
-    ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's default, 1). ``exact_random``:
-    every operator that draws random numbers stays in its pass, in the model's order, used or not.
+    ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's
+    default, 1). ``exact_random``: every random operator stays in its pass, in the model's order,
+    even if unused.
 
     Raises:
-        UnsupportedError: effects that are no operator's.
+        UnsupportedError: effects of higher-order operators.
     """
     subgraphs.drop_options(joint.graph_module)
     pinned = rng.pin(joint) if exact_random else rng.Pinned()
@@ -64,7 +67,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         forward, backward = compat.partition(
             joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
         )
-    except RuntimeError as error:  # torch's, about values that it can neither save nor compute again
+    except RuntimeError as error:  # torch's: about values that it can neither save nor recompute
         problem = Problem(partitioner, str(error).strip().partition("\n\n")[0])
         raise BuildError("torch could not split the joint graph into a forward and a backward.", [problem]) from error
     if exact_random:
@@ -78,7 +81,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
 
 
 def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chain]) -> Partitioned:
-    """What torch's partitioner made of a joint graph whose results end in ``chains``."""
+    """The result of torch's partitioner for a joint graph whose forward outputs have the view chains ``chains``."""
     count = len(chains)
     outputs = output_args(forward)
     saved = [value for value in outputs[count:] if isinstance(value, Node)]
@@ -98,9 +101,10 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
 
 
 def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
-    """Sizes that those of the backward's inputs are computed from (half of one, say), and that none of them has.
+    """Make the backward save sizes that sizes of its inputs are computed from (half of one, for example), if no input has them.
 
-    The forward's value and the backward's placeholder of each: compiled code solves no equations.
+    Returns pairs of the forward's value and the backward's placeholder. Compiled code cannot solve
+    equations for them.
     """
     given = [size.node.expr for node in _inputs(backward) for size in _numbers(node.meta.get("val"))]
     missing = {symbol for size in given for symbol in size.free_symbols} - set(given)
@@ -120,13 +124,13 @@ def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[No
 
 
 def _numbers(value: Any) -> list[torch.SymInt]:
-    """What varies of a number or of a tensor's sizes."""
+    """The symbolic integers of a number or of a tensor's sizes."""
     sizes: Any = value.shape if isinstance(value, torch.Tensor) else (value,)
     return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def _cut_outputs(module: GraphModule, outputs: list[object], tokens: int) -> None:
-    """Make a graph return ``outputs``, and take effect tokens out: the first inputs, or those named so."""
+    """Make a graph return ``outputs``, and remove effect tokens: the first ``tokens`` inputs, and those named as tokens."""
     module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]
     effects.unwrap(module)
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -144,19 +148,19 @@ def _chains(module: GraphModule) -> list[views.Chain]:
 
 
 def output_args(module: GraphModule) -> list[object]:
-    """What a graph returns."""
+    """The outputs of a graph."""
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
 def spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
-    """Complete ``reach``, which numbers some nodes: every other node gets the numbers of all that it is computed from."""
+    """Complete ``reach``, which has numbers for some nodes: each other node gets all numbers of its inputs."""
     for node in module.graph.nodes:
         if node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
 
 
 def set_outputs(module: GraphModule, outputs: list[object]) -> None:
-    """Make a graph return ``outputs``, and drop what is no longer needed."""
+    """Make a graph return ``outputs``, and remove unused nodes."""
     module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]
     module.graph.eliminate_dead_code(is_impure_node=_is_impure)
     module.graph.lint()
@@ -164,7 +168,7 @@ def set_outputs(module: GraphModule, outputs: list[object]) -> None:
 
 
 def _is_impure(node: Node) -> bool:
-    """Keep inputs: they are the calling convention. Keep operators with effects, assertions, and draws where it was asked for."""
+    """Whether an unused node stays: inputs (the calling convention), effects, assertions, and pinned random operators."""
     return (
         node.op in ("placeholder", "output")
         or rng.KEPT in node.meta
@@ -174,14 +178,14 @@ def _is_impure(node: Node) -> bool:
 
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
-"""What a model checks while it runs (``torch._check``): it fails in a bundle as in eager."""
+"""Checks of a model while it runs (``torch._check``): they fail in a bundle as in eager."""
 
 
 def _recompute_views_of_inputs(parts: Partitioned) -> None:
-    """Save the primal instead of a view of it, and take the view again in the backward.
+    """Save the primal instead of a view of it, and recompute the view in the backward.
 
-    The primal is alive anyway; saving it lets autograd's version counter notice an in-place change, as in eager,
-    and the compiled forward need not return an alias.
+    The primal is alive anyway. If it is saved, autograd's version counter detects an in-place
+    change, as in eager. And the compiled forward need not return an alias.
     """
     assert parts.backward is not None
     by_name = {placeholder.name for _, placeholder in parts.saved}
@@ -211,7 +215,7 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
 
 
 def _is_static_chain(base: Node, alias: Node) -> bool:
-    """Whether every step from ``base`` to ``alias`` has constant arguments."""
+    """Whether every view from ``base`` to ``alias`` has constant arguments."""
     node = alias
     while node is not base:
         view = node.args[0] if node.target is operator.getitem else node
@@ -234,7 +238,7 @@ def _replay(graph: torch.fx.Graph, base: Node, alias: Node, source: Node) -> Nod
 
 
 def _split_regions(module: GraphModule, split: compat.Split) -> None:
-    """Split nested compile regions, those within regions first; inputs they save are saved by their caller."""
+    """Split nested compile regions, innermost first; a region's caller saves the inputs that the region saves."""
 
     def of_region(
         joint: GraphModule, inputs: object, *, num_fwd_outputs: int, **options: object
@@ -254,7 +258,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
 
 
 def _own(value: Node) -> Node:
-    """A copy of what is a view of a region's input in sizes that vary: whoever calls the region could not tell."""
+    """Copy a view of a region's input. The caller of the region could not know that it is a view of its operand."""
     if value.op == "placeholder" or views.root(value).op != "placeholder" or not isinstance(value.meta["val"], torch.Tensor):
         return value
     with value.graph.inserting_after(value):
@@ -264,7 +268,7 @@ def _own(value: Node) -> Node:
 
 
 def _return_no_operands(module: GraphModule) -> None:
-    """Where a region returns one of its inputs, its callers use the operand itself; what it returns twice, they take once."""
+    """Make callers use their own operand if a region returns an input, and read results that it returns twice only once."""
     calls: dict[str, list[Any]] = {}
     for call in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
         calls.setdefault(call.args[0].target, []).append(call)
@@ -293,7 +297,7 @@ def _return_no_operands(module: GraphModule) -> None:
 
 
 def _tell_what_is_shared(items: Mapping[Any, Node]) -> None:
-    """Let those results of a call that are views of each other share their storage in the trace as well."""
+    """Let results of a call that are views of each other share their storage in the trace too."""
     sharing: dict[Any, list[Any]] = {}
     for result in items:
         if isinstance(result, Node) and isinstance(result.meta["val"], torch.Tensor):
@@ -307,7 +311,7 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def order_placeholders(parts: Partitioned) -> None:
-    """Placeholders in the order of the convention: saved values, then tangents."""
+    """Put placeholders into the order of the convention: saved values, then tangents."""
     assert parts.backward is not None
     graph = parts.backward.graph
     wanted = [placeholder for _, placeholder in parts.saved] + parts.tangents

@@ -1,4 +1,4 @@
-"""Subgraphs of control flow as the format has them: functional, and with operands for all they use."""
+"""Rewrites subgraphs of control flow into the format's form: functional, with an operand for every tensor they use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def make_self_contained(module: GraphModule) -> None:
     """Rewrite the higher-order calls of a graph and of its subgraphs, in place.
 
     Raises:
-        UnsupportedError: a subgraph writes to something in a way that no format operator has; names the user's line.
+        UnsupportedError: a subgraph writes in a way that the format cannot express; names the
+            user's source line.
     """
     for call in _calls(module):
         if call.target is _HIGHER_ORDER.auto_functionalized_v2 and _is_higher_order(call.args[0]):
@@ -40,7 +41,7 @@ def make_self_contained(module: GraphModule) -> None:
 
 
 def drop_options(module: GraphModule) -> None:
-    """Drop what calls that only mark a subgraph tell a compiler: objects, which no forward can save for a backward."""
+    """Drop the compiler options of calls that only mark a subgraph. They are objects, which a forward cannot save."""
     for call in _calls(module):
         if compat.is_plain_call(call.target):
             options = [value for value in call.kwargs.values() if isinstance(value, Node)]
@@ -57,7 +58,7 @@ def _calls(module: GraphModule) -> list[Node]:
 
 
 def _name_plainly(call: Node) -> None:
-    """An operator that only marks a subgraph, for a compiler to recognise: a call of that subgraph."""
+    """Replace an operator that only marks a subgraph for a compiler by a call of that subgraph."""
     marker: Any = call.target
     call.args = (call.args[0], marker.name(), *call.args[1:])
     call.target = _HIGHER_ORDER.invoke_subgraph
@@ -68,7 +69,7 @@ def _is_higher_order(target: Any) -> bool:
 
 
 def _subgraphs(module: GraphModule, args: Iterable[Any]) -> list[tuple[Node, GraphModule]]:
-    """The subgraphs among the arguments of a call, each with the node that names it."""
+    """The subgraphs among the arguments of a call, each with the ``get_attr`` node that reads it."""
     found = []
     for arg in args:
         if isinstance(arg, (list, tuple)):
@@ -83,7 +84,7 @@ def _subgraphs(module: GraphModule, args: Iterable[Any]) -> list[tuple[Node, Gra
 
 
 def _make_functional(module: GraphModule, call: Node) -> None:
-    """Instead of subgraphs that write to their operands: such that return the operands' new values, after their results."""
+    """Replace subgraphs that write to their operands by subgraphs that return the operands' new values after their results."""
     kind: Any = call.args[0]
     given: dict[str, Any] = dict(call.kwargs)
     bases = given.pop("_all_bases")
@@ -144,7 +145,7 @@ def _writing(module: GraphModule, attribute: Node, operands: Sequence[str], writ
     results: list[Any] = [*output.args[0]]  # type: ignore[misc]
     for name in written:
         value = latest[name]
-        if value in inputs:  # not written here: the caller must not get its operand back
+        if value in inputs:  # not written in this subgraph: the caller must not get its own operand back
             with graph.inserting_before(output):
                 untouched, value = value, graph.call_function(torch.ops.aten.clone.default, (value,))
             value.meta = copy.copy(untouched.meta)
@@ -155,7 +156,7 @@ def _writing(module: GraphModule, attribute: Node, operands: Sequence[str], writ
 
 
 def _reordered(module: GraphModule, attribute: Node, before: Sequence[str], after: Sequence[str]) -> Node:
-    """A copy of a subgraph that takes its inputs in another order."""
+    """A copy of a subgraph with its inputs in another order."""
     region = _copied(getattr(module, str(attribute.target)))
     inputs = dict(zip(before, region.graph.find_nodes(op="placeholder"), strict=True))
     first = next(node for node in region.graph.nodes if node.op != "placeholder")
@@ -187,11 +188,11 @@ _OPERANDS = {
     _HIGHER_ORDER.scan: 3,
     _HIGHER_ORDER.map_impl: 2,
 }
-"""Position of the operands that are the same in every run of a subgraph."""
+"""Index of the argument that holds the operands which are the same in every run of a subgraph."""
 
 
 def _hoist_constants(module: GraphModule, call: Node) -> None:
-    """Turn tensors that the call's subgraphs close over into operands: the graph closes over them instead."""
+    """Turn tensors that the call's subgraphs close over into operands; the calling graph closes over them instead."""
     attributes = _subgraphs(module, call.args)
     constants = [
         (region, node)
