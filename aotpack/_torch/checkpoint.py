@@ -5,6 +5,8 @@ recomputation as a second copy of the forward's operations. AOTAutograd merges i
 copy, so the checkpoint is lost and everything is saved. While tracing, the operations of a
 checkpoint are therefore tagged, as Dynamo does it, and the partitioner recomputes tagged
 operations.
+
+Uses private torch APIs; tried on the same releases as :mod:`aotpack._torch`.
 """
 
 from __future__ import annotations

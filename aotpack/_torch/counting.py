@@ -1,4 +1,4 @@
-"""Counts of the calls of what fixes have put into torch: one that is never called is as bad as none."""
+"""Counts the calls of code that fixes put into torch: a fix that is never called has no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _calls: Counter[str] = Counter()
 
 
 def reached(identifier: str) -> None:
-    """Count a call of what a fix has put into torch."""
+    """Count a call of code that a fix has put into torch."""
     _calls[identifier] += 1
 
 
@@ -20,7 +20,7 @@ def calls() -> Mapping[str, int]:
 
 
 def counted(identifier: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose calls are counted."""
+    """Return a function that calls ``function`` and counts its calls."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         _calls[identifier] += 1

@@ -1,4 +1,4 @@
-"""The private torch APIs of decompositions: torch's own tables, and one operator as a graph of simpler ones.
+"""Adapts torch's decompositions: core tables, traces of operators as simpler ones, and rules that match eager.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -20,14 +20,15 @@ from .rules import ruled
 
 
 def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
-    """Torch's rules for what is not in its core set of operators, and for the operators ``also``."""
+    """Torch's decompositions of operators outside its core set, and of the operators ``also``."""
     return {**core_aten_decompositions(), **get_decompositions(list(also))}
 
 
 def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompositions) -> torch.fx.Graph:
-    """The graph of ``function`` on fake tensors, whose fake mode must be on; its nodes carry ``meta["val"]``.
+    """The graph of ``function`` on fake tensors; their fake mode must be active. Nodes have ``meta["val"]``.
 
-    Two of ``examples`` may be one fake tensor. ``make_fx`` tells arguments apart by identity, so it gets others.
+    Two of ``examples`` may be the same fake tensor. ``make_fx`` distinguishes arguments by
+    identity, so it gets detached ones.
     """
     distinct = [value.detach() if isinstance(value, torch.Tensor) else value for value in examples]
     with decomposed_as_eager():
@@ -35,22 +36,23 @@ def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompos
 
 
 def decomposed_as_eager() -> contextlib.AbstractContextManager[None]:
-    """Trace what torch decomposes above autograd with the numbers and the strides that its kernels give."""
+    """Trace operators that torch decomposes above autograd with the values and strides of eager's kernels."""
     return apply_fixes("decomposition")
 
 
 @contextlib.contextmanager
 def interpolated_by_sizes() -> Iterator[None]:
-    """Interpolate by sizes: one that the factor leaves as it is is copied, one that it doubles, without interpolation, repeated.
+    """Let ``interpolate`` follow output sizes for factors near 1 and 2, as eager does; torch's rules follow the factor.
 
-    Torch's rules go by the factor there, too.
+    A size that the factor does not change is copied. A size that nearest interpolation doubles is
+    repeated.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
     def plain(
         x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], multiples: Sequence[int]
     ) -> list[float | None]:
-        """The factors, without those of sizes that come out as one of the ``multiples``."""
+        """The factors, with None for each size that changes by exactly one of the ``multiples``."""
         given = x.shape[-len(sizes) :]
         return [
             None if _is_fraction(factor) and any(new == multiple * old for multiple in multiples) else factor
@@ -59,7 +61,7 @@ def interpolated_by_sizes() -> Iterator[None]:
 
     def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
         by_sizes = list(factors) if exact else plain(x, sizes, factors, (1, 2))
-        if len(sizes) != 2 and by_sizes != list(factors):  # kernels of lines and volumes go by the factor, but for gradients
+        if len(sizes) != 2 and by_sizes != list(factors):  # 1-d and 3-d kernels use the factor, except for gradients
             if torch.is_grad_enabled() and x.requires_grad:
                 raise NotImplementedError("interpolate by a factor: eager's gradient is not that of its values; pass size=")
             by_sizes = list(factors)
@@ -77,8 +79,8 @@ def interpolated_by_sizes() -> Iterator[None]:
 
 
 def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
-    """``one_hot`` of numbers of classes lies row by row, whatever the strides of the classes."""
-    if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no rule of its own
+    """Make the result of ``one_hot`` contiguous, whatever the strides of the classes."""
+    if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no such decomposition
         return contextlib.nullcontext()
 
     def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
@@ -89,7 +91,7 @@ def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
 
 
 def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
-    """``rrelu`` lies row by row once its noise is a result, whatever the strides of what is read."""
+    """Make the result of ``rrelu`` contiguous, whatever the strides of the input."""
 
     def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
         noise = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -99,7 +101,7 @@ def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
 
 
 def products_are_no_views() -> contextlib.AbstractContextManager[None]:
-    """Products of batches are no views: torch's rule returns a view of a product of matrices."""
+    """Return batched products as non-views: torch's rule returns a view of a product of matrices."""
     return _rule(
         "decomposition-products-as-views",
         torch.ops.aten.matmul.default,
@@ -108,7 +110,7 @@ def products_are_no_views() -> contextlib.AbstractContextManager[None]:
 
 
 def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
-    """``max_pool1d`` without gradients is no view."""
+    """Return the result of ``max_pool1d`` as a non-view if no gradient is recorded."""
 
     def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
         pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
@@ -118,7 +120,7 @@ def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
 
 
 def functional_polygamma() -> contextlib.AbstractContextManager[None]:
-    """``polygamma_`` by the operator that returns: torch writes no functional one."""
+    """Express ``polygamma_`` by ``polygamma`` and a copy: torch has no functional form of it."""
 
     def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:
         return x.copy_(torch.polygamma(order, x.clone()))
@@ -127,12 +129,12 @@ def functional_polygamma() -> contextlib.AbstractContextManager[None]:
 
 
 def covariance_without_values() -> contextlib.AbstractContextManager[None]:
-    """``torch.cov`` without a question about values."""
+    """Trace ``torch.cov`` without reading values."""
     return _rule("decomposition-covariance", torch.ops.aten.cov.default, _covariance)
 
 
 def close_in_derivatives() -> contextlib.AbstractContextManager[None]:
-    """``allclose`` in torch's own derivatives, as an assertion in the graph."""
+    """Turn ``allclose`` in torch's own derivatives into an assertion in the graph."""
     return _rule("decomposition-allclose-in-derivatives", torch.ops.aten.allclose.default, _close)
 
 
@@ -143,7 +145,7 @@ def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextli
 def _covariance(
     x: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``torch.cov``, which asks for values: what it refuses is asserted, and what it warns of, too few observations, is not."""
+    """``torch.cov`` without reading values. Its errors become assertions; its warning of too few observations is dropped."""
     x = x.reshape(1, -1) if x.dim() < 2 else x
     weights: torch.Tensor | None = None
     for given, name in ((fweights, "fweights"), (aweights, "aweights")):
@@ -155,7 +157,7 @@ def _covariance(
         return apart.matmul(apart.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
     total = weights.sum()
     torch.ops.aten._assert_async.msg(total != 0, "cov(): weights sum to zero, can't be normalized")
-    mean = (x * weights).sum(1) / total  # in this order, as gradients are added up in it
+    mean = (x * weights).sum(1) / total  # in this order, so that gradients are summed in eager's order
     freedom = total - correction
     if aweights is not None and correction:
         freedom = total - correction * (weights * aweights).sum() / total
@@ -164,10 +166,10 @@ def _covariance(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:
-    """In torch's own derivatives, where what is not close is an error (that of complex singular vectors), so in the graph.
+    """Assert in the graph that tensors are close. Torch's derivative of complex singular vectors raises if they are not.
 
     Raises:
-        DataDependentOutputException: a model asks.
+        DataDependentOutputException: the call is the model's own.
     """
     if torch._C._current_graph_task_id() == -1:
         raise DataDependentOutputException(torch.ops.aten.allclose.default)
@@ -179,12 +181,12 @@ def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> b
 
 
 def _no_view(result: torch.Tensor) -> torch.Tensor:
-    """The same values as no view to autograd, of a tensor that nobody else has."""
+    """The same values as a non-view for autograd; the base of ``result`` is used nowhere else."""
     if result._is_view():
         result = torch.ops.aten._unsafe_view(result._base, result.shape)
     return result
 
 
 def _is_fraction(factor: float | None) -> bool:
-    """Whether a factor may make less than itself of a size: a whole one asks nothing of sizes that vary."""
+    """Whether a factor is fractional, so that sizes must be compared; a whole factor needs no comparison of dynamic sizes."""
     return isinstance(factor, float) and not factor.is_integer()

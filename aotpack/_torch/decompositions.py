@@ -1,6 +1,7 @@
-"""What is decomposed for every target: operators that no bundle may call. What torch has wrong is among its fixes.
+"""Decompositions for every target, of operators that a bundle must not call.
 
-A loader refuses operators that hand out memory they have not filled (spec/security.md).
+A loader rejects operators that return uninitialized memory (spec/security.md). Decompositions that
+correct torch are among the fixes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from . import stored_elements
 
 
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    """The storage read anew, row by row, as a tensor of ``size``; zeros where it is too short and eager leaves what was there."""
+    """Read the storage as a contiguous tensor of ``size``, padded with zeros where eager would leave memory unset."""
     count, held = math.prod(size), stored_elements(tensor) - tensor.storage_offset()
     elements = tensor.as_strided((min(count, held),), (1,))
     if count > held:

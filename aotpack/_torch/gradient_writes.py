@@ -1,4 +1,4 @@
-"""Writes of a custom backward to the gradient that it is given (``grad_output``).
+"""Rejects a custom backward that writes to a shared gradient that it is given (``grad_output``).
 
 Tried on: torch 2.13.0.
 """
@@ -19,13 +19,14 @@ from torch.autograd.function import BackwardCFunction
 from .writes import writes_by_name
 
 _OWN, _OWN_BASE = 2, 3
-"""Uses of a gradient, and of what it is a view of, where nobody but the backward has it."""
+"""Highest use counts of a gradient, and of its base, if only the backward holds it."""
 
 
 class GradientWriteError(Exception):
-    """A custom backward writes to a gradient that others have, too.
+    """A custom backward writes to a gradient that is used elsewhere too.
 
-    ``node`` is the node that writes, where Dynamo has traced the backward; else ``place`` is where it is defined.
+    ``node`` is the node that writes, if Dynamo has traced the backward. Otherwise ``place`` is the
+    source line of its definition.
     """
 
     def __init__(self, function: Any) -> None:
@@ -38,13 +39,14 @@ class GradientWriteError(Exception):
 
 @contextlib.contextmanager
 def refused_gradient_writes() -> Iterator[None]:
-    """While a joint graph is traced: refuse a custom backward that writes to a gradient that is not its own.
+    """While a joint graph is traced, reject a custom backward that writes to a gradient that is used elsewhere.
 
-    Others have it where it is the caller's tangent, or goes to other inputs as well. Eager shows
-    them the write, or not, by the order in which autograd runs its nodes; a graph makes a new value.
+    That is so if the gradient is the caller's tangent, or also goes to other inputs. In eager, the
+    order in which autograd runs its nodes decides whether others see the write. A graph makes a new
+    value.
 
     Raises:
-        GradientWriteError: tells where.
+        GradientWriteError: has the source line.
     """
     apply: Callable[..., Any] = BackwardCFunction.apply
 
@@ -67,7 +69,7 @@ def _is_shared(gradient: Any) -> bool:
 
 
 def _writes_to(gradient: torch.Tensor) -> list[int]:
-    """How often each plain tensor of a gradient has been written to."""
+    """How often each plain tensor of a gradient has been mutated."""
     if isinstance(gradient, FunctionalTensor):
         return [torch._functionalize_mutation_counter(gradient.elem)]
     names = gradient.__tensor_flatten__()[0] if hasattr(gradient, "__tensor_flatten__") else []
@@ -88,7 +90,7 @@ def _first_write(graph: torch.fx.Graph) -> torch.fx.Node | None:
 
 
 def definition(function: Any) -> str:
-    """Where a forward or backward is defined."""
+    """The source line of the definition of a forward or backward."""
     code = inspect.unwrap(function).__code__
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
     return f'File "{code.co_filename}", line {code.co_firstlineno}, in {function.__qualname__}: {line}'

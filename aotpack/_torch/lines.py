@@ -1,4 +1,4 @@
-"""The user's lines behind the nodes of a joint graph."""
+"""Records the user's source lines for the nodes of a joint graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .. import origin
 
 @contextlib.contextmanager
 def recorded_lines(entry: str) -> Iterator[None]:
-    """While the model's Python is traced at once to a joint graph: nodes get the lines that run below our function ``entry``."""
+    """While a model is traced directly to a joint graph, give nodes the source lines that run below our function ``entry``."""
     tracer: Any = proxy_tensor.PythonKeyTracer
     if not hasattr(tracer, "_filter_traceback_frames"):  # torch 2.9
         yield
@@ -40,9 +40,9 @@ def recorded_lines(entry: str) -> Iterator[None]:
 
 
 def name_backward(graph: torch.fx.Graph) -> None:
-    """Give nodes of the backward that know no line that of the forward's node whose gradient they are, by autograd's numbers.
+    """Give backward nodes without a source line that of their forward node, which has the same autograd sequence number.
 
-    Sums of gradients have no number of their own: they get the line of what they add.
+    Sums of gradients have no sequence number; they get the source line of one of their inputs.
     """
     lines: dict[Any, str] = {}
     for node in graph.nodes:

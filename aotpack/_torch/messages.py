@@ -1,4 +1,4 @@
-"""What torch says while it works: kept from the user's terminal, or found out."""
+"""Hides torch's warnings and log lines during a build, and finds Python functions that emit messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def own_warnings() -> Iterator[None]:
-    """Keep torch's own deprecation warnings from the user's terminal, and the user's warning filters from the build."""
+    """Hide torch's deprecation warnings, and do not let the user's warning filters affect the build."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -22,10 +22,11 @@ def own_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_torch_logs() -> Iterator[None]:
-    """Keep torch's log lines below the level of a crash from the user's terminal.
+    """Hide torch's log lines below the level CRITICAL.
 
-    While a model is traced, torch logs with a traceback whatever fails on fake tensors, also where another front end
-    takes the model. What matters of it is in our own errors. ``TORCH_LOGS`` shows the lines all the same.
+    While a model is traced, torch logs every failure on fake tensors with a traceback, even if
+    another front end can trace the model. Our own errors contain what matters of it. With
+    ``TORCH_LOGS`` set, the lines are shown.
     """
     names = [] if os.environ.get("TORCH_LOGS") else [n for n in logging.root.manager.loggerDict if n.split(".")[0] == "torch"]
     loggers = [logging.getLogger(name) for name in names]
@@ -49,9 +50,10 @@ _MESSAGES = ("log", "debug", "info", "warn", "warning", "error", "exception", "c
 
 
 def message_functions() -> set[Callable[..., Any]]:
-    """``print``, ``warnings.warn`` and what emits a message through ``logging``.
+    """``print``, ``warnings.warn`` and functions that emit a message through ``logging``.
 
-    Libraries add to ``logging.Logger`` (transformers: ``warning_once``), so its names are looked up.
+    Libraries add methods to ``logging.Logger`` (transformers: ``warning_once``), so its attributes
+    are searched.
     """
     owners = (logging, logging.Logger)
     emitters = {f for owner in owners for name, f in vars(owner).items() if name.partition("_")[0] in _MESSAGES}

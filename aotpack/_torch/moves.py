@@ -1,6 +1,6 @@
-"""``module.to(device)`` while a model runs: nothing is traced where the module is there already.
+"""Skips ``module.to(device)`` and similar calls in a running model if the module is there already.
 
-Eager then assigns every parameter its own data, which no graph holds.
+Eager would assign every parameter its own data, which a graph cannot express.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def unmoved_modules() -> Iterator[None]:
-    """Let the methods that move or convert a module return it as it is where they would change nothing."""
+    """Let the methods that move or convert a module return it unchanged if they have nothing to do."""
     with contextlib.ExitStack() as stack:
         for name, wanted in _WANTED.items():
             stack.enter_context(mock.patch.object(nn.Module, name, _unless_needless(getattr(nn.Module, name), wanted)))
@@ -24,7 +24,7 @@ def unmoved_modules() -> Iterator[None]:
 
 
 _Wanted = Callable[..., tuple[Any, ...]]
-"""The arguments of a call, to device, element type, and then, of ``to``, ``non_blocking`` and the memory format."""
+"""Maps a call's arguments to a device and a dtype; for ``to`` also to ``non_blocking`` and the memory format."""
 
 
 _WANTED: dict[str, _Wanted] = {

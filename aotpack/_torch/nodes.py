@@ -1,4 +1,4 @@
-"""Nodes of a graph: what they are views of."""
+"""Finds the node that a chain of views starts from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def without_views(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of."""
+    """The node at the start of the view chain that ends in ``node``."""
     while getattr(node.target, "is_view", False):
         node = node.all_input_nodes[0]
     return node

@@ -1,4 +1,4 @@
-"""Writes through a view whose base has changed its sizes since: torch's tracing gives wrong gradients of them.
+"""Rejects writes through a view whose base has changed its shape since: traces give them wrong gradients.
 
 Tried on: torch 2.13.0.
 """
@@ -19,19 +19,19 @@ _RESHAPING = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_"
 
 
 class OldViewError(Exception):
-    """The model writes through a view taken before its base changed its sizes in place."""
+    """The model writes through a view that was taken before its base changed its shape in place."""
 
 
 class RefusedOldViews(TorchFunctionMode):
-    """While it is on, a write through such a view is refused, where gradients are recorded.
+    """While active, rejects a write through such a view if gradients are recorded.
 
-    Torch takes the view again from the base as it is by then: ``v = y[0]; y.t_(); v.mul_(2)``
-    gives the gradient of a column.
+    Torch takes the view again from the changed base: ``v = y[0]; y.t_(); v.mul_(2)`` gives the
+    gradient of a column.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._changed: dict[int, torch.Tensor] = {}  # kept, so that no other gets the id
+        self._changed: dict[int, torch.Tensor] = {}  # holds the tensors, so that ids are not reused
         self._later: dict[int, torch.Tensor] = {}
 
     def __torch_function__(

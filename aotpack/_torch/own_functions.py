@@ -1,4 +1,4 @@
-"""What an ``autograd.Function`` returns while no gradient is recorded: Dynamo's trace hands out the argument itself.
+"""Fixes results of an ``autograd.Function`` without gradients: Dynamo's trace returns an argument itself.
 
 Tried on: torch 2.13.0.
 """
@@ -16,10 +16,10 @@ from torch._dynamo.variables.misc import AutogradFunctionVariable
 
 @contextlib.contextmanager
 def own_aliases() -> Iterator[None]:
-    """Make a function's argument that it returns as it is another tensor, as eager does.
+    """If a function returns an argument unchanged, return another tensor, as eager does.
 
-    Eager returns ``x.detach()`` where the argument requires a gradient, else a view of the argument.
-    Where gradients are recorded, Dynamo traces an operator, whose results are no arguments.
+    Eager returns ``x.detach()`` if the argument requires a gradient, else a view of the argument.
+    If gradients are recorded, Dynamo traces an operator, whose results are never its arguments.
     """
     apply = AutogradFunctionVariable.call_apply
 

@@ -1,7 +1,7 @@
-"""Gradients that a model computes itself while it runs: calls of autograd's engine (``torch.autograd.grad``, ``backward``).
+"""Handles gradients that a model computes itself while it runs (``torch.autograd.grad``, ``backward``).
 
-Tracing runs autograd and follows these calls. ``torch.export`` does not: it forgets whether their results can be
-differentiated again (``create_graph``).
+A direct trace runs autograd and follows these calls. ``torch.export`` does not: it drops whether
+their results can be differentiated again (``create_graph``).
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from torch.overrides import TorchFunctionMode
 
 
 class OwnGradientError(Exception):
-    """A gradient that the model computes itself cannot be in a bundle this way."""
+    """The model computes a gradient in a way that a bundle cannot hold."""
 
 
 def refused_own_gradients() -> contextlib.AbstractContextManager[Any]:
-    """Refuse a model that computes gradients while it runs."""
+    """Reject a model that computes gradients while it runs."""
     return mock.patch.object(torch.autograd, _ENGINE, _refuse)
 
 
 def refused_accumulation() -> contextlib.AbstractContextManager[Any]:
-    """Refuse ``backward``: it adds to ``.grad`` of tensors, parameters among them, which no graph holds."""
+    """Reject ``backward``: it adds to ``.grad`` of tensors such as parameters, which a graph cannot express."""
     return _engine(_without_accumulation)
 
 
 @contextlib.contextmanager
 def traced_own_gradients() -> Iterator[None]:
-    """While a model is traced as it runs: keep what ``torch.autograd.grad`` would free.
+    """While a model is traced directly, keep autograd graphs that ``torch.autograd.grad`` would free.
 
-    A joint graph holds gradients of every result, also of one whose graph the model has freed. Eager fails where a caller
-    asks for these; the model itself sees no difference.
+    A joint graph holds gradients of every result, even of a result whose graph the model has freed.
+    Eager fails if a caller computes these gradients. The model itself sees no difference.
     """
     with _engine(_retaining), UnchangedRequiresGrad():
         yield
 
 
 class UnchangedRequiresGrad(TorchFunctionMode):
-    """Lets ``x.requires_grad = True`` pass where ``x`` requires a gradient already: a trace's arguments are no leaves."""
+    """Ignores ``x.requires_grad = True`` if ``x`` requires a gradient already: in a trace, arguments are not leaves."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_REQUIRES_GRAD and args[0].requires_grad == args[1]:

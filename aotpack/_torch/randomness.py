@@ -1,6 +1,7 @@
-"""The private torch APIs of random numbers and effects: what tracing, partitioning and Inductor do to them.
+"""Keeps random numbers and effects right while a model is traced, partitioned and compiled.
 
-Tried on: torch 2.13.0, and 2.9.0 for portable and XLA bundles. Each function says what it wraps or puts right.
+Tried on: torch 2.13.0, and 2.9.0 for portable and XLA bundles. Each function says what it wraps or
+fixes.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ RANDOM = torch.Tag.nondeterministic_seeded
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from the default generator. Attention is marked so by torch, and without dropout draws nothing."""
+    """Whether a node draws from the default generator. Attention has the tag too, but draws nothing without dropout."""
     return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
 
 
 def _argument(node: Node, name: str) -> Any:
-    """What is passed to an operator as its argument called ``name``, or None."""
+    """The value of an operator's argument called ``name``, or None."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for i, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
@@ -49,33 +50,33 @@ def _argument(node: Node, name: str) -> Any:
 
 
 def is_effectful(target: Any) -> bool:
-    """Whether an operator is registered to do more than to return values."""
+    """Whether an operator is registered as having an effect."""
     return isinstance(target, torch._ops.OpOverload) and _effect(target) is not None
 
 
 def _effect(target: torch._ops.OpOverload) -> Any:
-    """What an operator is registered to do; a table of operators in torch 2.9."""
+    """The registered effect of an operator; torch 2.9 has a table of operators."""
     table = getattr(effects, "SIDE_EFFECTS", None)
     return effects._get_effect(target) if table is None else table.get(target)
 
 
 def is_fixed(target: Any) -> bool:
-    """Whether an operator draws or has an effect: it stays where it is."""
+    """Whether an operator draws random numbers or has an effect, so that it must not move."""
     return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _effect(target) is not None)
 
 
 def in_backward(node: Node) -> bool:
-    """Whether a node of a joint graph was traced in the backward: only what came before it is marked without exception."""
+    """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag, backward nodes may not."""
     return bool(node.meta.get("partitioner_tag") != "is_forward")
 
 
 def keep_in_backward(node: Node) -> None:
-    """Forbid the partitioner to compute a node in the forward, where it could: it needs no tangent."""
+    """Forbid the partitioner to move a node into the forward, which it may do with nodes that need no tangent."""
     node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 class RandomStateError(Exception):
-    """The model draws random numbers in a way that the graphs of a bundle cannot repeat."""
+    """The model draws random numbers in a way that a bundle's graphs cannot repeat."""
 
 
 # ------------------------------------------------------------------ tracing
@@ -83,10 +84,10 @@ class RandomStateError(Exception):
 
 @contextlib.contextmanager
 def traced_random(*, exact: bool) -> Iterator[None]:
-    """Trace operators that draw into ones that draw the same; ``exact``: also those whose results nobody uses.
+    """Trace random operators so that the graph draws the same numbers; ``exact``: also those with unused results.
 
     Raises:
-        RandomStateError: the model looks at the generator's state, or changes it.
+        RandomStateError: the model reads or changes the generator's state.
     """
     rules: dict[Any, Rule] = {torch.ops.aten.dropout.default: _dropout}
     if exact:
@@ -102,7 +103,7 @@ def traced_random(*, exact: bool) -> Iterator[None]:
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-    """As eager, which draws nothing where nothing or everything is dropped; torch's rule draws, and clones what is kept whole."""
+    """Dropout as in eager, which draws nothing for ``p`` of 0 or 1; torch's rule draws, and clones an unchanged input."""
     if not train or p == 0:
         return x
     if p == 1:
@@ -111,7 +112,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
 
 
 def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The functional form of ``bernoulli_`` fills a contiguous tensor; eager's order of drawing is that of the memory."""
+    """The functional form of ``bernoulli_`` fills a contiguous tensor; eager draws in the order of memory."""
     if generator is not None or x.is_contiguous():
         return x.copy_(torch.ops.aten.bernoulli.p(x.detach(), p, generator=generator))
     mask = torch.ops.aten.native_dropout(torch.zeros_like(x, dtype=torch.float32), 1 - p, True)[1]
@@ -119,7 +120,7 @@ def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Gen
 
 
 def dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
-    """Draw the dropout between recurrent layers, which torch's decomposition forgets."""
+    """Draw the dropout between recurrent layers, which torch's decomposition omits."""
     return patched("decomposition-dropout-of-recurrent-layers", torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout)
 
 
@@ -129,7 +130,7 @@ _rnn_without_dropout: Rule = torch._decomp.decompositions._rnn_helper
 def _rnn_with_dropout(
     x: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, *rest: Any
 ) -> Any:
-    """torch's decomposition of recurrent layers forgets the dropout between them (``num_layers < i - 1``)."""
+    """torch's decomposition of recurrent layers omits the dropout between them (``num_layers < i - 1``)."""
     *flags, layer_function = rest
     last: list[Any] = []
 
@@ -145,7 +146,7 @@ def _rnn_with_dropout(
 
 
 class _Watched:
-    """The default generator as ``torch.random`` sees it: refuses the model, and serves torch itself."""
+    """The default generator for ``torch.random``: rejects uses by the model, and allows uses by torch itself."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -160,7 +161,7 @@ class _Watched:
 
 
 def _asked_by_the_model() -> bool:
-    """Whether the innermost frame, past this module, ``torch.random`` and wrappers, is outside torch or of a captured graph."""
+    """Whether the caller is the model: its frame, past this module and wrappers, is outside torch or in a captured graph."""
     passed = (__name__, "torch.random", "contextlib", "torch.utils._contextlib", "torch._compile", "torch._dynamo.eval_frame")
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in passed:
@@ -171,7 +172,7 @@ def _asked_by_the_model() -> bool:
 
 @contextlib.contextmanager
 def _no_fresh_recomputation() -> Iterator[None]:
-    """Refuse checkpoints told not to keep the random state: eager computes again with other numbers."""
+    """Reject checkpoints with ``preserve_rng_state=False``: eager recomputes them with other random numbers."""
     tag: Rule = TagActivationCheckpoint.__call__
 
     def check(preserve_rng_state: bool) -> None:
@@ -181,7 +182,7 @@ def _no_fresh_recomputation() -> Iterator[None]:
             )
 
     def generated(called: Checkpointed) -> Iterator[None]:
-        if not str(getattr(called.function, "__module__", "")).startswith("torch."):  # torch's own runs what Dynamo captured
+        if not str(getattr(called.function, "__module__", "")).startswith("torch."):  # torch's own run Dynamo's captured graph
             check(called.keeps_random_state)
         return called.torchs()
 
@@ -197,13 +198,13 @@ def _no_fresh_recomputation() -> Iterator[None]:
 
 
 def _refuse_traced_draw(index: int) -> None:
-    """In place of Dynamo's source of a number drawn by ``random``, which becomes a constant."""
+    """Replaces Dynamo's source of a number from ``random``, which would become a constant."""
     raise RandomStateError(_DRAWS.format("random"))
 
 
 @contextlib.contextmanager
 def no_python_random() -> Iterator[None]:
-    """Run the model's Python while refusing draws from ``random`` and ``numpy.random``: they would become constants.
+    """Reject draws from ``random`` and ``numpy.random`` while the model's Python runs: they would become constants.
 
     Raises:
         RandomStateError: a number was drawn.
@@ -218,7 +219,7 @@ def no_python_random() -> Iterator[None]:
                     if callable(function) and not isinstance(function, type) and name[0] != "_":
                         stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}", function)))
             yield
-    finally:  # the reason of whatever else went wrong
+    finally:  # a draw may be the cause of any other error
         if _python_states(modules) != before:
             raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
 
@@ -245,10 +246,11 @@ def _python_states(modules: list[Any]) -> list[str]:
 
 @contextlib.contextmanager
 def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
-    """Partition so that no draw is merged with another, and what is computed again is left to us.
+    """Partition without merging random operators, and without torch's handling of the generator state.
 
-    The partitioner's list of operators that must not be merged lacks most of those that draw, and it hands over the generator's
-    state only to what was marked for recomputation.
+    The partitioner's list of operators that must not be merged lacks most random operators. And it
+    saves the generator state only for nodes that were marked for recomputation. aotpack saves the
+    state itself.
     """
     graphs = [module.graph for module in joint.modules() if isinstance(module, torch.fx.GraphModule)]
     drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
@@ -268,7 +270,7 @@ def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
 
 
 def call_generator_operators(graph: torch.fx.Graph) -> None:
-    """Put operators, which Inductor can trace and compiled code can call, in the place of the format's built-ins on the state."""
+    """Replace the format's built-ins for the generator state by operators that Inductor can trace and compiled code can call."""
     for node in graph.nodes:
         if node.target is generator.random_state:
             node.target, node.args = _generator_operators().random_state.default, (node.meta["val"].numel(),)
@@ -286,14 +288,14 @@ def _generator_operators() -> Any:
 
 @contextlib.contextmanager
 def draws_matched_by_no_pattern() -> Iterator[None]:
-    """Let no pattern take what draws or has an effect: it is merged with another draw, or moved."""
+    """Keep patterns from matching random operators and operators with effects: a match would merge or move them."""
     with patched("inductor-draws-in-patterns", pattern_matcher, "is_match", _matches_fixed):
         yield
 
 
 @contextlib.contextmanager
 def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Run what draws or has an effect in the order of the graph, each once, used or not."""
+    """Run random operators and operators with effects in the order of the graph, each once, even if unused."""
     local = inductor_config.reorder_for_locality and not _has_effects(module)
     order = _in_order(comms.decide_global_ordering_of_comms)
     with (
@@ -306,7 +308,7 @@ def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bernoulli_of_its_own() -> Iterator[None]:
-    """Leave out the one decomposition that draws otherwise than its operator, even with ``fallback_random``."""
+    """Remove the one decomposition that draws other numbers than its operator, even with ``fallback_random``."""
     with mock.patch.dict(decomposition.decompositions):
         decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
         reached("inductor-bernoulli-draws")
@@ -322,14 +324,15 @@ def _always(self: Any) -> bool:
 
 
 def _matches_fixed(match: Any) -> bool:
-    """Whether a pattern matches; none may take what is to stay where it is."""
+    """Whether a pattern matches without an operator that must not move."""
     return bool(match) and not any(is_fixed(node.target) for node in match.nodes)
 
 
 def _in_order(schedule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Where the scheduler fixes the order of collectives, before it moves anything: that of draws and effects too.
+    """Add random operators and effects to the order of collectives, which the scheduler fixes before it moves anything.
 
-    Inductor's own chain of random operators hangs on their results, and breaks where nobody uses one.
+    Inductor's own chain of random operators depends on their results, and breaks if a result is
+    unused.
     """
 
     def ordered(nodes: list[Any], *args: Any) -> list[Any]:

@@ -1,10 +1,12 @@
-"""Recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, however long the sequence is.
+"""Traces recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, for sequences of any length.
 
-torch's rules decompose a layer into its cell, once for each step of time. Here a layer is a scan of the cell, and its gradient
-a scan in the other direction, over what the first has stacked. What needs no loop is outside: the products with the input,
-and the gradients of the weights.
+torch's rules decompose a layer into its cell, once for each time step. Here a layer is a scan of
+the cell. Its gradient is a scan in the opposite direction over the values that the first scan
+stacked. Work that needs no loop is outside: the products with the input, and the gradients of the
+weights.
 
-Tried on: torch 2.9.0 (with torch_xla), 2.13.0. What is wrapped: the functions for one layer in ``torch._decomp.decompositions``.
+Tried on: torch 2.9.0 (with torch_xla), 2.13.0. It wraps the functions for one layer in
+``torch._decomp.decompositions``.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from torch._decomp import decompositions
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
-_SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
+_SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of the same name
 
 State = Sequence[Tensor]
-"""What a cell passes on: the hidden state; of an LSTM the cell state too."""
+"""The state that a cell passes on: the hidden state, and for an LSTM the cell state."""
 
 
 class _Cell(NamedTuple):
     """The elementwise part of a step, and of its gradient.
 
-    ``forward(from_input, from_hidden, state)`` gives the next state, and what the gradient needs besides.
-    ``saved(before, after, kept)`` picks what ``backward`` reads of these.
-    ``backward(gradients, saved)``, of those of the next state, gives those of both products and of the state; None for one
-    that is in a product alone.
-    ``products_differ``: whether the gradients of the two products do.
+    ``forward(from_input, from_hidden, state)`` returns the next state, and further values that the
+    gradient needs. ``saved(before, after, kept)`` selects the values that ``backward`` reads.
+    ``backward(gradients, saved)`` takes the gradients of the next state. It returns the gradients
+    of both products and of the state; None for a state that is used only in a product.
+    ``products_differ``: whether the two products have different gradients.
     """
 
     forward: Callable[[Tensor, Tensor, State], tuple[State, State]]
@@ -108,7 +110,7 @@ _GRU = _Cell(_gru, lambda before, after, kept: (*before, *kept), _gru_backward, 
 
 
 class _Weights(NamedTuple):
-    """Of the hidden state: for the product with it, and what an LSTM projects it with."""
+    """The weights of the hidden state: for its product, and for the projection of an LSTM."""
 
     product: Tensor
     bias: Tensor | None = None
@@ -117,7 +119,7 @@ class _Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A cell, and which operands its steps take: as many states, then the weights that there are."""
+    """A cell, and the operands of its steps: ``states`` states, then the weights that exist."""
 
     cell: _Cell
     states: int
@@ -136,7 +138,7 @@ class _Layer:
         return (hidden, *rest), kept
 
     def scan(self, given: Tensor, operands: State) -> tuple[State, State, State]:
-        """The last state, the states after each step, and what else of each the gradient needs."""
+        """Return the last state, the states after each step, and the further values that the gradient needs."""
         count = self.states
 
         def step(*values: Tensor) -> list[Tensor]:
@@ -147,7 +149,7 @@ class _Layer:
         return found[:count], found[count : 2 * count], found[2 * count :]
 
     def inference(self, given: Tensor, operands: State) -> State:
-        """The last state, and the hidden state after each step."""
+        """Return the last state, and the hidden state after each step."""
         count = self.states
 
         def step(*values: Tensor) -> list[Tensor]:
@@ -158,7 +160,7 @@ class _Layer:
         return found
 
     def unrolled(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
-        """What :class:`_Scanned` gives, step by step."""
+        """Compute the results of :class:`_Scanned` step by step, without a loop."""
         state, weights, rows = operands[: self.states], self.weights(operands[self.states :]), []
         for row in given.unbind(0):
             state, _ = self.step(row, state, weights)
@@ -166,12 +168,12 @@ class _Layer:
         return torch.stack(rows), *state
 
     def types(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
-        """Of what :class:`_Scanned` gives, and whether it requires gradients; the values are others."""
+        """Values with the types and ``requires_grad`` of the results of :class:`_Scanned`; their contents differ."""
         state, _ = self.step(given[0], operands[: self.states], self.weights(operands[self.states :]))
         return state[0].expand(given.shape[0], *state[0].shape).clone(), *state
 
     def gradients(self, gradients: State, given: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
-        """Those of the input and of the operands, of those of what :class:`_Scanned` gives."""
+        """The gradients of the input and of the operands, from the gradients of the results of :class:`_Scanned`."""
         cell, count, weights = self.cell, self.states, self.weights(operands[self.states :])
         before = [torch.cat([first.unsqueeze(0), row[:-1]]) for first, row in zip(operands, rows, strict=False)]
         saved = cell.saved(before, rows, kept)
@@ -203,12 +205,12 @@ class _Layer:
 
 
 def _of_weight(gradient: Tensor, given: Tensor) -> Tensor:
-    """The gradient of a weight, all steps together, of that of its product with ``given``."""
+    """The gradient of a weight over all steps, from the gradient of its product with ``given``."""
     return gradient.flatten(0, 1).t() @ given.flatten(0, 1).to(gradient.dtype)
 
 
 class _Scanned(torch.autograd.Function):
-    """``(hidden state after each step, last state…)`` of a layer, given the products with the input for all steps."""
+    """``(hidden state after each step, last state…)`` of a layer, from the products with the input for all steps."""
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, given: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -225,14 +227,15 @@ class _Scanned(torch.autograd.Function):
         operands, rows, kept = saved[:count], saved[count : count + layer.states], saved[count + layer.states :]
         if not torch.is_grad_enabled():
             return None, *layer.gradients(gradients, given, operands, rows, kept)
-        # For gradients of gradients: what was stacked is no result, and has none.
+        # For gradients of gradients, run step by step: the stacked values are no results, and have
+        # no gradients.
         inputs = [value for value, needed in zip((given, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
         found = iter(torch.autograd.grad(layer.unrolled(given, operands), inputs, gradients, create_graph=True))
         return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
 
 
 def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
-    """``(hidden states over time, last state…)`` of one layer in one direction; as torch's functions for one layer."""
+    """``(hidden states over time, last state…)`` of one layer in one direction, like torch's functions for one layer."""
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
@@ -244,10 +247,10 @@ def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has
     with torch.autocast(given.device.type, enabled=False):
         if casts:
             weights = [value.to(given.dtype) for value in weights]
-            made, _ = layer.step(given[0], state, layer.weights(weights))  # the loop carries what a step makes of its state
+            made, _ = layer.step(given[0], state, layer.weights(weights))  # the loop carries the dtypes that a step returns
             state = [value.to(after.dtype) for value, after in zip(state, made, strict=True)]
         operands = [*state, *weights]
-        if torch.compiler.is_exporting():  # torch.export keeps the operator as it is
+        if torch.compiler.is_exporting():  # torch.export keeps the operator
             rows, *last = layer.types(given, operands)
         elif torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):
             rows, *last = _Scanned.apply(layer, given, *operands)  # type: ignore[no-untyped-call]
@@ -257,13 +260,13 @@ def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has
 
 
 def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bool) -> State:
-    """``(hidden states over time, hidden state, cell state)`` of an LSTM's layer with biases, without gradients."""
+    """``(hidden states over time, hidden state, cell state)`` of an LSTM layer with biases, without gradients."""
     with torch.no_grad():
         return _run(_LSTM, x, state, params, has_biases=True, reverse=reverse)
 
 
 def _in_transform() -> bool:
-    """Whether a function transform runs, or forward-mode differentiation: those look into steps."""
+    """Whether a function transform or forward-mode differentiation is active; both need the single steps."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -296,15 +299,15 @@ def recurrent_scans() -> Iterator[None]:
 
 
 class PackedSequenceError(Exception):
-    """A recurrent layer is given a packed sequence: the sizes of its steps are values of a tensor."""
+    """A recurrent layer is given a packed sequence, whose step sizes are values of a tensor."""
 
 
 @contextlib.contextmanager
 def refused_packing() -> Iterator[None]:
-    """Refuse layers of packed sequences; torch's own reasons while it traces are those of some operator in the layer.
+    """Reject layers with packed sequences; torch's own error would name some operator inside the layer.
 
     Raises:
-        PackedSequenceError: from the layer's line.
+        PackedSequenceError: raised at the layer's source line.
     """
 
     def watched(kind: Any) -> Callable[..., Any]:
@@ -325,14 +328,14 @@ def refused_packing() -> Iterator[None]:
 
 
 def _other_grus() -> list[Any]:
-    """The class that torch_xla, once imported, puts in the place of ``torch.nn.GRU``."""
+    """The class by which torch_xla, once imported, replaces ``torch.nn.GRU``."""
     module = sys.modules.get("torch_xla.experimental.gru")
     return [] if module is None else [module.GRU]
 
 
 @contextlib.contextmanager
 def own_gru() -> Iterator[None]:
-    """Let ``torch.nn.GRU`` be torch's again: torch_xla's runs on its devices alone."""
+    """Restore ``torch.nn.GRU``: torch_xla's replacement runs only on its devices."""
     with contextlib.ExitStack() as stack:
         for kind in _other_grus():
             stack.enter_context(mock.patch.object(kind, "forward", torch.nn.modules.rnn.GRU.forward))

@@ -1,6 +1,8 @@
-"""``reshape`` where sizes vary: it copies in a graph unless it is a view whatever they are, and in eager where it is none.
+"""Rejects uses of ``reshape`` with dynamic sizes for which a graph copies and eager may return a view.
 
-That matters where the copy, or what it is of, is written to later, or where both are seen outside.
+In a graph ``reshape`` copies unless it is a view for all sizes. In eager it copies only if it
+cannot be a view. The difference matters if the copy or its source is written to later, or if both
+are visible outside.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -24,7 +26,7 @@ _RESHAPES = {"reshape", "reshape_as", "flatten", "ravel"}
 
 
 class ReshapedError(Exception):
-    """Eager takes a view, and the graph a copy."""
+    """Eager returns a view, and the graph a copy."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -37,14 +39,14 @@ class _Copy(NamedTuple):
     result: torch.Tensor
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in the memory of either."""
+        """Whether a tensor shares memory with the source or the result."""
         return memory_of(tensor) in (memory_of(self.source), memory_of(self.result))
 
     def settle(self, why: str) -> None:
-        """Have it be a copy in eager, too: sizes at which it is a view are guarded against.
+        """Require that eager copies too: guards exclude sizes at which ``reshape`` is a view.
 
         Raises:
-            ReshapedError: the example's are such sizes.
+            ReshapedError: the example has such sizes.
         """
         shape, stride, target = self.source.shape, self.source.stride(), self.result.shape
         at_the_example = [list(map(hint_of, sizes)) for sizes in (shape, stride, target)]
@@ -54,7 +56,7 @@ class _Copy(NamedTuple):
 
 
 class ReshapeAliasMode(TorchFunctionMode):
-    """While it is on, copies that ``reshape`` makes are told apart from views where it matters."""
+    """While active, records the copies that ``reshape`` makes, and guards or rejects them if eager's view would differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class ReshapeAliasMode(TorchFunctionMode):
         return result
 
     def returned(self, results: Any, inputs: Iterable[Any]) -> None:
-        """Look at what the model returns; forget what it did."""
+        """Check the model's results and inputs, and forget the recorded copies."""
         seen = [leaf for leaf in tree_leaves((results, inputs)) if isinstance(leaf, torch.Tensor) and is_plain(leaf)]
         places = set(map(memory_of, seen))
         self._settle([copy for copy in self._copies if {*map(memory_of, copy)} <= places], "both are seen outside")

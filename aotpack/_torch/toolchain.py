@@ -1,4 +1,4 @@
-"""The tool chain below Inductor: what its C++ compiler is told, and that the commands of several graphs run side by side."""
+"""Controls the C++ compiler and linker below Inductor, and runs the commands of several graphs in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .fixes.inductor.checks import telling_failures, with_checks
 
 
 def inductor_fingerprint() -> dict[str, str]:
-    """What a compiled graph depends on besides the graph: the tool chain's versions and options that are not the target's."""
+    """What compiled code depends on besides the graph and the target's options: versions and options of the toolchain."""
     compiler = os.environ.get("CXX") or "g++"
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     found = {
@@ -38,10 +38,10 @@ def inductor_fingerprint() -> dict[str, str]:
 
 
 class Library:
-    """A shared library that AOTInductor has written the sources of: the compiler's commands, to be run beside those of others.
+    """A shared library whose sources AOTInductor has written; its compiler commands run in parallel with those of others.
 
-    AOTInductor runs them one after the other and waits for each; most of a build is spent in them. ``guards`` are the conditions
-    on sizes that AOTInductor added to those of the trace.
+    AOTInductor runs them one after another and waits for each; they are most of a build's time.
+    ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
     """
 
     def __init__(self, output: Path) -> None:
@@ -52,12 +52,12 @@ class Library:
         self._running: list[Future[None]] = []
 
     def take(self, command: str, cwd: str) -> None:
-        """Stands in for Inductor's ``run_compile_cmd``: keeps the commands of this library, runs others (headers)."""
+        """Replaces Inductor's ``run_compile_cmd``: records the commands of this library, and runs others (headers)."""
         words = shlex.split(command)
         target = Path(words[words.index("-o") + 1])
         if target == self.output:
             self._link = command
-            for word in words:  # AOTInductor removes objects once they are linked; those that are there now are needed then
+            for word in words:  # AOTInductor removes objects after linking; objects that exist now are still needed
                 if word.endswith(".o") and os.path.getsize(word):
                     kept = f"{word}.kept.o"
                     os.link(word, kept)
@@ -69,7 +69,7 @@ class Library:
             _run_compiler(command, cwd)
 
     def start(self, workers: Executor) -> None:
-        """Compile the objects."""
+        """Start compiling the objects."""
         self._running = [workers.submit(_run_compiler, command, os.fspath(self.output.parent)) for command in self._objects]
 
     def finish(self) -> None:
@@ -77,7 +77,8 @@ class Library:
         for running in self._running:
             running.result()
         _run_compiler(self._link, os.fspath(self.output.parent))
-        # The build id is made of what has just been stripped: it knows where the sources lay.
+        # The build id is a hash over the stripped sections, and so depends on the folder of the
+        # sources.
         strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(self.output)]
         subprocess.run(strip, check=True, capture_output=True)
 
@@ -86,7 +87,7 @@ _run_compiler = cpp_builder.run_compile_cmd
 
 
 def imports_from_torch(library: Path) -> list[str]:
-    """The names that compiled code takes from torch's libraries: those without a version, which all system libraries give."""
+    """The names that compiled code imports from torch's libraries: those without a version. System libraries' have one."""
     listed = subprocess.run(["nm", "-D", "--undefined-only", os.fspath(library)], check=True, capture_output=True, text=True)
     found = [line.split() for line in listed.stdout.splitlines()]
     return sorted(name for kind, name in found if kind == "U" and "@" not in name)
@@ -94,7 +95,7 @@ def imports_from_torch(library: Path) -> list[str]:
 
 @contextlib.contextmanager
 def tool_chain(library: Library) -> Iterator[None]:
-    """Have Inductor write sources and commands as bundles need them, and leave those of ``library`` to be run later."""
+    """Make Inductor write sources and commands in the form that bundles need, and defer the commands of ``library``."""
     with (
         _outside_ci(),
         _flags_of_ours(),
@@ -107,7 +108,7 @@ def tool_chain(library: Library) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_ci() -> Iterator[None]:
-    """Inductor refuses where CI is set what it only warns of elsewhere: a build is the same everywhere."""
+    """Hide the variable CI: with it Inductor raises errors where it otherwise warns, and builds must not differ."""
     with mock.patch.dict(os.environ):
         os.environ.pop("CI", None)
         yield
@@ -115,17 +116,18 @@ def _outside_ci() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _flags_of_ours() -> Iterator[None]:
-    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that it is the same bytes everywhere.
+    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that its bytes are the same everywhere.
 
-    And link it so that it asks for no executable stack, as AOTInductor's object of constants does by omission: loading it would
-    make every stack of the process executable, and from glibc 2.41 on it is refused.
+    Also link it without an executable stack; AOTInductor's constants object requests one by
+    omission. Loading such a library makes every stack of the process executable, and glibc 2.41 and
+    later refuse to load it.
     """
     flags, compiler = cpp_builder._get_optimization_cflags, codecache.AotCodeCompiler
     include = Path(torch.__file__).parent / "include"
 
     def mapped(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         compiling, linking = flags(*args, **kwargs)
-        plain = [flag for flag in compiling if flag != "g1"]  # debug sections are stripped: they would only cost time
+        plain = [flag for flag in compiling if flag != "g1"]  # debug sections are stripped, so generating them wastes time
         own = _own_headers(include)
         first = [] if own is None else [f"I{own}", f"ffile-prefix-map={own}=torch/include"]
         return [*first, *plain, f"ffile-prefix-map={include}=torch/include"], [*linking, "Wl,-z,noexecstack"]
@@ -163,11 +165,11 @@ _WITHOUT_REGEX = {
 
 
 def _own_headers(include: Path) -> Path | None:
-    """A folder with those of torch's headers that compiled code is better without, or null where torch's are others.
+    """A folder with modified copies of torch's headers for compiled code, or null if torch's headers differ from the known ones.
 
-    AOTInductor's code reads the name of its device with a regular expression. That is half of what the C++ compiler works on and
-    half of a small library, and done anew whenever one is opened. The folder is beside torch's precompiled headers, which are
-    made anew for every path.
+    AOTInductor's code parses the name of its device with a regular expression. That is half of the
+    C++ compiler's work and half of a small library, and it runs whenever a library is opened. The
+    folder is next to torch's precompiled headers, which are rebuilt for every path.
     """
     text = (include / _MODEL_BASE).read_text()
     if not all(part in text for part in _WITHOUT_REGEX):
@@ -187,16 +189,16 @@ def _own_headers(include: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _without_checks() -> Iterator[None]:
-    """Leave out AOTInductor's own checks of every input's type, sizes and strides.
+    """Leave out AOTInductor's own checks of every input's dtype, sizes and strides.
 
-    They run only if AOTI_RUNTIME_CHECK_INPUTS is set; the loader checks arguments itself, and all that a graph is given under
-    ``check="full"``. They are most of the wrapper's source: a fifth of the C++ compiler's time and of the code with 23 inputs,
-    more with more.
+    They run only if AOTI_RUNTIME_CHECK_INPUTS is set. The loader checks arguments itself, and all
+    inputs of a graph under ``check="full"``. The checks are most of the wrapper's source. With 23
+    inputs they take a fifth of the C++ compiler's time and of the code, and more with more inputs.
     """
 
     def none(wrapper: cpp_wrapper_cpu.CppWrapperCpu) -> None:
         wrapper.prefix.splice_aot("static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}")
-        # From torch 2.14 on, other checks ask this too whether they are wanted.
+        # From torch 2.14 on, other checks call this function too.
         wrapper.prefix.splice_aot("[[maybe_unused]] static bool _check_aoti_runtime_check_inputs_env() { return false; }")
 
     with mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
@@ -205,15 +207,15 @@ def _without_checks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quick_probes() -> Iterator[None]:
-    """Find out which instruction sets there are by asking the compiler whether it takes their flags.
+    """Detect instruction sets by asking the compiler whether it accepts their flags.
 
-    Inductor compiles a program with ATen's headers for each that the processor has, three to six, and loads it: two seconds each,
-    in every process that finds none in its cache. They tell whether torch was built with a compiler that knew the set, too; its
-    wheels are.
+    For each of the processor's three to six sets, Inductor compiles a program with ATen's headers
+    and loads it. That takes two seconds each, in every process without a cached result. It also
+    shows whether torch's own compiler knew the set; for torch's wheels it did.
     """
 
     def takes_flags(isa: cpu_vec_isa.VecISA, code: str) -> bool:
-        source = "" if code == cpu_vec_isa.VecISA._avx_code else code  # others are small, and need no header of torch's
+        source = "" if code == cpu_vec_isa.VecISA._avx_code else code  # others are small, and need no header of torch
         command = [cpp_builder.get_cpp_compiler(), *shlex.split(isa.build_arch_flags()), "-x", "c++", "-fsyntax-only", "-"]
         return subprocess.run(command, input=source, capture_output=True, text=True, check=False).returncode == 0
 

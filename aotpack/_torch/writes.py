@@ -1,4 +1,4 @@
-"""What a call writes to: by its schema where it is an operator's, else by the names that torch's own functions go by.
+"""Finds the tensors that a call writes to, by the operator's schema, or by the names of torch's own functions.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -12,9 +12,9 @@ import torch
 
 
 def written(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors to elements of which a call writes; of an indexed assignment the one that is indexed.
+    """The tensors whose elements a call writes to; for an indexed assignment, the indexed tensor.
 
-    Changes of sizes and strides alone are no writes.
+    Changes of sizes and strides alone are not writes.
     """
     operator = operator_of(function)
     if operator is None:
@@ -29,7 +29,7 @@ def written(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 
 def operator_of(function: Callable[..., Any]) -> torch._ops.OpOverload | None:
-    """The operator that is called, where that is known before its arguments are looked at."""
+    """The operator that is called, if it is known without looking at the arguments."""
     if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
         function = getattr(function, function.overloads()[0])
     return function if isinstance(function, torch._ops.OpOverload) else None
@@ -48,7 +48,7 @@ def writes_by_name(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 def may_move_versions(graph: torch.fx.Graph) -> bool:
-    """Whether a graph that Dynamo captured has calls that may move the version counter of what they are called on."""
+    """Whether a graph that Dynamo captured has calls that may move the version counter of a tensor."""
     return any(_is_in_place(node) for node in graph.nodes if node.op in ("call_function", "call_method"))
 
 
@@ -59,7 +59,7 @@ def _is_in_place(node: torch.fx.Node) -> bool:
 
 
 def _in_place() -> frozenset[str]:
-    """Names of ATen's operators that write to their first argument, and do not only change its sizes or strides."""
+    """Names of ATen operators that write to elements of their first argument, not only change its sizes or strides."""
     listed = torch._C._dispatch_get_all_op_names()
     names = {name.removeprefix("aten::").partition(".")[0] for name in listed if name.startswith("aten::")}
     packets = [getattr(torch.ops.aten, name) for name in names if name.endswith("_") and not name.startswith("__")]
@@ -73,4 +73,4 @@ def _in_place() -> frozenset[str]:
 _ASSIGNMENTS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITING = _in_place() | {f"__i{name}__" for name in _ASSIGNMENTS} | {"__setitem__"}
 _OPERATORS = {f"i{name}" for name in _ASSIGNMENTS} | {"setitem"}
-"""Names of the functions of :mod:`operator` that write."""
+"""Names of the functions of :mod:`operator` that write to their first argument."""

@@ -1,7 +1,8 @@
-"""Every API of torch_xla that the compiler touches, most of them private, and nothing else.
+"""Wraps all APIs of torch_xla that the compiler uses, most of them private.
 
-Importing this module imports torch_xla, which makes its client at the first tensor: of the CPU, unless ``PJRT_DEVICE`` says
-otherwise, as lowering runs nothing. Tried on: torch_xla 2.9.0.
+Importing this module imports torch_xla, which creates its client at the first tensor. Unless
+``PJRT_DEVICE`` is set, that is a client for the CPU, since lowering runs nothing. Tried on:
+torch_xla 2.9.0.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _KERNELS = ("XLA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFun
 
 
 class FallbackError(Exception):
-    """An operator that torch_xla computes on the CPU: there is nothing to lower it to."""
+    """torch_xla computes an operator on the CPU, so it cannot be lowered."""
 
 
 class Module(NamedTuple):
-    """A program in both forms; ``order`` are the tensors that it depends on, by number, in the order of its parameters."""
+    """A program in both forms. ``order``: the indices of the input tensors that it uses, in the order of its parameters."""
 
     hlo: bytes
     stablehlo: bytes
@@ -44,7 +45,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def has_kernel(operator: torch._ops.OpOverload) -> bool:
-    """Whether torch_xla or torch itself can express the operator in others; else it runs on the CPU, and takes data."""
+    """Whether torch_xla has a kernel or torch can decompose the operator; otherwise it runs on the CPU, and needs data."""
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in _KERNELS)
 
 
@@ -55,40 +56,40 @@ def placeholder(like: torch.Tensor) -> torch.Tensor:
 
 
 def seed() -> torch.Tensor:
-    """A new int64 scalar that the operators called next draw their random numbers from."""
+    """A new int64 scalar from which the operators called next draw their random numbers."""
     tensor: torch.Tensor = _xla._get_base_seed_as_tensor(_DEVICE)
     return tensor
 
 
 SEED_FACTOR, SEED_STEP = 0x5851F42D4C957F2D, 0x9E3779B97F4A7C1
-"""Of one seed those of its calls or turns: times the factor (Knuth's, of MMIX), plus the step times the number. Modulo 2**64.
+"""Derive seeds of calls or turns from one seed: seed * factor + step * number, modulo 2**64. The factor is Knuth's (MMIX).
 
-Without the factor, turn 1 of call 2 would draw as turn 2 of call 1.
+Without the factor, turn 1 of call 2 would draw the same numbers as turn 2 of call 1.
 """
 
 
 def derived_seed(seed: torch.Tensor, number: int) -> torch.Tensor:
-    """The seed of the call with this number, of the seed of all."""
+    """The seed of the call with this number, derived from the seed of all calls."""
     added = SEED_STEP * number % 2**64
     return seed * SEED_FACTOR + (added - 2**64 if added >= 2**63 else added)
 
 
 def barrier(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The values again: XLA computes none of what depends on one before all of them are there."""
+    """The same values behind a barrier: XLA computes nothing that depends on one of them before all are available."""
     held = [value.clone() for value in values]
     _xla._xla_optimization_barrier_(held)
     return held
 
 
 def device() -> torch.device:
-    """The device that placeholders are on."""
+    """The device of placeholders."""
     return torch.device(_DEVICE)
 
 
 def make_device() -> None:
-    """Make torch_xla's devices, before the first backward of the process, which makes a queue for each device there is.
+    """Create torch_xla's devices before the first backward of the process, which makes one queue for each existing device.
 
-    A trace runs a backward: no bundle could be loaded afterwards.
+    A trace runs a backward; if the devices came later, no bundle could be loaded.
 
     Raises:
         RuntimeError: there is no device of the kind that ``PJRT_DEVICE`` names.
@@ -98,7 +99,7 @@ def make_device() -> None:
 
 @contextlib.contextmanager
 def staging() -> Iterator[None]:
-    """Record operators on placeholders: numbers become constants, and whatever would read data is refused.
+    """Record operators on placeholders: numbers become constants, and operators that would read data are rejected.
 
     Raises:
         FallbackError: an operator would have read data.
@@ -109,7 +110,7 @@ def staging() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that these kernels are replaced, until the block is left
+            warnings.simplefilter("ignore")  # torch warns that these kernels are replaced
             for name in ("_to_cpu", "_local_scalar_dense", "_copy_from"):
                 library.impl(name, _refusal(name), "XLA", allow_override=True)
         yield
@@ -126,7 +127,7 @@ def _refusal(name: str) -> Any:
 
 
 def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Module:
-    """The program that computes ``outputs`` from ``inputs``, placeholders and seeds.
+    """The program that computes ``outputs`` from ``inputs``, which are placeholders and seeds.
 
     Raises:
         FallbackError: it depends on another tensor, which torch_xla made on the device.
@@ -135,25 +136,25 @@ def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Mo
     context.build(list(outputs))
     stablehlo = _xla._get_stablehlo(list(outputs), _DEVICE, [], True)
     places = {context.tensor_parameter_id(tensor): i for i, tensor in enumerate(inputs)}
-    places.pop(-1, None)  # of those that nothing depends on
+    places.pop(-1, None)  # inputs that no output depends on
     if len(places) != len(context.device_parameter_id_tensor_mapping()):
         raise FallbackError("torch_xla keeps a number as a tensor on the device")
     return Module(context.hlo(), stablehlo, [places[place] for place in sorted(places)])
 
 
 def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of ``values``, a tensor or several, is computed from a tensor on the device that is none of ``tensors``."""
+    """Whether ``values``, a tensor or several, depend on a device tensor that is not among ``tensors``."""
     found = [value for value in (values if isinstance(values, (tuple, list)) else [values]) if isinstance(value, torch.Tensor)]
     numbers, _ = _xla._get_tensors_xla_device_data_node(found)
     return not {_xla._xla_get_tensor_id(tensor) for tensor in tensors}.issuperset(numbers)
 
 
 def call(hlo: bytes, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a program returns, recorded as a call of it: its types are those that a loader sees."""
+    """Record a call of a program and return its results; their types are those that a loader sees."""
     return call_computation(xla_builder.computation_from_module_proto("aotpack", hlo), arguments)
 
 
 def call_computation(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a computation of torch_xla's builder returns, recorded as a call of it."""
+    """Record a call of a computation of torch_xla's builder and return its results."""
     found: list[torch.Tensor] = _xla._xla_user_computation("xla::aotpack", list(arguments), computation)
     return found

@@ -1,7 +1,8 @@
-"""Loops and branches of XLA around programs, by torch_xla's builder of computations. Tried on: torch_xla 2.9.0.
+"""Builds XLA loops and branches around programs with torch_xla's builder of computations. Tried on: torch_xla 2.9.0.
 
-A program takes arrays and gives a tuple of them. What a ``while`` runs takes and gives one tuple, its state: here the number of
-the turn, and groups of arrays. What a ``conditional`` runs takes one tuple too.
+A program takes arrays and returns a tuple of them. The body of a ``while`` takes and returns one
+tuple, its state: here the number of the turn, and groups of arrays. A branch of a ``conditional``
+takes one tuple too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .xla import SEED_FACTOR, SEED_STEP, call_computation, xla_builder
 from .xla import call as call_program
 
 Op = Any
-"""A value in a computation that is being built: an ``xla_builder.Op``, which has no type annotations."""
+"""A value in a computation under construction: an ``xla_builder.Op``, which has no type annotations."""
 Group = Sequence[Op]
 Tensors = Sequence[torch.Tensor]
 Operands = Sequence[torch.Tensor | None]
@@ -27,8 +28,10 @@ _Op = xla_builder.Op
 
 @dataclass(frozen=True)
 class Program:
-    """What control flow runs. ``inputs``: for each parameter the number of the operand that it is; None: a seed. ``outputs``: for
-    each output the number of its result; None: there is nothing. ``types``: of the results.
+    """A program that control flow runs.
+
+    ``inputs``: for each parameter the index of its operand; None: a seed. ``outputs``: for each
+    output the index of its result; None: no value. ``types``: the types of the results.
     """
 
     hlo: bytes
@@ -38,7 +41,7 @@ class Program:
 
     @property
     def seeds(self) -> int:
-        """How many seeds it takes."""
+        """How many seeds the program takes."""
         return list(self.inputs).count(None)
 
 
@@ -50,9 +53,9 @@ def call(program: Program, operands: Operands, seeds: Tensors) -> list[torch.Ten
 
 
 def scan(combine: Program, carry: Tensors, xs: Tensors, additional: Operands, seeds: Tensors) -> list[torch.Tensor | None]:
-    """Record a ``while`` that is a scan, or a map, which is one without a carry (spec/control-flow.md).
+    """Record a ``while`` that implements a scan, or a map, which is a scan without a carry (spec/control-flow.md).
 
-    Each turn makes seeds of its own from ``seeds``.
+    Each turn derives its own seeds from ``seeds``.
     """
     step = _Callable(combine)
     length = xs[0].shape[0]
@@ -84,7 +87,7 @@ def while_loop(
     of_condition: Tensors,
     of_body: Tensors,
 ) -> list[torch.Tensor | None]:
-    """Record a ``while`` (spec/control-flow.md), with seeds of the condition and of the body."""
+    """Record a ``while`` (spec/control-flow.md), with seeds for the condition and for the body."""
     asks, step = _Callable(condition), _Callable(body)
 
     def build(builder: Any, *state: Group) -> list[Op]:
@@ -107,7 +110,7 @@ def cond(
     operands: Operands,
     seeds: Sequence[Tensors],
 ) -> list[torch.Tensor | None]:
-    """Record a ``conditional`` (spec/control-flow.md): the first of two branches where ``predicate`` is true; each has seeds."""
+    """Record a ``conditional`` (spec/control-flow.md); the first branch runs if ``predicate`` is true. Each branch has seeds."""
 
     def build(builder: Any, predicate: Group, kept: Group, *seeds: Group) -> list[Op]:
         computations, given = [], []
@@ -122,7 +125,7 @@ def cond(
 
 
 def _branch(run: _Callable, given: Op, seeds: int, operands: Operands) -> Any:
-    """The computation of one branch of a ``conditional``, of the tuple ``given``: its seeds, then the operands that are there."""
+    """The computation of one branch of a ``conditional``. Its tuple ``given`` has the seeds, then the existing operands."""
     builder = xla_builder.create_builder("branch")
     parameter = xla_builder.mkparam(builder, 0, given.shape())
     values = _elements(parameter)
@@ -131,7 +134,7 @@ def _branch(run: _Callable, given: Op, seeds: int, operands: Operands) -> Any:
 
 
 class _Callable:
-    """A program as a computation that others call."""
+    """A program as a computation that other computations call."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -145,7 +148,7 @@ class _Callable:
 
 
 def _record(build: Callable[..., Sequence[Op]], groups: Sequence[Tensors]) -> list[torch.Tensor]:
-    """Record a call of the computation that ``build`` makes of these tensors; it gets a builder, and each group as parameters."""
+    """Build a computation and record a call of it. ``build`` gets a builder, and each group of tensors as parameters."""
     builder = xla_builder.create_builder("control_flow")
     tensors = [tensor for group in groups for tensor in group]
     parameters = [xla_builder.mkparam(builder, i, xla_builder.tensor_shape(tensor)) for i, tensor in enumerate(tensors)]
@@ -156,7 +159,7 @@ def _record(build: Callable[..., Sequence[Op]], groups: Sequence[Tensors]) -> li
 def _while(
     builder: Any, goes_on: Callable[..., Op], turn: Callable[..., Sequence[Group]], state: Sequence[Group]
 ) -> Sequence[Group]:
-    """The groups of ``state`` after the last turn."""
+    """Build a ``while``; returns the groups of ``state`` after the last turn."""
     index = _constant(builder, 0, torch.int32)
     initial = _Op.tuple([index, *(op for group in state for op in group)], builder=builder)
 
@@ -182,7 +185,7 @@ def _elements(several: Op) -> list[Op]:
 
 
 def _grouped(values: Iterable[Op], groups: Sequence[Sequence[Any]]) -> list[list[Op]]:
-    """Values one after the other, in groups as long as these."""
+    """Split values into groups of the same lengths as ``groups``."""
     left = iter(values)
     return [[next(left) for _ in group] for group in groups]
 
@@ -192,7 +195,7 @@ def _there(operands: Operands) -> list[torch.Tensor]:
 
 
 def _where(operands: Operands, kept: Group) -> Iterator[Op | None]:
-    """``kept`` in the places of those operands that are there."""
+    """One value for each operand: the next of ``kept``, or None if the operand is None."""
     left = iter(kept)
     return (None if operand is None else next(left) for operand in operands)
 
@@ -206,13 +209,13 @@ def _constant(builder: Any, value: int, dtype: torch.dtype) -> Op:
 
 
 def _truth(value: Op) -> Op:
-    """One element of any type as a truth value without dimensions."""
+    """Convert a value with one element of any type to a truth value without dimensions."""
     scalar = value.reshape([])
     return scalar != scalar.zeros_like()
 
 
 def _first(index: Op, rank: int) -> list[Op]:
-    """Where a row begins."""
+    """The indices at which a row starts."""
     return [index, *[_constant(index.builder(), 0, torch.int32)] * (rank - 1)]
 
 

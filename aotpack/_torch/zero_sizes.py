@@ -1,4 +1,6 @@
-"""Whether a size is 0, where a model asks: torch takes symbols of sizes for positive, and answers no without leaving a guard.
+"""Adds guards if a model's comparison depends on whether a dynamic size is 0.
+
+Torch assumes that symbols of sizes are positive, and answers such comparisons without a guard.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -42,10 +44,11 @@ _RUNNING_MODELS = tuple(_TORCH + name for name in ("_dynamo/utils.py", "fx/inter
 
 @contextlib.contextmanager
 def questions_about_zero() -> Iterator[None]:
-    """Where a model compares a size that varies, and 0 would make a difference, the size is at least 1 from there on.
+    """If a model compares a dynamic size, and the result differs for size 0, require the size to be at least 1.
 
-    Of real numbers computed of sizes (``n / 2 > 0``) torch leaves a guard. What its own code asks (of most operators whether
-    there is anything to do) is left open: kernels know sizes of 0.
+    Torch itself adds guards for real numbers computed from sizes (``n / 2 > 0``). Comparisons by
+    torch's own code add no requirement: most operators check whether they have anything to do, and
+    kernels support sizes of 0.
     """
     with contextlib.ExitStack() as stack:
         for name, compare in _QUESTIONS.items():
@@ -84,14 +87,14 @@ def _expression(size: Any) -> Any:
 
 def _may_be_zero(size: Any) -> list[sympy.Symbol]:
     node = getattr(size, "node", None)
-    if not isinstance(node, SymNode) or node.shape_env is None:  # a plain number, or the ragged size of a nested tensor
+    if not isinstance(node, SymNode) or node.shape_env is None:  # a plain number, or a jagged size of a nested tensor
         return []
     lowest = {symbol: found.lower for symbol, found in node.shape_env.var_to_range.items()}
     return [symbol for symbol in node.expr.free_symbols if symbol.is_positive and lowest.get(symbol) == 0]
 
 
 def _differs_at_zero(symbol: sympy.Symbol, a: Any, b: Any, answer: Any, compare: Callable[[Any, Any], Any]) -> bool:
-    """Whether ``answer``, which was found for positive sizes, is another where ``symbol`` is 0."""
+    """Whether ``answer``, which assumes positive sizes, is different if ``symbol`` is 0."""
     try:
         there = compare(*(sympy.sympify(value).subs(symbol, 0) for value in (a, b)))
         return bool(there != sympy.sympify(answer).subs(symbol, 0))
@@ -100,5 +103,5 @@ def _differs_at_zero(symbol: sympy.Symbol, a: Any, b: Any, answer: Any, compare:
 
 
 def exclude_zero(env: ShapeEnv, symbol: sympy.Symbol) -> None:
-    """Let a size be at least 1."""
+    """Require a size to be at least 1."""
     env.var_to_range[symbol] &= ValueRanges(1, int_oo)
