@@ -46,7 +46,7 @@ class Program:
 
 
 def call(program: Program, operands: Operands, seeds: Tensors) -> list[torch.Tensor | None]:
-    """Record a call. ``operands`` are None where nothing is read; so are results that are nothing. The same holds below."""
+    """Record a call. An operand that the program does not read is None, and so is a result without a value; also below."""
     left = iter(seeds)
     results = call_program(program.hlo, [next(left) if i is None else operands[i] for i in program.inputs])  # type: ignore[misc]
     return [None if place is None else results[place] for place in program.outputs]

@@ -1,4 +1,4 @@
-"""Operators that are decomposed for every target, because compiled code or tracing has them wrong."""
+"""Decompositions, for every target, of operators that compiled code or tracing computes wrongly."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def unsafe_splits() -> Table:
 def _as_strided_scatter(
     tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """Of a part of a storage: the storage made anew around the tensor, and places counted in it, as eager counts them.
+    """Rebuild the whole storage around the tensor, and compute addresses in it, as eager does.
 
-    Inductor (torch 2.13) counts them in a contiguous copy of the tensor: ``torch.compile`` writes to other elements. Eager copies
-    what is expanded.
+    Inductor (torch 2.13) computes addresses in a contiguous copy of the tensor, so
+    ``torch.compile`` writes to other elements. An expanded tensor is copied first, as in eager.
     """
     if any(statically_known_true(step == 0) and count != 1 for count, step in zip(tensor.shape, tensor.stride(), strict=True)):
         return torch.as_strided_scatter(tensor.clone(), source, size, stride, storage_offset)
@@ -60,29 +60,29 @@ def _as_strided_scatter(
 
 
 def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
-    """Zeros in memory: those without, which the gradient of ``sgn`` is, AOTInductor (torch 2.13) returns on another device."""
+    """Zeros with memory. The gradient of ``sgn`` has none, and AOTInductor (torch 2.13) returns it on another device."""
     return torch.zeros(size, **options)
 
 
 def _take(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """By an index of no dimensions, too, which torch's own decomposition reads as a number."""
+    """``take`` that also supports a 0-dimensional index, which torch's own decomposition reads as a number."""
     return torch.ops.aten.index.Tensor(tensor.reshape(-1), [places])  # type: ignore[no-any-return]
 
 
 def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """What a ``_foreach_`` operator does, one by one: compiled code (torch 2.13) raises where it passes a list of numbers."""
+    """Apply a ``_foreach_`` operator item by item: compiled code (torch 2.13) raises when it passes a list of numbers."""
     return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
 
 
 def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """Parts in the tensor's memory that autograd does not know as views: one that is all of it is still not the tensor itself."""
+    """Parts in the tensor's memory that autograd does not know as views; a part that is the whole is still another tensor."""
     return lambda *given: [part.view(part.shape) for part in split(*given)]
 
 
 def _fractional_max_pool3d_backward(
     gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], places: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient where each window had its maximum; torch knows no sizes of its own kernel's result."""
+    """Add the gradient at the index of each window's maximum; torch has no fake kernel for the operator."""
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-3)
     return flat.scatter_add(-1, places.flatten(-3), gradient.flatten(-3)).view(x.shape)
 

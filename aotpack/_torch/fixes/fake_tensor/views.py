@@ -1,4 +1,4 @@
-"""Fixes of sizes and strides that torch finds for fake tensors."""
+"""Fixes of the sizes and strides that torch computes for fake tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..applying import counted, patched
 
 @contextlib.contextmanager
 def select_from_expanded() -> Iterator[None]:
-    """Let ``masked_select`` of a tensor that is expanded to its mask find more elements than the tensor has."""
+    """Let ``masked_select`` return more elements than the tensor has, if the tensor is broadcast to its mask."""
     operator = torch.ops.aten.masked_select.default
     select = fake_impls.op_implementations_dict[operator]
 
@@ -30,7 +30,7 @@ def select_from_expanded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def find_strides_of_views() -> Iterator[None]:
-    """Find the strides of a view without a question about sizes of 1: they are the same if that is left open."""
+    """Compute the strides of a view without a guard on sizes of 1: the strides are the same either way."""
     strides_of_view: Callable[..., Any] = fake_impls._compute_stride
 
     def strides(shape: Any, stride: Any, viewed: Any, size_oblivious: bool = False) -> Any:

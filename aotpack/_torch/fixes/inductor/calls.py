@@ -14,10 +14,11 @@ from ..applying import patched
 
 @contextlib.contextmanager
 def record_defaults() -> Iterator[None]:
-    """Record defaults of a kernel's keyword arguments where code passes them: the difference of complex numbers has ``alpha=1``.
+    """Record defaults of a kernel's keyword arguments that code passes: the difference of complex numbers has ``alpha=1``.
 
-    AOTInductor passes such numbers and does not record that it does, and the call raises an error. So does one with an empty
-    list (``hash_tensor``'s ``dim``), which it loses: that is refused when it is compiled.
+    AOTInductor passes such numbers without recording them, and the call raises an error. A call
+    with an empty list (``hash_tensor``'s ``dim``) raises too, because AOTInductor drops the list.
+    Such a call is rejected when it is compiled.
     """
     export: Callable[[ir.FallbackKernel], Any] = ir.FallbackKernel.export_extern_kernel_node
 

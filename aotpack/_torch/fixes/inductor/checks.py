@@ -1,8 +1,9 @@
-"""Fixes of the checks of values in compiled code: each ends in an exception that says which operator refused which value.
+"""Fixes of value checks in compiled code: each failure becomes an exception that names the operator and the value.
 
-Inductor's own throw where they stand. Most kernels are regions that OpenMP runs on several threads, and an exception that
-leaves one ends the process. Here the body of a loop that can throw keeps the first exception of its kernel, and the kernel
-throws it after its regions. Nothing is added to the way that code goes when all is well.
+Inductor's own checks throw at once. Most kernels are OpenMP regions on several threads, and an
+exception that leaves such a region ends the process. Here the body of a loop catches the first
+exception of its kernel, and the kernel throws it after its regions. The path without failures gets
+no additional code.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ..applying import patched, replaced
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
-"""What the message of such an exception begins with; then nodes with their operators, a colon, and what is wrong."""
+"""Prefix of the message of such an exception; after it come nodes with their operators, a colon, and the reason."""
 
 _BY_VALUE = re.compile(r"index|embedding|gather|scatter|take|put|select|repeat_interleave|bucketize|nll_loss|pool|grid_sampl")
 _AS_GIVEN = ("aten.embedding.", "aten.gather.")
-"""Operators that take no negative index, so that the one that is looked at is the one that was given."""
+"""Operators that take no negative index, so that the checked index is the one that was given."""
 _THROWS = re.compile(r"\baotpack_\w+\(|\bthrow\b|_CHECK\(|\b(floor_divide|remainder|mod)\w*\(")
 
 _written: Callable[[Any], str] = cpp_utils.cexpr_index
@@ -117,14 +118,14 @@ template <typename T>
 
 @contextlib.contextmanager
 def throw_after_regions() -> Iterator[None]:
-    """Generate code whose checks can be caught, and say what they found where."""
+    """Generate code whose checks can be caught, and whose messages name the operator and the value."""
     with _indices(), _assertions(), _kept():
         yield
 
 
 @contextlib.contextmanager
 def escape_messages() -> Iterator[None]:
-    """Write the message of a scalar's assertion as a string of C++: Inductor writes it as it is, quotes and all."""
+    """Write the message of a scalar's assertion as a C++ string; Inductor does not escape it."""
     codegen: Callable[..., None] = ir.AssertScalar.codegen
 
     def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
@@ -137,21 +138,21 @@ def escape_messages() -> Iterator[None]:
 
 
 def with_checks(source: str) -> str:
-    """A file of generated code, with what its checks call."""
+    """A file of generated code, with the functions that its checks call."""
     return f"{_KEEPER}\n{source}" if "aotpack_" in source else source
 
 
 def telling_failures(source: str) -> str:
-    """The interface of AOTInductor's code: nothing is printed, and an operator's own message is part of what is told."""
+    """Change the interface of AOTInductor's code: it prints nothing, and adds an operator's own message to its error."""
     return _DECLARED + source.replace(_PRINTED, "").replace(_TOLD, f"{_TOLD} {_TOLD_MORE}")
 
 
 @contextlib.contextmanager
 def _indices() -> Iterator[None]:
-    """Indices that are read from memory.
+    """Check indices that are read from memory.
 
-    A mask of one element is a ``bool``, of which Inductor takes the complement with ``~``: true for either value, so that no
-    index below a mask is looked at.
+    A mask of one element is a ``bool``. Inductor computes its complement with ``~``, which is true
+    for either value. No index under such a mask was ever checked.
     """
     scalar: Callable[..., str] = common.Kernel.indirect_assert
     vector: Callable[..., str] = cpp.CppVecKernel.indirect_assert
@@ -186,9 +187,9 @@ def _indices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def check_divisors() -> Iterator[None]:
-    """Check what integers are divided by where the quotient is rounded towards zero: by zero, the processor ends the process.
+    """Check integer divisors if the quotient is rounded towards zero: a division by zero would end the process.
 
-    What the check throws leaves the parallel region by :func:`throw_after_regions`.
+    The exception leaves the parallel region by :func:`throw_after_regions`.
     """
     vector: Callable[..., str] = cpp.CppVecOverrides.truncdiv
 
@@ -208,7 +209,7 @@ def check_divisors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _assertions() -> Iterator[None]:
-    """What a model asserts of its values."""
+    """Generate the checks for assertions of the model."""
 
     def checked(kernel: Any, cond: Any, msg: str) -> None:
         nodes, _ = _nodes(re.compile("assert"))
@@ -220,10 +221,11 @@ def _assertions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """Keep what a body throws until all regions of its kernel have been left.
+    """Keep an exception of a loop body until all regions of its kernel have been left.
 
-    Inductor keeps divisions by zero in a variable that all threads of a process share: two calls at once may take each other's
-    for their own. Without it they throw as other checks do.
+    Inductor records divisions by zero in a variable that all threads of a process share, so that
+    two simultaneous calls may exchange them. Without that variable such divisions throw as other
+    checks do.
     """
     body: Callable[..., Any] = cpp.CppKernelProxy.gen_body
     finalize: Callable[..., Any] = cpp.KernelGroup.finalize_kernel
@@ -273,23 +275,24 @@ def _kept() -> Iterator[None]:
 
 
 def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
-    """Before an assertion of torch's, what the graph asserts of the same numbers, with the graph's own messages.
+    """Before an assertion of torch, write the graph's own assertions about the same numbers, with the graph's messages.
 
-    torch asserts where a number is read what follows from all of the graph's assertions (``u0 >= 3``), in words of its own.
+    Where a number is read, torch asserts what follows from all of the graph's assertions (``u0 >=
+    3``), with its own messages.
     """
     numbers = assertion.get_free_symbol_uses(unbacked_only=True)
     graph: Graph = virtualized.V.graph.module.graph  # type: ignore[assignment]
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         asserted, message = node.args
         value = asserted.meta["val"] if isinstance(asserted, Node) else asserted
-        expression = getattr(getattr(value, "node", None), "_expr", None)  # not simplified by what is asserted
+        expression = getattr(getattr(value, "node", None), "_expr", None)  # not simplified by the assertion itself
         if isinstance(message, str) and expression is not None and free_unbacked_symbols(expression) <= numbers:
             condition = wrapper.codegen_cpp_sizevar(expression, simplify=False)
             wrapper.writeline(f"if (!({condition})) {{ throw std::runtime_error({_literal(message)}); }}")
 
 
 def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:
-    """Of what is being generated, the nodes that look at values, as a literal: ``name=operator,…``; and whether none wraps."""
+    """The nodes behind the generated code that check values, as a literal (``name=operator,…``), and whether no index wraps."""
     current = getattr(virtualized.V.kernel, "current_node", None)
     origins = sorted(getattr(getattr(current, "node", None), "origins", ()), key=str)
     found = [node for node in origins if looking.search(str(node.target))] or origins

@@ -1,4 +1,4 @@
-"""Fixes of Inductor that change the graph it is given: other operators, or values that are computed once."""
+"""Fixes that change the graph before Inductor compiles it: other operators, or values that are computed only once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name
 
 
 def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
-    """Give operators complex numbers as tensors, and those on complex tensors all numbers.
+    """Pass complex numbers to operators as tensors; for operators on complex tensors, pass all numbers as tensors.
 
-    AOTInductor cannot write complex numbers in a call (``x * 1j``, gradients of ``polar``). It takes other numbers beside
-    complex tensors for ``float64``, or not at all (``x / 2.5``).
+    AOTInductor cannot write complex numbers in a call (``x * 1j``, gradients of ``polar``). With
+    complex tensors it treats other numbers as ``float64``, or fails (``x / 2.5``).
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -43,7 +43,7 @@ def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
 
 
 def split_complex_numbers(module: torch.fx.GraphModule) -> None:
-    """Make tensors of one complex number of two real ones: AOTInductor cannot write such a number."""
+    """Build tensors filled with a complex number from two real ones: AOTInductor cannot write such a number."""
     graph, full = module.graph, torch.ops.aten.full.default
     found = [node for node in graph.find_nodes(op="call_function", target=full) if node.meta["val"].is_complex()]
     for node in found:
@@ -68,14 +68,14 @@ _REDUCED_AS = {
     **dict.fromkeys((_aten.max.default, _aten.max.dim, _aten.min.default, _aten.min.dim), torch.int32),
     **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), torch.bool),
 }
-"""Operators that bytes are converted for, to which type."""
+"""Maps reductions of bytes to the dtype that bytes are converted to."""
 
 
 def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
-    """Compute extremes of bytes (``int8``, ``uint8``) as those of ``int32``, and ``any`` of bytes as that of booleans.
+    """Compute extremes of bytes (``int8``, ``uint8``) in ``int32``, and ``any`` of bytes in ``bool``.
 
-    Inductor also reduces the lanes of a vector that hold no bytes, and are zero. Its ``any`` gives booleans where eager's gives
-    ``uint8``.
+    Inductor also reduces the vector lanes that hold no bytes and are zero. Its ``any`` returns
+    booleans where eager's returns ``uint8``.
     """
     graph, convert = module.graph, torch.ops.prims.convert_element_type.default
 
@@ -134,13 +134,13 @@ def compute_extremes_once() -> Iterator[None]:
 
 
 def _compared_values(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What an extreme is of, where it is compared, too."""
+    """The inputs of an extreme that are also compared for equality."""
     values = [node.args[i] for i in _EXTREMES.get(node.target, ())]
     return [value for value in values if isinstance(value, torch.fx.Node) and _is_compared(without_views(value))]
 
 
 def _is_compared(value: torch.fx.Node) -> bool:
-    """Whether a value, or a view of it, is compared for equality, or returned, so that the backward may compare it."""
+    """Whether a value or a view of it is compared for equality, or is returned, so that the backward may compare it."""
     return any(
         user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
         for user in value.users

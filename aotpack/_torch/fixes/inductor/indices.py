@@ -1,4 +1,4 @@
-"""Fixes of indices and sizes in Inductor's code: signs, the order of dimensions, the smaller of two sizes."""
+"""Fixes of indices and sizes in Inductor's code: signs, the order of dimensions, the minimum of two sizes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..applying import patched, reached, replaced
 
 @contextlib.contextmanager
 def keep_signs_of_indices() -> Iterator[None]:
-    """Drop multiples of a modulus from what is divided only where the rest is known to be no negative number.
+    """Drop multiples of a modulus from a dividend only if the remaining terms are known to be non-negative.
 
-    Inductor looks at signs of numbers alone, and C++ rounds towards zero.
+    Inductor checks the signs of numbers only, and C++ division rounds towards zero.
     """
     simplify = ModularIndexing.eval.__func__  # type: ignore[attr-defined]
 
@@ -34,16 +34,17 @@ def keep_signs_of_indices() -> Iterator[None]:
                 return None
         return simplify(cls, base, divisor, modulus)
 
-    sympy.core.cache.clear_cache()  # which knows what was simplified before
+    sympy.core.cache.clear_cache()  # it holds earlier simplifications
     with patched("inductor-negative-indices", ModularIndexing, "eval", apart):
         yield
 
 
 @contextlib.contextmanager
 def fix_argmax_index_order() -> Iterator[None]:
-    """Count the index of an extreme among several dimensions in their own order, whatever order loops take them in.
+    """Compute the index of an extreme over several dimensions in the dimensions' own order, whatever the order of the loops.
 
-    Inductor counts steps of its loops where it takes a tensor for contiguous, and may order them otherwise later.
+    Inductor counts steps of its loops if it assumes a contiguous tensor, and may reorder the loops
+    later.
     """
     create: Callable[..., Any] = ir.Reduction.create
     parameters = inspect.signature(create)
@@ -72,14 +73,14 @@ def fix_argmax_index_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fix_symbolic_min_max() -> Iterator[None]:
-    """Take the smaller or larger of two sizes at the call where it is not known before.
+    """Compute the minimum or maximum of two sizes at the call if it cannot be known before.
 
-    Inductor guards on it, raises (``x.diag()`` of a matrix whose two sizes vary), or takes the one that divides the other for
-    the smaller, which ``n - 3`` beside 0 is not.
+    Inductor adds a guard, or raises (``x.diag()`` of a matrix with two dynamic sizes). Or it takes
+    a divisor of the other size for the smaller one, which is wrong for ``n - 3`` and 0.
     """
 
     def known(sizes: SizeVarAllocator, left: Any, right: Any) -> bool:
-        return right == sys.maxsize or sizes.statically_known_leq(left, right)  # the former ends a slice that has no end
+        return right == sys.maxsize or sizes.statically_known_leq(left, right)  # maxsize is the end of an open slice
 
     def smaller(sizes: SizeVarAllocator, left: Any, right: Any) -> Any:
         if known(sizes, left, right):

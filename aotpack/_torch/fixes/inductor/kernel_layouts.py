@@ -1,8 +1,9 @@
-"""What kernels return, with the strides that the code around them was compiled for.
+"""Gives results of kernels the strides that the compiled code around them expects.
 
-Inductor calls ATen's kernels, and those of users' operators, for what it has no code of its own. It takes the strides of their
-results from their fake kernels. Those of torch are known to be right on this CPU (``strides_of_kernels``); a user's may not be.
-AOTInductor looks at them only where an environment variable asks for it.
+For operators without code of its own Inductor calls ATen's kernels and those of users' operators.
+It takes the strides of their results from fake kernels. Torch's own are known to be right on this
+CPU (``strides_of_kernels``); a user's may be wrong. AOTInductor checks them only if an environment
+variable is set.
 """
 
 from __future__ import annotations
@@ -53,23 +54,23 @@ static inline void aotpack_lay_out(
 
 @contextlib.contextmanager
 def results_laid_out() -> Iterator[None]:
-    """Compile code that lays results of kernels out anew where their strides are not those it was compiled for.
+    """Compile code that copies a kernel's result if its strides are not those that the code was compiled for.
 
-    Where sizes differ the code raises: the fake kernel of a user's operator is wrong.
+    If sizes differ the code raises: the fake kernel of a user's operator is wrong.
     """
 
     codegen = ir.FallbackKernel.codegen
 
     def queued(kernel: ir.ExternKernel, wrapper: Any) -> None:
         tags = getattr(kernel.op_overload, "tags", ())
-        if torch.Tag.inplace_view in tags:  # its result is what it was given
+        if torch.Tag.inplace_view in tags:  # its result is its argument
             return
         size, stride = map(wrapper.codegen_shape_tuple, (kernel.get_size(), kernel.get_stride()))
         wrapper.write_assert_size_stride(kernel.get_name(), size, stride, kernel.get_op_name())
 
     def generated(kernel: ir.FallbackKernel, wrapper: Any) -> None:
         codegen(kernel, wrapper)
-        if kernel.use_runtime_dispatch and isinstance(kernel.layout, ir.Layout):  # Inductor asserts nothing there
+        if kernel.use_runtime_dispatch and isinstance(kernel.layout, ir.Layout):  # for these Inductor asserts nothing
             queued(kernel, wrapper)
 
     def emitted(wrapper: Any, code: Any, name: str, size: str, stride: str, op_name: str, dtype: Any = None) -> None:

@@ -17,10 +17,11 @@ from ..applying import patched, reached
 
 @contextlib.contextmanager
 def write_for_several_threads() -> Iterator[None]:
-    """Have one thread compute what a parallel region holds outside its loops.
+    """Let a single thread compute the parts of a parallel region that are outside its loops.
 
-    Inductor leaves that out if it compiles with one thread, also where the code is to run with any number
-    (``cpp.dynamic_threads``). Two threads then divide a sum in place, one after the other.
+    Inductor omits the directive for that when it compiles with one thread, even if the code may run
+    with any number (``cpp.dynamic_threads``). Two threads then divide a sum in place, one after the
+    other.
     """
     threads = inductor_utils.parallel_num_threads
 
@@ -33,7 +34,7 @@ def write_for_several_threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def index_tiles_once() -> Iterator[None]:
-    """Leave an index alone that counts the position in the tile already."""
+    """Leave an index unchanged if it already contains the position in the tile."""
     transform = cpp.CppTile2DKernel.transform_indexing
 
     def once(kernel: cpp.CppTile2DKernel, index: Any) -> Any:
@@ -45,10 +46,11 @@ def index_tiles_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_tile_tails() -> Iterator[None]:
-    """Write what is left over beside whole tiles as no more than it is.
+    """Write the rest beside whole tiles with its actual size.
 
-    Inductor takes the loop within the outer one for the inner loop of the tile. If that is no reduction, and the inner one is,
-    it writes the rest of the outer one as a whole vector.
+    Inductor assumes that the loop directly within the outer one is the inner loop of the tile. If
+    that loop is no reduction but the tile's inner loop is one, Inductor writes the rest of the
+    outer loop as a whole vector.
     """
     aggregate = cpp.CppKernelProxy.aggregate_reduction_buffers
 
@@ -66,7 +68,7 @@ def write_tile_tails() -> Iterator[None]:
 
 @contextlib.contextmanager
 def add_to_one_element() -> Iterator[None]:
-    """Add a vector of numbers to one element: code is written for a vector of indices, or not at all (``AssertionError``)."""
+    """Add a vector of numbers to one element: Inductor's code expects a vector of indices, or fails (``AssertionError``)."""
     store: Callable[..., None] = cpp.CppVecKernel.store
     index_expr: Callable[..., Any] = cpp.CppVecOverrides.index_expr
 

@@ -1,4 +1,4 @@
-"""Fixes of numbers that Inductor's code computes: types, rounding, quotients, powers, averages."""
+"""Fixes of numerical results of Inductor's code: types, rounding, quotients, powers, averages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..applying import counted, patched
 
 @contextlib.contextmanager
 def keep_bytes() -> Iterator[None]:
-    """Have ``abs`` of a byte be a byte: C++ gives an ``int``, and 128 where eager gives -128."""
+    """Return a byte from ``abs`` of a byte: C++ returns an ``int``, 128 where eager returns -128."""
     absolute: Callable[[Any], str] = cpp.CppOverrides.abs
 
     def as_given(x: Any) -> str:
@@ -28,7 +28,7 @@ def keep_bytes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def round_casts() -> Iterator[None]:
-    """Round where a graph casts a number to half precision, also for what reads it in the same loop."""
+    """Round a value that a graph casts to half precision, also for readers in the same loop."""
     halves = (torch.bfloat16, torch.float16)
     operator = torch.ops.prims.convert_element_type.default
     convert: Callable[..., Any] = lowering.lowerings[operator]
@@ -47,7 +47,7 @@ def round_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pass_doubles() -> Iterator[None]:
-    """Pass real numbers that are read off tensors (``x.sum().item()``) in ``double``: Inductor passes ``float``."""
+    """Pass real numbers that are read from tensors (``x.sum().item()``) as ``double``; Inductor passes ``float``."""
     defined: Callable[..., Any] = common.KernelArgs.cpp_argdefs
 
     def in_double(arguments: common.KernelArgs, *given: Any) -> Any:
@@ -61,9 +61,9 @@ def pass_doubles() -> Iterator[None]:
 
 @contextlib.contextmanager
 def round_quotients_down() -> Iterator[None]:
-    """Round quotients of real numbers down as eager does, by their remainders: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
+    """Round quotients of real numbers down by their remainders, as eager does: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
 
-    Inductor rounds the quotient, which is 5 as the nearest number.
+    Inductor rounds the quotient itself, whose nearest number is 5.
     """
     ops = virtualized.ops
 
@@ -85,7 +85,7 @@ def round_quotients_down() -> Iterator[None]:
     def floored(a: Any, b: Any) -> Any:
         return lowering.floor(quotient(a, b))
 
-    # From torch 2.14 on, a function of its own makes the whole of it, and ``_div_rn`` is not called any more.
+    # From torch 2.14 on, one function computes all of it, and ``_div_rn`` is not called any more.
     whole = hasattr(lowering, _FLOORS)
     name, function = (_FLOORS, floored) if whole else ("_div_rn", quotient)
     with patched("inductor-floor-division", lowering, name, function):
@@ -99,7 +99,8 @@ _FLOORS = "_floor_div_floating"
 def keep_type_of_powers() -> Iterator[None]:
     """Compute powers of a whole number (``2 ** k``) with the number as a tensor.
 
-    AOTInductor passes numbers as ``double``: its result is ``float32``, whose digits do not suffice.
+    AOTInductor passes numbers as ``double``. The result is then ``float32``, which has too few
+    digits.
     """
 
     def power(number: Any, exponent: Any) -> Any:
@@ -112,10 +113,10 @@ def keep_type_of_powers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def divide_pools() -> Iterator[None]:
-    """Call ATen's kernel for gradients of average pooling whose last window may reach over the edge (``ceil_mode``).
+    """Call ATen's kernel for gradients of average pooling with ``ceil_mode``, whose last window may exceed the input.
 
-    Inductor divides them by the size of the whole window, also where padding counts as the forward does not. It raises where
-    one number stands for all dimensions (``padding=(1,)``).
+    Inductor divides these gradients by the size of the whole window, even if the forward counts
+    less padding. It also raises if one number stands for all dimensions (``padding=(1,)``).
     """
 
     def rule(inductors: Callable[..., Any], kernel: Callable[..., Any], dimensions: int) -> Callable[..., Any]:

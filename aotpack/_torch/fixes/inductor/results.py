@@ -1,4 +1,4 @@
-"""Fixes of the memory that results of compiled code are in: Inductor returns one tensor, or memory, for several."""
+"""Fixes of compiled code that returns one tensor, or one memory, for several results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..applying import patched, reached, replaced
 
 @contextlib.contextmanager
 def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) -> Iterator[None]:
-    """Copy results that share memory with an input, or with another result, and do not in the graph.
+    """Copy results that share memory with an input or another result although they do not in the graph.
 
-    Inductor drops what changes no numbers, and looks after memory in the simplest cases only. Outputs that are ``saved`` for a
-    backward may share memory with a result.
+    Inductor drops operations that change no values, and checks the memory of results only in the
+    simplest cases. Outputs that are ``saved`` for a backward may share memory with a result.
     """
     memory = _memory_of_results(module.graph)
     finalize = GraphLowering.finalize
@@ -37,7 +37,7 @@ def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) ->
 
 
 def _copy_shared(outputs: list[Any], before: Sequence[torch.fx.Node | None], saved: Collection[int]) -> None:
-    """Replace outputs that share memory by copies; ``before``: what each was in the memory of, in the graph."""
+    """Replace outputs that share memory by copies; ``before``: for each output, the node whose memory it is in, in the graph."""
     owners: dict[str, int] = {}
     for position in sorted(range(len(outputs)), key=lambda position: position in saved):  # results first
         earlier, value = before[position], outputs[position]
@@ -56,13 +56,13 @@ def _copy_shared(outputs: list[Any], before: Sequence[torch.fx.Node | None], sav
 
 
 def _memory_of_results(graph: torch.fx.Graph) -> list[torch.fx.Node | None]:
-    """What each output is, or is a view of."""
+    """For each output, the node that it is a view of, or the output's own node."""
     outputs: Any = graph.output_node().args[0]
     return [_in_memory_of(value) if isinstance(value, torch.fx.Node) else None for value in outputs]
 
 
 def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, also one of several, or may be one."""
+    """The node that a node is or may be a view of, through multi-output views and reshapes too."""
     whole = without_views(node)
     while whole.target in (torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default) or (
         whole.target is operator.getitem and getattr(whole.all_input_nodes[0].target, "is_view", False)
@@ -72,9 +72,9 @@ def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def buffer_of(value: Any) -> Any:
-    """The buffer that a value is in, through those that are parts of others: values are written where they are concatenated.
+    """The outermost buffer that holds a value; inputs of a concatenation are stored inside its buffer.
 
-    Null if there is none by its name.
+    Null if there is no buffer by the value's name.
     """
     buffer = virtualized.V.graph.try_get_buffer(value.get_name())
     while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
@@ -84,10 +84,11 @@ def buffer_of(value: Any) -> Any:
 
 @contextlib.contextmanager
 def return_views_apart(saved: Collection[int]) -> Iterator[None]:
-    """Return a view of all of another result as a tensor of its own, with the same memory: ``return y, y[:]``.
+    """Return a view of the whole of another result as a separate tensor with the same memory: ``return y, y[:]``.
 
-    Inductor drops such views, and then returns one tensor twice, by the same name or by another handle. Outputs that are
-    ``saved`` for a backward may be the results themselves, whose versions tell whether they have changed.
+    Inductor drops such views. It then returns one tensor twice, by the same name or by another
+    handle. Outputs that are ``saved`` for a backward may be the results themselves, whose version
+    counters show changes.
     """
     generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
 
@@ -127,7 +128,7 @@ def _rewrite(lines: list[Any], first: int, rule: Callable[[str], str]) -> None:
 
 
 def _view_of_all(found: re.Match[str]) -> str:
-    """The C++ of a tensor of its own that is a view of all of another, where code gave that tensor another name."""
+    """The C++ that makes a new tensor, a view of the whole of another, instead of a second handle for that tensor."""
     view, whole = found["view"], found["whole"]
     calls = (
         f"aoti_torch_get_dim({whole}, &rank)",

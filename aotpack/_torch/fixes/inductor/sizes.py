@@ -1,4 +1,4 @@
-"""Fixes of what Inductor compiles for the example's sizes where sizes vary: guards on sizes that need none."""
+"""Fixes of guards that Inductor adds on dynamic sizes without need, which bind code to the example's sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..applying import counted, patched
 
 @contextlib.contextmanager
 def call_adaptive_averages() -> Iterator[None]:
-    """Call ATen's kernel for adaptive averages of sizes that vary: Inductor unrolls the windows of the example's sizes."""
+    """Call ATen's kernel for adaptive averages with dynamic sizes: Inductor unrolls the windows of the example's sizes."""
     operator = torch.ops.aten._adaptive_avg_pool2d.default
     lower = lowering.lowerings[operator]
 
@@ -32,7 +32,7 @@ def call_adaptive_averages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_sizes_of_convolutions() -> Iterator[None]:
-    """Compile gradients of convolutions without fixing sizes: Inductor needs no more of them than the order of strides."""
+    """Compile gradients of convolutions without fixing sizes: Inductor only needs the order of strides."""
     operator = torch.ops.aten.convolution_backward.default
     lower = lowering.lowerings[operator]
 
@@ -65,9 +65,9 @@ def keep_sizes_of_glu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def order_strides_without_guards() -> Iterator[None]:
-    """Order strides without a guard where sizes of at least 1 decide it but for ties.
+    """Order strides without a guard if sizes of at least 1 determine the order except for ties.
 
-    Where a size of 1 makes two strides equal (``48`` and ``48 * s``), any order is the same.
+    If a size of 1 makes two strides equal (``48`` and ``48 * s``), both orders are correct.
     """
     in_order: Callable[..., list[int]] = ir.argsort_sym  # type: ignore[attr-defined]
     by_numbers: Callable[..., list[int]] = ir.argsort  # type: ignore[attr-defined]
@@ -88,10 +88,10 @@ def order_strides_without_guards() -> Iterator[None]:
 
 @contextlib.contextmanager
 def find_overlaps_without_guards() -> Iterator[None]:
-    """Look whether a tensor overlaps itself without a question about its sizes: the answer only refuses writes.
+    """Check whether a tensor overlaps itself without a guard on its sizes: the result only serves to reject writes.
 
-    Torch asks first whether the tensor is dense, and so whether its sizes are below 2. Whether what a graph writes to overlaps
-    itself is known since the model was traced.
+    Torch first checks whether the tensor is dense, and therefore whether its sizes are below 2. The
+    trace has already shown whether tensors that a graph writes to overlap themselves.
     """
 
     def overlap(tensor: torch.Tensor) -> int:
@@ -107,7 +107,7 @@ def _fixed(sizes: Sequence[Any]) -> bool:
 
 
 class _SizesOfAtLeastOne:
-    """What Inductor asks a ``ShapeEnv`` of strides, answered without guards where sizes of at least 1 decide it but for ties."""
+    """Replaces a ``ShapeEnv`` in comparisons of strides; adds no guard if sizes of at least 1 decide, except for ties."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.optimization_hint = env.optimization_hint

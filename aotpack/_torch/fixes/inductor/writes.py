@@ -21,10 +21,11 @@ from ..applying import counted, patched, reached, replaced
 
 @contextlib.contextmanager
 def copy_expanded() -> Iterator[None]:
-    """Let values be written into a copy of a tensor whose elements share memory, and of one whose own elements they are.
+    """Write into a copy if a tensor's elements share memory, or if the written values are its own elements.
 
-    Inductor writes into the tensor itself, if nothing else reads it. Each value then goes to all elements that share its
-    memory, or was overwritten before it is read (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
+    Inductor writes into the tensor itself if nothing else reads it. Each value then goes to all
+    elements at the same address. Or it is overwritten before it is read
+    (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
     """
 
     def apart(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
@@ -46,7 +47,7 @@ def copy_expanded() -> Iterator[None]:
 
 
 def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
-    """Whether what is written to a part of a tensor is another part of it."""
+    """Whether the values written to a part of a tensor are another part of it."""
     if node.target is not reinplace._generalized_scatter:
         return False
     source: Any = node.args[1]
@@ -54,17 +55,18 @@ def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
 
 
 def _may_meet_itself(value: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may be one in memory; of an expanded one, if only its size may be more than 1."""
+    """Whether two elements of a tensor may share an address; an expanded dimension counts unless its size is known to be 1."""
     expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
     return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
 
 
 @contextlib.contextmanager
 def fix_write_order() -> Iterator[None]:
-    """Have loops that are made anew, to be fused with others, still come after the writes whose results they read.
+    """Keep loops that are recomputed for fusion after the writes whose results they read.
 
-    Inductor finds what such loops read from their bodies, which name a buffer as it was before all writes. It does not put the
-    names of the writes back, so the loops may be scheduled before the write.
+    Inductor recomputes the reads of such loops from their bodies, which name a buffer as it was
+    before all writes. It does not restore the names of the writes. The loops may therefore be
+    scheduled before the write.
     """
     recompute = SchedulerNode.recompute_size_and_body
 
@@ -78,10 +80,10 @@ def fix_write_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_in_place() -> Iterator[None]:
-    """Write all of a tensor to the memory where it is.
+    """Write all elements of a tensor into its own memory.
 
-    ``mutate_to`` rebinds the storage box. Views taken earlier but generated later then read the new values, and earlier writes
-    to parts of the tensor come after.
+    ``mutate_to`` rebinds the storage box. Views taken earlier but generated later then read the new
+    values, and earlier writes to parts of the tensor come after.
     """
     mutate: Callable[..., Any] = lowering.mutate_to
 
@@ -99,9 +101,9 @@ def write_in_place() -> Iterator[None]:
 
 @contextlib.contextmanager
 def copy_written_concatenations() -> Iterator[None]:
-    """Copy what is concatenated where it, or the concatenation, is written.
+    """Copy the inputs of a concatenation if one of them, or the concatenation, is written to.
 
-    Inductor has a tensor lie in its concatenation, and writes to it there.
+    Inductor stores an input inside its concatenation, and writes to it there.
     """
     concatenate: Callable[..., Any] = ir.ConcatKernel.create
 
@@ -117,7 +119,7 @@ def copy_written_concatenations() -> Iterator[None]:
 
 
 def _is_written(value: torch.fx.Node) -> bool:
-    """Whether an operator writes to a value in place, or to a view of it."""
+    """Whether an operator writes in place to a value or to a view of it."""
     return any(
         (isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable)
         or (without_views(user) is not user and _is_written(user))

@@ -1,4 +1,4 @@
-"""Fixes of guards on sizes that only pick a kernel."""
+"""Fixes of guards that torch adds on sizes only to choose a kernel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..applying import patched
 
 @contextlib.contextmanager
 def unguarded_convolutions() -> Iterator[None]:
-    """Trace and compile convolutions without fixing the batch size.
+    """Trace and compile convolutions with a dynamic batch size.
 
-    Choosing a convolution backend asks whether the batch is large; the answer only picks a kernel, but
-    torch would record it as a condition on the size. The choice is made again at run time, so the condition is dropped.
+    Torch chooses a convolution backend by whether the batch is large, and would guard on it. The
+    choice only selects a kernel, and is made again at run time. So the guard is dropped.
     """
     names = ("_select_conv_backend", "_conv_determine_backend_memory_format")
     originals = {name: getattr(torch._C, name) for name in names}
