@@ -1,6 +1,6 @@
-"""StableHLO to XLA's own code for one platform, by jaxlib: the CPU of this machine, or a TPU that need not be there.
+"""Compiles StableHLO with jaxlib to XLA's own code for one platform: this machine's CPU, or a TPU that need not be present.
 
-Every API of jax that the compiler touches is here. Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
+All APIs of jax that the compiler uses are here. Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ _EXTENSIONS = (
     *("avx512_vp2intersect", "avx512_vpopcntdq", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512ifma", "avx512vbmi"),
     *("avx512vl", "amx_bf16", "amx_fp16", "amx_int8", "amx_tile"),
 )
-"""What XLA makes use of where the processor has it, as Linux spells it: it compiles for the machine that it runs on."""
+"""Extensions of a processor that XLA uses if it has them, in Linux' spelling. XLA compiles for the machine it runs on."""
 
 
 class Platform:
-    """What XLA's code is compiled for.
+    """The platform that XLA compiles for.
 
     Args:
-        variant: ``cpu``, or ``tpu-<generation>-<arrangement>`` (``tpu-v5e-2x2``), whatever arrangement libtpu knows.
+        variant: ``cpu``, or ``tpu-<generation>-<arrangement>`` (``tpu-v5e-2x2``) with any
+            arrangement that libtpu knows.
 
     Raises:
-        BuildError: there is no such platform, or jaxlib or libtpu is not installed, or does not know the arrangement.
+        BuildError: there is no such platform; jaxlib or libtpu is not installed; or libtpu does not
+            know the arrangement.
     """
 
     def __init__(self, variant: str) -> None:
@@ -66,12 +68,12 @@ class Platform:
         self._packages = _installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
 
     def compile(self, key: str, stablehlo: bytes, cache: CompileCache) -> bytes:
-        """The graph called ``key`` as what ``Executable.serialize`` returns: a protocol buffer of this jaxlib's, no pickle.
+        """Compile the graph called ``key``. Returns what ``Executable.serialize`` returns, a protocol buffer of this jaxlib.
 
-        XLA writes other bytes each time, so what was compiled is remembered.
+        It is not a pickle. XLA writes different bytes each time, so the result is cached.
 
         Raises:
-            BuildError: XLA cannot compile it.
+            BuildError: XLA cannot compile the graph.
         """
         options = {**self._toolchain, "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
         found = cache.find(stablehlo, options)
@@ -100,7 +102,7 @@ class Platform:
         layers: list[schema.Descriptor],
         lowered_by: Mapping[str, str],
     ) -> TargetEntry:
-        """The target: it needs the very releases that compiled it, and any release of torch."""
+        """The target's entry: it requires exactly the releases that compiled it, and any release of torch."""
         here = self.device == "cpu"
         target = schema.Target(
             name=name,
@@ -131,7 +133,7 @@ class Platform:
             from aotpack_loader._jax_compat import cpu_client
 
             return list(cpu_client().local_devices())
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask Google's cloud for the TPU of this machine
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu queries Google's cloud for the TPU of this machine
         from jax.experimental import topologies
 
         try:
@@ -142,10 +144,10 @@ class Platform:
 
 
 def _installed(*packages: str) -> dict[str, str]:
-    """Their releases.
+    """The releases of packages.
 
     Raises:
-        BuildError: one is not there.
+        BuildError: a package is not installed.
     """
     found = {}
     for package in packages:

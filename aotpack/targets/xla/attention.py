@@ -1,4 +1,4 @@
-"""Attention for XLA: torch's operator for the CPU, and flex attention, of matrix products and a softmax."""
+"""Implements attention for XLA with matrix products and a softmax: torch's CPU operator, and flex attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and the logarithm of its normaliser, which torch's own rule does not give."""
+    """Attention, and the logarithm of its normaliser, which torch's own decomposition does not return."""
     weights, logsumexp = _softmax(_scores(query, key, is_causal, attn_mask, scale))
     return (weights @ value.to(weights.dtype)).to(query.dtype), logsumexp
 
@@ -37,7 +37,7 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient from the saved normaliser (Dao et al., FlashAttention, 2022, appendix B)."""
+    """The gradient, from the saved logarithm of the normaliser (Dao et al., FlashAttention, 2022, appendix B)."""
     scores = _scores(query, key, is_causal, attn_mask, scale)
     weights = torch.exp(scores - _finite(logsumexp).unsqueeze(-1))
     wide = gradient.to(scores.dtype)
@@ -54,7 +54,7 @@ def _scale(query: torch.Tensor, scale: float | None) -> float:
 def _scores(
     query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """In float32 for half types, as torch's kernel accumulates."""
+    """The scores, in float32 for half types, because torch's kernel accumulates in float32."""
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     scores = (query.to(wide) @ key.to(wide).mT) * _scale(query, scale)
     if mask is not None:
@@ -66,9 +66,9 @@ def _scores(
 
 
 def _softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """And the logarithm of its normaliser; zeros in a row of which all is masked, as torch's kernel has it.
+    """The softmax, and the logarithm of its normaliser; zeros in a fully masked row, as in torch's kernel.
 
-    Not from that logarithm: where scores are large, it is coarse.
+    The softmax is not computed from that logarithm, which is imprecise if scores are large.
     """
     most = scores.amax(-1, keepdim=True)
     parts = torch.exp(scores - _finite(most))
@@ -91,7 +91,7 @@ def flex_attention(
     score_buffers: Sequence[Any] = (),
     mask_buffers: Sequence[Any] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All scores at once, as eager has them (spec/control-flow.md); what says which blocks are masked is not needed."""
+    """Compute all scores at once, as eager does (spec/control-flow.md); the table of masked blocks is not needed."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
@@ -104,7 +104,7 @@ def flex_attention(
 
 
 def _everywhere(function: Callable[..., Any], scores: int, buffers: int) -> Callable[..., torch.Tensor]:
-    """A function of a score (if any), its four positions and buffers, as one of all scores and all positions of each side."""
+    """Map a function of one score (if any), its four indices and buffers to a function of all scores and all indices."""
 
     def of_one(*values: torch.Tensor) -> torch.Tensor:
         result = function(*values)

@@ -1,9 +1,11 @@
-"""What a backward computes again waits until its gradients get there.
+"""Delays recomputation in a backward graph until the gradient that needs it has been computed.
 
-A checkpoint saves memory only if one part at a time is computed again. What is computed again depends on saved values alone, so
-XLA may compute all of it first, and keep it. An optimization barrier between what the partitioner has put side by side, the
-incoming gradient and the saved values, ties the two together, as JAX's ``checkpoint`` does and torch_xla's (Chen et al., Training
-Deep Nets with Sublinear Memory Cost, 2016, has the idea of checkpoints). Nor can XLA then merge it with anything else.
+A checkpoint saves memory only if one part is recomputed at a time. The recomputation depends on
+saved values alone, so XLA may run all of it first and keep the results. The partitioner puts a
+recomputation next to its gradient. An optimization barrier between the incoming gradient and the
+saved values makes one wait for the other. JAX's ``checkpoint`` and torch_xla's do the same (the
+idea of checkpoints: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016). The barrier
+also keeps XLA from merging the recomputation with anything else.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from .nested import CALL, CONTROL_FLOW
 aten = torch.ops.aten
 
 _COSTLY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, *CONTROL_FLOW)
-"""What the partitioner computes again only where it is told to; cheap operators are better left to be fused."""
+"""Operators that the partitioner recomputes only on request. Barriers before cheap operators would only prevent fusion."""
 
 
 def order_recomputation(module: GraphModule, gradients: Collection[Node]) -> None:
-    """Change a backward graph, and the regions that it calls; ``gradients`` are those of its inputs that are gradients."""
+    """Add barriers to a backward graph and the regions that it calls; ``gradients``: its inputs that are gradients."""
     late = set(gradients)
-    done: list[Node] = []  # what depends on gradients, so far
-    again: list[Node] = []  # what is computed again, since the last of those
+    done: list[Node] = []  # nodes that depend on gradients, so far
+    again: list[Node] = []  # recomputed nodes since the last of those
     for node in list(module.graph.nodes):
         if node.op == "call_function" and late.isdisjoint(node.all_input_nodes):
             again.append(node)
@@ -47,12 +49,12 @@ def _within(module: GraphModule, call: Node, late: Collection[Node]) -> None:
     region = getattr(module, str(call.args[0].target))  # type: ignore[union-attr]
     inputs = region.graph.find_nodes(op="placeholder")
     if any(node.target is barrier for node in region.graph.nodes):
-        return  # another call was here before
+        return  # another call was processed before
     order_recomputation(region, [own for own, given in zip(inputs, call.args[2:], strict=True) if given in late])
 
 
 def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
-    """Let ``again`` wait for the last gradient in ``done`` that something is still computed from."""
+    """Make ``again`` wait for the last gradient in ``done`` that later nodes use."""
     if not any(node.target in _COSTLY for node in again):
         return
     first = again[0]
@@ -63,7 +65,7 @@ def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
     given = dict.fromkeys(
         source
         for node in again
-        if node.target is not exchange_random_state  # a seed is known as an input of the graph
+        if node.target is not exchange_random_state  # a seed must stay a known input of the graph
         for source in node.all_input_nodes
         if source not in inside and _is_tensor(source)
     )

@@ -1,4 +1,4 @@
-"""What of a graph XLA cannot compute, found before anything is lowered: torch_xla would crash, or compute something else."""
+"""Finds what XLA cannot compute in a graph before it is lowered; torch_xla would crash, or compute something else."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _INSTEAD = {
     "while_loop_stack_output": ": for gradients a while_loop keeps a row for each turn, however many; use scan",
     "flex_attention_backward": ": on the CPU, where graphs are traced, torch itself has no gradients of flex attention",
 }
-"""Why control flow is refused, and what a model can do."""
+"""Why control flow is rejected, and what a model can do instead."""
 _WHILE_LOOP = torch.ops.higher_order.while_loop
 _OWN = (random_state, exchange_random_state)
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
 
 
 def problems(module: GraphModule, key: str) -> Iterator[Problem]:
-    """Everything in ``module`` that cannot be lowered, with the user's line; ``key`` names the graph.
+    """Everything in ``module`` that cannot be lowered, with the user's source line; ``key`` names the graph.
 
-    Of what varies it is what makes it so; not what is computed from that.
+    For dynamic values, only their origins are reported, not the values computed from them.
     """
     refused: set[Node] = set()
     for node in module.graph.nodes:
@@ -76,7 +76,7 @@ def _refusal(node: Node) -> str:
 
 
 def _runs(user: Node, graph: Node) -> bool:
-    """Whether ``user`` is control flow that runs ``graph``, or is refused by its own name."""
+    """Whether ``user`` is control flow that runs ``graph``, or is control flow that is rejected itself."""
     is_other = isinstance(user.target, torch._ops.HigherOrderOperator) and user.target not in CONTROL_FLOW
     return is_other or graph in graphs_run_by(user)
 

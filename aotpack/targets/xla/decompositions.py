@@ -1,6 +1,6 @@
-"""What is decomposed for XLA: all that torch decomposes into its core operators, and what torch_xla computes otherwise.
+"""Decompositions for XLA: torch's decompositions to core operators, and operators that torch_xla computes differently.
 
-The latter is known from running it (torch_xla 2.9.0); tests/xla holds a case for each.
+The differences were found by running torch_xla 2.9.0; tests/xla has a case for each.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ aten = torch.ops.aten
 
 @cache
 def table() -> Decompositions:
-    """Operator to the function that computes it from others."""
+    """Maps an operator to the function that computes it from others."""
     found = core_decompositions([*_ALSO, *_RESAMPLING])
     linear = {backward: _transposed(found[forward]) for forward, backward in _RESAMPLING.items()}
     return {**found, **linear, **_OWN}
 
 
-# Not in torch's core table although it has rules for them. torch_xla's own kernels of BatchNorm keep the biased variance, and it
-# has none of the distributions.
+# torch's core table lacks these operators, although torch has decompositions for them. torch_xla's
+# own BatchNorm kernels keep the biased variance, and it has no kernels for the distributions.
 _ALSO = (
     aten.cauchy,
     aten.geometric,
@@ -56,11 +56,11 @@ _RESAMPLING = {
         "upsample_trilinear3d",
     )
 }
-"""Operators that torch has rules for, to their gradients, which it has none for."""
+"""Maps operators with decompositions in torch to their gradients, which have none."""
 
 
 def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The gradient of resampling, which is linear: what its parts have for gradients, wherever they are taken."""
+    """The gradient of resampling. Resampling is linear, so its gradient can be taken at any input."""
 
     def backward(gradient: torch.Tensor, output_size: list[int], input_size: list[int], *options: Any) -> torch.Tensor:
         pull = torch.func.vjp(lambda x: forward(x, output_size, *options), gradient.new_zeros(input_size))[1]
@@ -71,7 +71,7 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """Of a contiguous tensor, else ``NotImplemented``: torch_xla keeps the places, where it can, as a tensor on the device."""
+    """``as_strided`` of a contiguous tensor, else ``NotImplemented``: torch_xla may keep indices as a tensor on the device."""
     if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
     return x.reshape(-1).index_select(0, _places(x, size, stride, storage_offset)).view(size)
@@ -100,7 +100,7 @@ def _rrelu(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A leaky relu whose slope is random for each element, and the factor of each."""
+    """A leaky relu with a random slope for each element; returns the result and the slopes."""
     if not training:
         return torch.where(x > 0, x, x * ((lower + upper) / 2)), noise.clone()
     factor = torch.where(x > 0, 1, torch.rand_like(x, dtype=torch.float32) * (upper - lower) + lower).to(x.dtype)
@@ -121,7 +121,7 @@ def _exp2(x: torch.Tensor) -> torch.Tensor:
 
 def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
     size = torch.abs(x).to(torch.promote_types(torch.result_type(x, sign), torch.get_default_dtype()))
-    return torch.where(torch.atan2(sign, -torch.ones_like(sign)) < 0, -size, size)  # zeros have signs too
+    return torch.where(torch.atan2(sign, -torch.ones_like(sign)) < 0, -size, size)  # atan2 shows the sign of zeros too
 
 
 def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -133,23 +133,23 @@ def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _addmv(x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
-    """What is multiplied by zero does not count, not even where it is not a number."""
+    """With ``beta`` 0, ``x`` has no effect, even if it has NaNs."""
     product = torch.mv(matrix, vector) * alpha
     return product if beta == 0 else product + x * beta
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """torch's own writes to ``x``, which as an input of a program cannot be written to."""
+    """Replaces torch's own decomposition, which writes to ``x``; an input of a program cannot be written to."""
     return source.to(x.dtype).expand(x.shape).clone()
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch_xla divides by ``p`` in place of ``1 - p``, and its mask is no bool."""
+    """Replaces torch_xla's dropout, which divides by ``p`` instead of ``1 - p``, and whose mask is not a bool."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.rand_like(x, dtype=torch.float32) >= p  # of float32: a half type has too few steps between 0 and 1
+    mask = torch.rand_like(x, dtype=torch.float32) >= p  # float32, because a half type has too few values between 0 and 1
     return x * mask * (1 / (1 - p)), mask
 
 
@@ -169,7 +169,7 @@ def _lstm_layer(
     batch_sizes: list[int],
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """oneDNN's layer as torch's rules call it: one, in one direction, the steps first. Its last result is for a backward."""
+    """oneDNN's layer as torch's rules call it: one direction, time steps first. Its last result is only for a backward."""
     params = [of_input, of_hidden, bias, own_bias]
     rows, *last = lstm_layer(x, [hidden.squeeze(0), memory.squeeze(0)], params, reverse=reverse)
     return rows, *(state.unsqueeze(0) for state in last), torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -181,7 +181,7 @@ WHEN_LOWERED: Decompositions = {
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
-"""Likewise, but not as early as in the trace, where others look for these. Graphs that an operator runs are functions here."""
+"""Decompositions for lowering only: in the trace, others look for these operators. Subgraphs are functions here."""
 
 _OWN: dict[Any, Any] = {
     aten._adaptive_avg_pool2d.default: pools.adaptive_average,

@@ -1,7 +1,7 @@
-"""Computations of an HLO module that are equal are one: torch_xla writes a called computation once for each call.
+"""Merges equal computations of an HLO module: torch_xla writes a called computation once for each call.
 
-What is read here of the serialised ``HloModuleProto`` (xla/service/hlo.proto, whose field numbers are these) is what tells
-computations and their instructions apart; the rest is copied as it is.
+Only the fields of the serialised ``HloModuleProto`` that distinguish computations and instructions
+are read (xla/service/hlo.proto has their numbers). The rest is copied unchanged.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ _INSTRUCTION_NAME, _INSTRUCTION_ID, _OPERANDS, _PREDECESSORS, _CALLED = 1, 35, 3
 
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
-"""Kinds of values on the wire (protobuf.dev/programming-guides/encoding), and the sizes of those that have one."""
+"""Wire types of protocol buffers (protobuf.dev/programming-guides/encoding), and the sizes of the fixed-size ones."""
 
 _Field = tuple[int, int, bytes]
-"""Number, kind, and the value as it is written, without the length of one that has a length."""
+"""Field number, wire type, and encoded value; the value excludes a length prefix."""
 
 
 def share_computations(hlo: bytes) -> bytes:
-    """The module with each computation once, however often it is called.
+    """Return the module with each computation only once, however often it is called.
 
-    Two are equal if they compute the same from the same inputs, whatever their names and numbers are.
+    Two computations are equal if they compute the same from the same inputs, whatever their names
+    and ids.
     """
-    kept: dict[int, int] = {}  # each computation's number to that of the first equal one
+    kept: dict[int, int] = {}  # maps each computation's id to that of the first equal one
     first: dict[bytes, int] = {}
     written = []
     for field in fields(hlo):
         if field[0] == _MODULE_COMPUTATIONS:
-            parts = list(fields(field[2]))  # of those that it calls, all came before
+            parts = list(fields(field[2]))  # the computations that it calls all come before it
             number = next(_decode(value) for key, _, value in parts if key == _ID)
             kept[number] = first.setdefault(_content(parts, kept), number)
             if kept[number] != number:
@@ -43,7 +44,7 @@ def share_computations(hlo: bytes) -> bytes:
 
 
 def _content(computation: Sequence[_Field], kept: Mapping[int, int]) -> bytes:
-    """A computation without names, and with the places of instructions for their numbers."""
+    """A computation without names, with indices of instructions instead of ids."""
     instructions = [list(fields(value)) for number, _, value in computation if number == _INSTRUCTIONS]
     numbers = [next(_decode(value) for key, _, value in parts if key == _INSTRUCTION_ID) for parts in instructions]
     places = {number: place for place, number in enumerate(numbers)}
@@ -58,7 +59,7 @@ def _content(computation: Sequence[_Field], kept: Mapping[int, int]) -> bytes:
 
 
 def _calling(computation: Sequence[_Field], kept: Mapping[int, int]) -> Iterator[_Field]:
-    """A computation that calls those that are kept."""
+    """A computation whose calls refer to the kept computations."""
     for number, kind, value in computation:
         if number == _INSTRUCTIONS:
             yield number, kind, _write(_renumbered(list(fields(value)), {_CALLED: kept}))
@@ -97,7 +98,7 @@ def _write(fields: Sequence[_Field] | Iterator[_Field]) -> bytes:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number written at a position, and the position after it."""
+    """The number encoded at an offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]

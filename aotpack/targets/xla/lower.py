@@ -1,4 +1,4 @@
-"""A normalised graph to a program for XLA: run once on placeholders, each value compared with the trace."""
+"""Lowers a normalised graph to an XLA program: runs it once on placeholders, and compares each value with the trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HIGHER_ORDER = torch.ops.higher_order
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as a program for XLA, with what its parameters and results are; fields as in :class:`schema.XlaExecutable`."""
+    """A graph as an XLA program, with its parameters and results; for the fields see :class:`schema.XlaExecutable`."""
 
     program: xla.Module | None
     parameters: list[schema.XlaParameter]
@@ -37,12 +37,13 @@ class Lowered:
 
 
 def lower(module: GraphModule, key: str, private: frozenset[int], views: Views | None = None) -> Lowered:
-    """Lower a graph; ``private`` are the outputs that may be an input itself rather than a copy.
+    """Lower a graph; ``private`` are the outputs that may be an input itself instead of a copy.
 
-    ``views`` are the outputs that are seen through views of what the graph returns in their place (:mod:`.sharing`).
+    ``views`` maps outputs to their view steps; the graph returns the base of the view instead
+    (:mod:`.sharing`).
 
     Raises:
-        UnsupportedError: torch_xla computes a node otherwise than it was traced, or on the CPU.
+        UnsupportedError: torch_xla computes a node with another type than traced, or on the CPU.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     returned: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
@@ -72,11 +73,11 @@ def lower(module: GraphModule, key: str, private: frozenset[int], views: Views |
 
 
 _Source = tuple[torch.Tensor, int | None]
-"""What a parameter stands for: an input of the graph, or a seed, with the number of the input that it is."""
+"""The source of a parameter: a tensor and the index of its graph input. The index is None for a seed of this graph."""
 
 
 def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xla.Module, list[_Source], list[torch.Tensor]]:
-    """The program that computes the nodes ``returned``, what its parameters are, and the values on placeholders."""
+    """The program that computes the nodes ``returned``, the sources of its parameters, and the values on placeholders."""
     run = _Staged(module, key)
     inputs = [_placeholder(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
     outputs: Any = module.graph.output_node().args[0]
@@ -90,14 +91,14 @@ def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xl
         again = [_placeholder(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
         _Staged(module, key, watched=True).run(*again, enable_io_processing=False)
         raise UnsupportedError("torch_xla cannot lower a graph.", [Problem(key, str(error))]) from error
-    if run.regions:  # recorded once for each call
+    if run.regions:  # torch_xla has written them once for each call
         shared = share_computations(program.hlo)
         program = xla.lower(tensors, xla.call(shared, [tensors[i] for i in program.order]))
     return program, [sources[i] for i in program.order], results
 
 
 def _program(module: GraphModule, key: str) -> control_flow.Program:
-    """A nested compile region, a branch, or what a loop runs, as a program that others run; equal ones become one computation."""
+    """A nested compile region, a branch or the body of a loop as a program; equal programs become one computation."""
     outputs: Any = module.graph.output_node().args[0]
     distinct = list(dict.fromkeys(node for node in outputs if node is not None))
     program, used, values = _record(module, key, distinct)
@@ -106,12 +107,12 @@ def _program(module: GraphModule, key: str) -> control_flow.Program:
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
-    """Operands, with None for the numbers: at fixed sizes nothing reads those."""
+    """Operands, with None instead of numbers: at fixed sizes nothing reads them."""
     return [value if isinstance(value, torch.Tensor) else None for value in values]
 
 
 def _placeholder(value: Any) -> torch.Tensor | None:
-    """Nothing for a number: those that a graph takes are not read at fixed sizes."""
+    """A placeholder for a tensor, None for a number: at fixed sizes nothing reads numbers."""
     return xla.placeholder(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -120,7 +121,7 @@ def _type(value: torch.Tensor) -> schema.ArrayType:
 
 
 def _result(value: torch.Tensor) -> torch.Tensor:
-    """The value in the type it says it has: torch_xla keeps masks as numbers, and the indices of a pool in 32 bits."""
+    """The value in its declared type: torch_xla keeps masks as numbers, and indices of pools in 32 bits."""
     if value.dtype is torch.bool:
         return torch.ne(value, 0)
     if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -131,15 +132,16 @@ def _result(value: torch.Tensor) -> torch.Tensor:
 class _Staged(Interpreter):
     """Runs a graph on placeholders.
 
-    ``seeds`` are what its random numbers come from, in the order of their making: seeds of this graph's own, or another's that
-    came in as the input with that number. The random state as a value, which another graph draws from again, is here the seed.
+    ``seeds`` are the sources of its random numbers, in order of creation: seeds of this graph, or
+    of another graph that are passed as the input with that index. The random state that another
+    graph draws from again is here the seed.
 
-    A ``watched`` run refuses the node that depends on a tensor which torch_xla made of a number.
+    A ``watched`` run rejects the node that depends on a tensor which torch_xla made from a number.
     """
 
     def __init__(self, module: GraphModule, key: str, *, watched: bool = False) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # our errors say where
+        self.extra_traceback = False  # our errors have the source line
         self._key = key
         self._inputs = module.graph.find_nodes(op="placeholder")
         self._is_seeded = False
@@ -185,7 +187,7 @@ class _Staged(Interpreter):
         match node.target, [_tensors(arg) for arg in args if isinstance(arg, (list, tuple))]:
             case _HIGHER_ORDER.cond, [operands] if isinstance(args[0], torch.Tensor):
                 return control_flow.cond(args[0], programs, operands, seeds)
-            case _HIGHER_ORDER.cond, [operands]:  # a number that is known by now
+            case _HIGHER_ORDER.cond, [operands]:  # the condition is a known number
                 taken = 0 if args[0] else 1
                 return control_flow.call(programs[taken], operands, seeds[taken])
             case _HIGHER_ORDER.while_loop, [carried, additional]:
@@ -197,14 +199,14 @@ class _Staged(Interpreter):
         return control_flow.call(programs[0], _tensors(args[2:]), seeds[0])
 
     def _another_seed(self) -> torch.Tensor:
-        """A seed made of one that all control flow shares: a parameter for each would be slow to pass."""
+        """Derive a seed from one that all control flow shares: passing a parameter for each call would be slow."""
         if self._seed_of_calls is None:
             self._seed_of_calls = self._seed(None)
         self._calls += 1
         return xla.derived_seed(self._seed_of_calls, self._calls)
 
     def _exchange(self, state: object) -> None:
-        """Draw from the seed that came in; or, where the state from before comes back, from one of this graph's own."""
+        """Draw from the seed in an input; if the previous state is restored, draw from a seed of this graph again."""
         if state in self._inputs:
             self._seed(self._inputs.index(state))
         else:
@@ -220,7 +222,7 @@ class _Staged(Interpreter):
 
 
 def _difference(value: Any, traced: Any) -> str:
-    """How a lowered value differs from the traced one in type, or nothing."""
+    """How the type of a lowered value differs from the traced one; empty if it does not."""
     if isinstance(traced, (tuple, list)):
         if not isinstance(value, (tuple, list)) or len(value) != len(traced):
             return f"{len(traced)} values were traced"

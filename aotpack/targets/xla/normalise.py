@@ -1,6 +1,8 @@
-"""A graph as XLA can compute it: operators decomposed, reductions over named dimensions, transposes that cancel gone.
+"""Rewrites a graph into a form that XLA computes as torch does.
 
-Works on ``meta["val"]`` alone, so that a graph read from a bundle will do.
+Operators are decomposed, reductions get explicit dimensions, and pairs of transposes that cancel
+are removed. Only ``meta["val"]`` is needed, so a graph that was read from a bundle can be
+normalised too.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ _REDUCTIONS = (
     aten.var.correction,
     aten.std.correction,
 )
-"""What torch reduces over all dimensions when given none, and torch_xla over none."""
+"""Reductions that without dimensions reduce all of them in torch, and none in torch_xla."""
 
 _ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
-"""What torch adds up, or multiplies, in the type of the result, and torch_xla in that of the argument."""
+"""Operators that accumulate in the type of the result in torch, and in the type of the argument in torch_xla."""
 
 
 def normalise(module: GraphModule) -> GraphModule:
-    """A copy of ``module``, and of the graphs that it runs, with the same inputs and outputs. It returns a tuple, as all do.
+    """A normalised copy of ``module`` and of the graphs that it runs, with the same inputs and outputs. It returns a tuple.
 
     Raises:
-        Exception: whatever a decomposition raises on arguments it does not take.
+        Exception: whatever a decomposition raises on arguments that it does not support.
     """
     copied = copy_of(module)
     graph = copied.graph
@@ -63,7 +65,7 @@ def normalise(module: GraphModule) -> GraphModule:
             _number_truths(node, node.target)
             _cancel_transposes(node)
     output = graph.output_node()
-    if isinstance(output.args[0], Node):  # the condition of a loop
+    if isinstance(output.args[0], Node):  # the graph is the condition of a loop
         output.args = ((output.args[0],),)
     graph.eliminate_dead_code(lambda node: node.is_impure() or node.target is exchange_random_state)
     graph.lint()
@@ -72,13 +74,13 @@ def normalise(module: GraphModule) -> GraphModule:
 
 
 def _has_fixed_sizes(node: Node) -> bool:
-    """Other nodes stay as they are, to be refused."""
+    """Whether the sizes of a node and its inputs are fixed; other nodes are left unchanged, and rejected later."""
     values = pytree.tree_leaves([value.meta["val"] for value in (node, *node.all_input_nodes) if value.op != "get_attr"])
     return all(isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
 
 
 def _hold_seed(node: Node) -> None:
-    """On XLA devices the random state that graphs pass on is a seed."""
+    """Give a random state the type of a seed: on XLA devices the random state that graphs pass on is a seed."""
     with fake_mode_of(node.graph):
         seed = torch.empty((), dtype=torch.int64)
     for value in (node, *node.all_input_nodes):
@@ -86,7 +88,7 @@ def _hold_seed(node: Node) -> None:
 
 
 def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> None:
-    """Put what ``rule`` computes in the place of ``node``; ``known``: what was traced for other nodes, by :func:`_letter`."""
+    """Replace ``node`` by what ``rule`` computes; ``known``: the graphs traced for other nodes, by :func:`_letter`."""
     leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
     leaves = [_graph_of(leaf) if isinstance(leaf, Node) and leaf.op == "get_attr" else leaf for leaf in leaves]
     given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
@@ -95,9 +97,9 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
         value_of = dict(zip(given, values, strict=True))
         args, kwargs = pytree.tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
         result = rule(*args, **kwargs)
-        if result is NotImplemented:  # the rule is for other arguments
+        if result is NotImplemented:  # the rule does not support these arguments
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-        return list(result) if isinstance(result, tuple) else result  # a named tuple would be a node of its own
+        return list(result) if isinstance(result, tuple) else result  # a named tuple would become a node
 
     letter = _letter(node, leaves, spec, given)
     if letter not in known:
@@ -115,13 +117,13 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
 
 
 def _graph_of(node: Node) -> Any:
-    """The graph that a node names: a rule calls it."""
+    """The graph that a ``get_attr`` node names; a rule calls it."""
     assert node.graph.owning_module is not None
     return node.graph.owning_module.get_submodule(str(node.target))
 
 
 def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: list[Node]) -> str:
-    """Equal for nodes that a rule computes alike: operator, constants, types of arguments, and which of these are one."""
+    """A key that is equal for nodes with the same operator, constants, argument types and pattern of equal arguments."""
     places: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
     places = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in places]
     return repr((node.target, spec, places, [_type(item.meta["val"]) for item in given]))
@@ -134,7 +136,7 @@ def _type(value: Any) -> Any:
 
 
 def _unfrozen(value: Any) -> Any:
-    """Arguments in plain containers: some rules change the lists that they are given."""
+    """Arguments in mutable containers: some rules change the lists that they are given."""
     if isinstance(value, dict):
         return {key: _unfrozen(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -144,7 +146,7 @@ def _unfrozen(value: Any) -> Any:
 
 
 def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
-    """Copy ``inner`` before ``node``; the nodes keep its line of the user's code. Returns what ``inner`` returns."""
+    """Copy ``inner`` before ``node`` and return its results; the new nodes keep the source line of ``node``."""
     known = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
     with node.graph.inserting_before(node):
         for item in inner.nodes:
@@ -157,7 +159,7 @@ def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
 
 
 def _adopted(item: Node, node: Node) -> Node:
-    """The graph that a rule's control flow runs, as one of the graph that ``node`` is in; before that."""
+    """Register the graph that a rule's control flow runs in the graph of ``node``, before that node."""
     theirs, ours = item.graph.owning_module, node.graph.owning_module
     assert theirs is not None
     assert ours is not None
@@ -186,7 +188,7 @@ def _convert_argument(node: Node) -> None:
 
 
 def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
-    """Pass 0 and 1 for truth values that stand for numbers: torch_xla would keep each as a tensor on the device."""
+    """Pass 0 and 1 instead of bools for arguments that are numbers: torch_xla would keep each bool as a tensor on the device."""
     declared = operator._schema.arguments
     numbers = {argument.name for argument in declared if str(argument.type) in ("number", "Optional[number]")}
     named = zip((argument.name for argument in declared), node.args, strict=False)
@@ -197,7 +199,7 @@ def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
 
 
 def _cancel_transposes(node: Node) -> None:
-    """Replace what transposes and transposes back by the value itself: it would be copied twice."""
+    """Replace a transpose of the opposite transpose by the original value, which would otherwise be copied twice."""
     order = _order(node)
     source = node.args[0] if order is not None else None
     before = _order(source) if isinstance(source, Node) else None
@@ -206,7 +208,7 @@ def _cancel_transposes(node: Node) -> None:
 
 
 def _order(node: Node) -> list[int] | None:
-    """The dimensions of its argument in the order in which a node has them, if it does no more than to order them."""
+    """The argument's dimensions in the order of the result, if a node only reorders dimensions; else null."""
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return None
     rank = node.meta["val"].dim()

@@ -1,6 +1,7 @@
-"""Numbers that loops count with, or that are read from tensors, as tensors without dimensions: in XLA what varies is an array.
+"""Converts counters of loops and numbers read from tensors to 0-dimensional tensors, because XLA has no dynamic numbers.
 
-Sizes stay numbers: an operator that makes one of such a number keeps its type, a size that varies, and is refused for it.
+Sizes stay numbers. An operator that uses such a number as a size keeps its dynamic type, and is
+rejected for it.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ _OPERATORS: dict[Callable[..., Any], torch._ops.OpOverload] = {
     torch.sym_min: aten.minimum.default,
     torch.sym_not: aten.logical_not.default,
 }
-"""What computes numbers of numbers, and the same of tensors."""
+"""Maps operators on numbers to the same operators on tensors."""
 
 _TYPES = {
     **dict.fromkeys((int, torch.SymInt), torch.int64),
     **dict.fromkeys((float, torch.SymFloat), torch.float64),
     **dict.fromkeys((bool, torch.SymBool), torch.bool),
 }
-"""Of the tensors that stand for numbers of these types."""
+"""Maps types of numbers to the dtypes of the tensors that replace them."""
 
 _OF_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
-"""Overloads that take a number, and those that take a tensor in its place."""
+"""Maps overloads that take a number to those that take a tensor instead."""
 
 _WHILE_LOOP, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
 
 
 def numbers_as_tensors(module: GraphModule) -> GraphModule:
-    """A copy of a graph, and of the graphs that it runs, in which numbers that depend on data are tensors.
+    """A copy of a graph and of the graphs that it runs, in which data-dependent numbers are tensors.
 
     Raises:
-        UnsupportedError: one of them is an output: who reads it takes a number.
+        UnsupportedError: such a number is an output, whose reader expects a number.
     """
     copied, made = _rewritten(module, ())
     if seen := made.intersection(copied.graph.output_node().all_input_nodes):
@@ -78,7 +79,7 @@ def numbers_as_tensors(module: GraphModule) -> GraphModule:
 
 
 def _rewritten(module: GraphModule, taken: Collection[int]) -> tuple[GraphModule, set[Node]]:
-    """The copy, of whose inputs those ``taken`` are such numbers, and its nodes that are tensors in place of numbers."""
+    """The copy, and its nodes that are tensors instead of numbers. ``taken``: the inputs that are such numbers."""
     copied = copy_of(module)
     graph = copied.graph
     rewriting = _Rewriting(graph)
@@ -102,7 +103,7 @@ class _Rewriting:
         self.given: dict[str, set[int]] = {}
 
     def becomes_tensor(self, node: Node) -> None:
-        """Say that a node, an input or a loop's result, is a tensor from now on."""
+        """Record that a node, an input or a loop's result, is a tensor from now on."""
         with fake_mode_of(self._graph):
             node.meta = {**node.meta, "val": torch.empty((), dtype=torch.int64)}
         self.made.add(node)
@@ -123,14 +124,14 @@ class _Rewriting:
             self._compute_with_tensors(node, node.target)
 
     def return_tensors(self) -> None:
-        """Constants among the results too: a loop's next value may be one."""
+        """Convert constants among the results: a loop's next value may be a constant."""
         output = self._graph.output_node()
         results = output.args[0]
         if isinstance(results, (tuple, list)):
             output.args = (tuple(self._tensor(output)(item) if type(item) is int else item for item in results),)
 
     def _visit_control_flow(self, node: Node) -> None:
-        """Loops carry tensors in place of numbers; what the graphs that a node runs are given is noted."""
+        """Make loops carry tensors instead of numbers, and record which inputs of the graphs that a node runs are tensors."""
         carried: Sequence[Any] = node.args[2] if node.target is _WHILE_LOOP else ()  # type: ignore[assignment]
         if any(type(item) is int for item in carried):
             changed = tuple(self._tensor(node)(item) if type(item) is int else item for item in carried)
@@ -153,7 +154,7 @@ class _Rewriting:
             return [torch.empty((), dtype=torch.int64) if i in numbers else value for i, value in enumerate(values)]
 
     def _select(self, node: Node) -> None:
-        """A row at such a place, which counts from the end where it is negative."""
+        """Select a row by a tensor index, which counts from the end if it is negative."""
         source, dim, place = node.args
         if place not in self.made:
             return
@@ -163,7 +164,7 @@ class _Rewriting:
         self._replace(node, self._call(node, aten.squeeze.dim, row, dim), is_number=False)
 
     def _compute_with_tensors(self, node: Node, target: torch._ops.OpOverload) -> None:
-        """Pass tensors for numbers, of the result's type; where an operator takes none, it is left as it is."""
+        """Pass tensors of the result's type instead of numbers; if an operator does not support that, leave it unchanged."""
         declared = [str(argument.type) for argument in target._schema.arguments]
         taking = [kind for kind, item in zip(declared, node.args, strict=False) if item in self.made]
         if not taking or set(taking) - {"Tensor", "number"}:
@@ -174,13 +175,13 @@ class _Rewriting:
                 return
             target = getattr(target.overloadpacket, name)
         dtype = node.meta["val"].dtype
-        if dtype is not torch.bool:  # torch_xla would go by the wider of two integer types
+        if dtype is not torch.bool:  # torch_xla would use the wider of two integer types
             for item in self.made.intersection(node.args):
                 node.replace_input_with(item, self._call(node, aten._to_copy.default, item, dtype=dtype))
         self._replace(node, self._call(node, target, *node.args, **node.kwargs), is_number=False)
 
     def _tensor(self, before: Node) -> Callable[[Any], Any]:
-        """Makes tensors of constants, before this node."""
+        """Return a function that converts constants to tensors, before this node."""
 
         def make(value: Any) -> Any:
             if isinstance(value, Node):
@@ -192,7 +193,7 @@ class _Rewriting:
         return make
 
     def _call(self, place: Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Node:
-        """A call before ``place``, with its line of the user's code."""
+        """Add a call before ``place``, with the source line of ``place``."""
         with self._graph.inserting_before(place), fake_mode_of(self._graph):
             node = self._graph.call_function(target, args, kwargs)
             values = map_arg((args, kwargs), lambda item: item.meta["val"])

@@ -1,4 +1,4 @@
-"""Average pools for XLA. torch_xla has no adaptive ones, and gives windows that reach over the edge other averages."""
+"""Implements average pools for XLA. torch_xla has no adaptive ones, and computes other averages for partial windows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ AVERAGES = {
     2: (aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
     3: (aten.avg_pool3d.default, aten.avg_pool3d_backward.default),
 }
-"""The operators by how many sides a window has."""
+"""Average pools and their gradients, by the number of dimensions of a window."""
 
 
 def adaptive_average(x: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """Adaptive average pooling, a side after the other: the sizes are known."""
+    """Adaptive average pooling, one dimension after another: the sizes are known."""
     for dim, size in zip((-2, -1), output_size, strict=True):
         ends = [(i * x.shape[dim] // size, -(-(i + 1) * x.shape[dim] // size)) for i in range(size)]
         x = torch.stack([x.narrow(dim, start, end - start).mean(dim) for start, end in ends], dim)
@@ -34,7 +34,7 @@ def adaptive_average_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.
 
 
 def _spread(gradient: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """The gradient of averages along ``dim``: an input has a share of each window that it is in, those from first to last."""
+    """The gradient of averages along ``dim``: an element gets a share of each window that contains it, from first to last."""
     count, tail = gradient.shape[dim], [1] * (-dim - 1)
     window, place = (torch.arange(n, device=gradient.device) for n in (count, size))
     lengths = ((window + 1) * size + count - 1) // count - window * size // count
@@ -56,7 +56,7 @@ def average(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """With ``ceil_mode``, of windows that reach over the edge; without, ``NotImplemented``."""
+    """Average pooling with ``ceil_mode``, whose windows may exceed the input; without it, ``NotImplemented``."""
     if not ceil_mode:
         return NotImplemented
     kernel, step, pads, factor = _windows(rank, x, kernel_size, stride, padding, count_include_pad, divisor_override)
@@ -92,9 +92,10 @@ def _windows(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> tuple[list[int], list[int], list[int], torch.Tensor]:
-    """Sizes and steps of a pool's windows, what to pad so that all of them are whole, and what to multiply their means by then.
+    """Sizes and strides of a pool's windows, the padding that makes all of them whole, and the factor for their means then.
 
-    As torch has it with ``ceil_mode``: every window begins before the end of the input or of its padding on the left.
+    As in torch with ``ceil_mode``, every window begins before the end of the input or of its
+    padding on the left.
     """
     kernel, step, pad = (list(sizes) * (rank // len(sizes)) for sizes in (kernel_size, stride or kernel_size, padding))
     pads: list[int] = []

@@ -1,9 +1,10 @@
-"""Layers that are alike become calls of one computation, though nobody has marked them.
+"""Turns repeated layers into calls of one computation, without marks in the model.
 
-A graph is traced layer by layer, so equal layers stand in its list of nodes as a block that comes again and again: what strings
-of letters call a run, or maximal repetition (Kolpakov and Kucherov, Finding maximal repetitions in a word in linear time, 1999;
-here periods are compared one by one). A letter is a node's operator with its constants and types. A block can start at any of a
-run's letters: it does where least is passed from call to call.
+A graph is traced layer by layer, so equal layers are a block that repeats in its list of nodes. For
+strings this is called a run, or maximal repetition (Kolpakov and Kucherov, Finding maximal
+repetitions in a word in linear time, 1999; here periods are compared one by one). A letter is a
+node's operator with its constants and types. A block can start at any letter of a run. The start is
+chosen so that the fewest values are passed from call to call.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .nested import CALL, CONTROL_FLOW
 
 _REPEATS = 3
 _SAVING = 64
-"""The fewest repeats of a block, and the fewest nodes that calls must save, that are worth it."""
+"""Minimum number of repeats of a block, and of nodes that calls must save."""
 
 
 def call_repeats(module: GraphModule) -> None:
-    """Change a normalised graph: blocks of nodes that repeat become calls of a region, which the graph then holds."""
+    """Replace repeating blocks of nodes in a normalised graph by calls of a region, which the graph then contains."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     for number, run in enumerate(_Word(nodes).runs()):
         _call(module, f"repeated_{number}", [nodes[start : start + run.period] for start in run.starts])
@@ -38,7 +39,7 @@ def call_repeats(module: GraphModule) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Blocks of ``period`` nodes, one after the other; ``saving``: how many nodes fewer there are if they are calls."""
+    """Consecutive blocks of ``period`` nodes each; ``saving``: how many nodes calls would save."""
 
     start: int
     period: int
@@ -55,7 +56,7 @@ class _Run:
 
 
 class _Word:
-    """Nodes in their order, as a word."""
+    """The nodes of a graph in order, as a word of letters."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         letters: dict[object, int] = {}
@@ -68,7 +69,7 @@ class _Word:
             self._can_start[first + 1 : last + 1] = [False] * (last - first)
 
     def runs(self) -> list[_Run]:
-        """The runs that are worth it, in their order: the best first, then the best of what is before it and after it."""
+        """The profitable runs in order. The best is chosen first, then the best before it and after it."""
         found = []
         pending = [(0, len(self._sources))]
         while pending:
@@ -93,7 +94,7 @@ class _Word:
         return best
 
     def _periodic(self, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where letters repeat: how many nodes that saves at most, start, end and period."""
+        """Find repeated letters; yields the most nodes that calls can save, the start, the end and the period."""
         word = self._letters[low:high]
         for period in range(1, len(word) // _REPEATS + 1):
             breaks = (word[:-period] != word[period:]).nonzero().flatten()
@@ -109,7 +110,7 @@ class _Word:
         return _Run(start, period, count, (count - 1) * period - count * (int(is_result.any(0).sum()) + 1))
 
     def _alike(self, run: _Run) -> Iterator[_Run]:
-        """The blocks of a run, of letters alone, that compute the same from what they are given."""
+        """Split a run of equal letters into runs of blocks that also use their values in the same way."""
         number = 0
         for block, equal in groupby(self._block(start, run.period) for start in run.starts):
             count = len(list(equal))
@@ -118,14 +119,14 @@ class _Word:
             number += count
 
     def _block(self, start: int, period: int) -> list[list[int]] | None:
-        """For each node, from which places in the block it takes values, or -1. None where a block may not be cut out."""
+        """For each node of a block, the indices in the block of its inputs, or -1. None if the block cannot be cut out."""
         if not (self._can_start[start] and self._can_start[start + period]):
             return None
         return [[max(source - start, -1) for source in self._sources[i]] for i in range(start, start + period)]
 
 
 def _letter(node: Node) -> object:
-    """Equal for nodes that compute the same from arguments of their own. Control flow is equal to no other node."""
+    """A key that is equal for nodes that compute the same from arguments of the same types. Control flow is always unique."""
     if node.target in CONTROL_FLOW:
         return node
     return node.target, repr(map_arg((node.args, node.kwargs), lambda arg: _type(arg.meta["val"]))), _type(node.meta["val"])
@@ -138,29 +139,29 @@ def _type(value: Any) -> Any:
 
 
 def _sources(node: Node) -> list[Node]:
-    """The nodes among a node's arguments, in their order, as often as they are there."""
+    """The nodes among a node's arguments, in order, with repetitions."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return found
 
 
 def _bound(nodes: Sequence[Node], places: dict[Node, int]) -> Iterator[tuple[int, int]]:
-    """From where to where nodes stay together: several values at once, and draws with the random state that they come from."""
+    """Ranges of nodes that must stay together: multiple results with their elements, and draws with their random state."""
     state: int | None = None
     for i, node in enumerate(nodes):
         if not isinstance(node.meta["val"], torch.Tensor):
             yield i, max((places[user] for user in node.users), default=i)
         if node.target is random_state:
             state = i
-        elif node.target is exchange_random_state and node.args[0] in places:  # the state from before comes back
+        elif node.target is exchange_random_state and node.args[0] in places:  # the previous state is restored
             yield places[node.args[0]], i  # type: ignore[index]
         elif state is not None and is_random(node):
             yield state, i
 
 
 def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> None:
-    """Put calls of one region, made of the first of these blocks, in their places."""
-    columns = list(zip(*map(_given, blocks), strict=True))  # for each argument from outside, what it is in each block
+    """Replace these blocks by calls of one region, made from the first block."""
+    columns = list(zip(*map(_given, blocks), strict=True))  # for each argument from outside, its value in each block
     inputs = list(dict.fromkeys(columns))
     members = [frozenset(block) for block in blocks]
     results = [
@@ -185,13 +186,13 @@ def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> N
 
 
 def _given(block: Sequence[Node]) -> list[Node]:
-    """What a block's nodes take from outside of it, in their order."""
+    """The values that a block's nodes take from outside the block, in order."""
     inside = frozenset(block)
     return [source for node in block for source in _sources(node) if source not in inside]
 
 
 def _region(block: Sequence[Node], slots: Sequence[int], results: Sequence[int]) -> GraphModule:
-    """A block as a graph: ``slots`` are its inputs for what it takes from outside, ``results`` the places of what it returns."""
+    """A block as a graph. ``slots``: the input for each value from outside; ``results``: the indices of the returned nodes."""
     graph = Graph()
     given = dict(zip(slots, _given(block), strict=True))
     inputs = [graph.placeholder(f"input_{slot}") for slot in range(len(given))]

@@ -1,6 +1,7 @@
-"""Outputs of a graph that share memory: XLA returns each in memory of its own, so they are made into views of one result.
+"""Makes outputs that share memory views of one result: XLA returns each result in memory of its own.
 
-AOTAutograd describes views of what takes part in a backward, and leaves all others to the memory that a graph's operators return.
+AOTAutograd describes views that take part in a backward. For all others it relies on the memory
+that a graph's operators return.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from ...graph.views import root, steps_between
 from .nested import copy_of
 
 Views = dict[int, list[schema.ViewStep]]
-"""Output to the views through which it is seen in what is returned in its place."""
+"""Maps an output to the view steps that lead to it from the returned value."""
 
 
 def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool = False) -> tuple[GraphModule, Views]:
-    """A copy of ``module`` that returns one value for visible outputs that are in its memory, and how they are views of it.
+    """A copy of ``module`` that returns one value for all visible outputs in its memory, and the view steps to each of them.
 
-    ``private`` are the outputs that nobody sees but the backward. ``parts``: inputs or outputs are parts of tensor subclasses, of
-    which nobody says which are views of which.
+    ``private`` are the outputs that only the backward reads. ``parts``: inputs or outputs are parts
+    of tensor subclasses; for these it is not known which are views of which.
 
     Raises:
-        UnsupportedError: such a view depends on a value; or a part is in an input's memory.
+        UnsupportedError: such a view depends on a value, or a part is in an input's memory.
     """
     copied = copy_of(module)
     output = copied.graph.output_node()

@@ -1,4 +1,4 @@
-"""A graph at fixed sizes: restored with numbers in place of the symbols, what was computed from them folded."""
+"""Specializes a graph for fixed sizes: restores it with numbers instead of symbols, and folds computations with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..base import GraphToCompile
 
 
 def at_sizes(item: GraphToCompile, sizes: Mapping[str, int]) -> GraphModule:
-    """The graph for one value of each symbol of its method, with the lines of the user's code. Integer inputs are not read."""
+    """The graph for one value of each symbol of its method, with the user's source lines. Integer inputs are not read."""
     assert item.method is not None
     module = to_fx(item.graph, symbols_of(item.method, [item.graph], sizes))
     _fix(module, item.module)
@@ -23,7 +23,7 @@ def at_sizes(item: GraphToCompile, sizes: Mapping[str, int]) -> GraphModule:
 
 
 def _fix(module: GraphModule, traced: Module | None) -> None:
-    """Give nodes the lines of those that were ``traced``, and fold what is a number by now; the same in the graphs they run."""
+    """Copy source lines from the ``traced`` nodes, and fold known numbers; likewise in the graphs that it runs."""
     nodes = traced.graph.nodes if isinstance(traced, GraphModule) else ()
     lines = {node.name: node.meta["stack_trace"] for node in nodes if "stack_trace" in node.meta}
     for node in module.graph.nodes:
@@ -37,7 +37,7 @@ def _fix(module: GraphModule, traced: Module | None) -> None:
 
 
 def _fold(graph: Graph) -> None:
-    """Replace numbers that are known by now, and take out the assertions that hold."""
+    """Replace known numbers, and remove assertions that hold."""
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if isinstance(value, (int, float)):

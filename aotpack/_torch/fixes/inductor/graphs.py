@@ -111,14 +111,15 @@ _EXTREMES: dict[Any, Sequence[int]] = {
     **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default), (0,)),
     **dict.fromkeys((_aten.scatter_reduce.two, _aten.index_reduce.default), (0, 3)),
 }
-"""Operators that give extremes, and which of their arguments these are of."""
+"""Maps operators that return extremes to the indices of the arguments that the extremes are taken of."""
 
 
 @contextlib.contextmanager
 def compute_extremes_once() -> Iterator[None]:
-    """Compute what an extreme is of once for all that read it: the backward compares it with the extreme for equality.
+    """Compute the input of an extreme only once for all readers: the backward compares it with the extreme for equality.
 
-    Inductor may compute it once as a vector and once alone, with other last bits. No element is the extreme then.
+    Inductor may compute it once vectorized and once as a scalar, and the last bits differ. Then no
+    element equals the extreme.
     """
     run = GraphLowering.run_node
 
