@@ -1,4 +1,5 @@
-"""All private torch APIs that the compiler uses, and nothing else, with one module for each part of torch.
+"""All private torch APIs that the compiler uses, and nothing else, with one module for each part of
+torch.
 
 Tried on: torch 2.13.0 (everything), 2.9.0 (portable bundles). Each function says what it wraps. A
 new torch release can therefore be checked by reading this package alone.

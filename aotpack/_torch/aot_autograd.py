@@ -1,4 +1,6 @@
-"""Traces a model's joint graph with AOTAutograd, and partitions it into forward and backward graphs."""
+"""Traces a model's joint graph with AOTAutograd, and partitions it into forward and backward
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ from .reshapes import ReshapeAliasMode
 
 Decompositions = dict[Any, Callable[..., Any]]
 Note = Callable[[Any, list[Any]], list[Any]]
-"""Takes what a module returned and the leaves of its arguments; returns the leaves that are traced as outputs."""
+"""Takes what a module returned and the leaves of its arguments; returns the leaves that are traced
+as outputs.
+"""
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
@@ -85,18 +89,24 @@ class Joint:
 
     @property
     def num_forward_outputs(self) -> int:
-        """Number of the joint graph's outputs that belong to the forward: effect tokens, mutated values, results, bases."""
+        """Number of the joint graph's outputs that belong to the forward: effect tokens, mutated
+        values, results, bases.
+        """
         return self.tokens + self.num_forward
 
     @property
     def num_gradients(self) -> int:
-        """Number of gradients that the backward returns, None included: one for each primal, or for each part of a subclass."""
+        """Number of gradients that the backward returns, None included: one for each primal, or for
+        each part of a subclass.
+        """
         if self.gradient_metas is None:
             return len(self.primal_descriptors)
         return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
-        """Whether running the model moves the version counter of an input; None if that is not known."""
+        """Whether running the model moves the version counter of an input; None if that is not
+        known.
+        """
         if self.touched is None:
             return None
         if isinstance(descriptor, desc.PlainAOTInput):
@@ -244,7 +254,9 @@ def _export_joint(
 
 
 def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
-    """Replace each n-ary sum (``torch.sym_sum``) by binary sums; torch traces some sums of two terms as n-ary ones."""
+    """Replace each n-ary sum (``torch.sym_sum``) by binary sums; torch traces some sums of two
+    terms as n-ary ones.
+    """
     graphs = [module.graph for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for graph in graphs:
         for node in graph.find_nodes(op="call_function", target=torch.sym_sum):
@@ -259,7 +271,9 @@ def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
 
 
 _BEFORE_STORAGE_SIZE = 13
-"""Number of positional arguments of ``_make_wrapper_subclass`` between the class and the size of the storage."""
+"""Number of positional arguments of ``_make_wrapper_subclass`` between the class and the size of
+the storage.
+"""
 
 
 @contextlib.contextmanager
@@ -291,7 +305,8 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trained_lstms() -> Iterator[None]:
-    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which saves nothing for a backward.
+    """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which saves nothing
+    for a backward.
 
     torch selects that kernel whenever the input itself needs no gradient. For other LSTMs torch 2.9
     returns the last states with one dimension too many.
@@ -319,7 +334,9 @@ def trained_lstms() -> Iterator[None]:
 
 
 def multi_output_views() -> contextlib.AbstractContextManager[Any]:
-    """Keep the outputs of multi-output views (``chunk``) views: AOTAutograd hides from autograd that they share memory."""
+    """Keep the outputs of multi-output views (``chunk``) views: AOTAutograd hides from autograd
+    that they share memory.
+    """
     return patched("aot-views-of-several-outputs", torch, "_functionalize_is_multi_output_view", lambda *given: False)
 
 
@@ -344,19 +361,24 @@ def _seen_results(note: Note, inside: Callable[[], contextlib.AbstractContextMan
 
 
 def _with_true_bools(leaves: list[Any], examples: list[Any]) -> list[Any]:
-    """Restore the bools among the leaves: AOTAutograd treats them as integers, so a model that returns one would return 1."""
+    """Restore the bools among the leaves: AOTAutograd treats them as integers, so a model that
+    returns one would return 1.
+    """
     if len(leaves) != len(examples):
         return leaves
     return [example if isinstance(example, bool) else leaf for leaf, example in zip(leaves, examples, strict=True)]
 
 
 def has_effect(target: Any) -> bool:
-    """Whether an operator does more than return values: it writes to an argument, or is registered as effectful."""
+    """Whether an operator does more than return values: it writes to an argument, or is registered
+    as effectful.
+    """
     return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or is_effectful(target))
 
 
 CALL_ON_COPIES = auto_functionalized
-"""``CALL_ON_COPIES(op, **arguments)`` in a trace: a custom operator that mutates its arguments, called on copies of them.
+"""``CALL_ON_COPIES(op, **arguments)`` in a trace: a custom operator that mutates its arguments,
+called on copies of them.
 
 It returns what ``op`` returns (None if that is nothing), followed by the copies.
 """
@@ -365,7 +387,9 @@ _WRITES = "enable_auto_functionalized_v2_for_export"
 
 
 def _plain_writes_of_export() -> contextlib.AbstractContextManager[Any]:
-    """Disable the v2 of auto-functionalization while torch.export traces; torch 2.9 has neither this setting nor its module."""
+    """Disable the v2 of auto-functionalization while torch.export traces; torch 2.9 has neither
+    this setting nor its module.
+    """
     if importlib.util.find_spec("torch._export.config") is None:
         return contextlib.nullcontext()
     config: Any = importlib.import_module("torch._export.config")
@@ -376,11 +400,15 @@ _GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"
 
 
 _SUBCLASS_TANGENTS = {_GUESS: True} if hasattr(functorch_config, _GUESS) else {}
-"""Zero gradients of a mutated subclass input have the subclass' type, not a plain tensor's: the loader makes such zeros."""
+"""The tangent of a mutated subclass input has the subclass' type, and is no plain tensor of zeros:
+the loader makes such zeros.
+"""
 
 
 class AliasedOutputsError(Exception):
-    """Outputs (``positions``) share memory with each other beside tensor subclasses; AOTAutograd does not trace that."""
+    """Outputs (``positions``) share memory with each other beside tensor subclasses; AOTAutograd
+    does not trace that.
+    """
 
     def __init__(self, positions: list[int]) -> None:
         super().__init__("results share memory with each other")
@@ -400,7 +428,9 @@ def _aliases_named() -> Iterator[None]:
 
 
 def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
-    """How many values the forward returns; a tensor subclass counts as its parts and its dynamic sizes."""
+    """How many values the forward returns; a tensor subclass counts as its parts and its dynamic
+    sizes.
+    """
     if subclasses is None:
         return int(metadata.num_forward)
     counts = [getattr(meta, "arg_count", 1) for meta in metadata.subclass_fw_graph_out_meta]
@@ -408,7 +438,9 @@ def _num_forward(metadata: ViewAndMutationMeta, subclasses: Any) -> int:
 
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
-"""A partitioner: takes the joint graph, its inputs or null, and ``num_fwd_outputs``; returns forward and backward graphs."""
+"""A partitioner: takes the joint graph, its inputs or null, and ``num_fwd_outputs``; returns
+forward and backward graphs.
+"""
 
 
 def partition(
@@ -434,7 +466,8 @@ def partition(
 
 
 def save_what_is_compared(module: torch.fx.GraphModule) -> None:
-    """Make the partitioner save the values that the backward compares for equality, as the gradient of ``amax`` does.
+    """Make the partitioner save the values that the backward compares for equality, as the gradient
+    of ``amax`` does.
 
     Compiled code may compute a value once vectorized and once as a scalar, and the last bits differ
     (torch 2.13). If the value is recomputed, no element equals the maximum, and ``torch.compile``
@@ -449,12 +482,15 @@ def save_what_is_compared(module: torch.fx.GraphModule) -> None:
 
 
 def is_plain_call(target: Any) -> bool:
-    """Whether a higher-order operator only calls its subgraph on its other arguments (``invoke_quant``)."""
+    """Whether a higher-order operator only calls its subgraph on its other arguments
+    (``invoke_quant``).
+    """
     return isinstance(target, BaseHOP)
 
 
 def tell_calls_apart(region: torch.fx.GraphModule) -> None:
-    """Renumber the calls of regions inside a region: torch gives all of them the number of the enclosing call.
+    """Renumber the calls of regions inside a region: torch gives all of them the number of the
+    enclosing call.
 
     A forward call and its backward call take the same primals and get the same number.
     """
@@ -473,7 +509,8 @@ def tell_calls_apart(region: torch.fx.GraphModule) -> None:
 
 
 def split_regions(module: torch.fx.GraphModule, split: Split) -> None:
-    """Split each nested compile region of a joint graph with ``split``, and call its two halves instead.
+    """Split each nested compile region of a joint graph with ``split``, and call its two halves
+    instead.
 
     The forward half then returns the values that it saves after its results. Without the split, the
     backward would compute the forward again.
@@ -491,5 +528,7 @@ def tree_children(spec: Any) -> list[Any]:
 
 
 def participates_in_backward(info: Any) -> bool:
-    """Whether an output takes part in the backward; releases before 2.12 do not distinguish views made under ``no_grad``."""
+    """Whether an output takes part in the backward; releases before 2.12 do not distinguish views
+    made under ``no_grad``.
+    """
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

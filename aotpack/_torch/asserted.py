@@ -1,4 +1,5 @@
-"""Traces functions of torch that check their arguments' values and raise; the graph then checks while it runs.
+"""Traces functions of torch that check their arguments' values and raise; the graph then checks
+while it runs.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -20,7 +21,10 @@ _LENGTHS = ("input_lengths", "target_lengths")
 
 
 def _ctc_loss_of_tensors(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call ``ctc_loss`` with lengths as tensors. With lists, it would read the values of its targets while it is traced."""
+    """Call ``ctc_loss`` with lengths as tensors.
+
+    With lists, it would read the values of its targets while it is traced.
+    """
     named = {
         **dict(zip(("log_probs", "targets", *_LENGTHS, "blank", "reduction", "zero_infinity"), args, strict=False)),
         **kwargs,
@@ -32,7 +36,9 @@ def _ctc_loss_of_tensors(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class AssertedArguments(TorchFunctionMode):
-    """While active, assumes that such a function's check passes, and adds an assertion of it to the graph."""
+    """While active, assumes that such a function's check passes, and adds an assertion of it to the
+    graph.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.nn.functional.ctc_loss:

@@ -1,4 +1,5 @@
-"""Traces batch norm with ``momentum=None``, whose running statistics are the plain average over all batches.
+"""Traces batch norm with ``momentum=None``, whose running statistics are the plain average over all
+batches.
 
 Eager reads the number of batches from its counter as a Python number: ``1.0 /
 float(num_batches_tracked)``. A graph cannot hold that. Here the factor stays a tensor, and the
@@ -25,13 +26,17 @@ _eager_in_sync: Callable[[SyncBatchNorm, Tensor], Tensor] = SyncBatchNorm.forwar
 
 @contextlib.contextmanager
 def traced_averages() -> Iterator[None]:
-    """Let batch norm modules with ``momentum=None`` update their statistics with tensor operators only."""
+    """Let batch norm modules with ``momentum=None`` update their statistics with tensor operators
+    only.
+    """
     with mock.patch.object(_BatchNorm, "forward", _forward), mock.patch.object(SyncBatchNorm, "forward", _forward_in_sync):
         yield
 
 
 def _forward_in_sync(self: SyncBatchNorm, input: Tensor) -> Tensor:
-    """In one process, sync batch norm equals batch norm; eager counts batches with the same Python number."""
+    """In one process, sync batch norm equals batch norm; eager counts batches with the same Python
+    number.
+    """
     if self.momentum is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return _eager_in_sync(self, input)
     return _forward(self, input)

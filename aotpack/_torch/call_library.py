@@ -1,4 +1,7 @@
-"""Compiles ``call.cpp``, the call library, against torch's headers. All bundles of one torch and Python share the file."""
+"""Compiles ``call.cpp``, the call library, against torch's headers.
+
+All bundles of one torch and Python share the file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds Python values that a model changes while it runs. Dynamo guards the values it reads, and tracks those it changes."""
+"""Finds Python values that a model changes while it runs.
+
+Dynamo guards the values it reads, and tracks those it changes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def watched_changes() -> Iterator[dict[str, Change]]:
 
 @contextlib.contextmanager
 def as_a_call_leaves_them(changes: Iterable[Change]) -> Iterator[None]:
-    """During this block, set the attributes of ``changes`` to the values that a call leaves; all changes have an owner."""
+    """During this block, set the attributes of ``changes`` to the values that a call leaves; all
+    changes have an owner.
+    """
     before = []
     for change in changes:
         attributes = vars(change.owner)

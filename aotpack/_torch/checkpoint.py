@@ -31,7 +31,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
-"""Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its recomputation policy."""
+"""Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its
+recomputation policy.
+"""
 
 
 class ReentrantError(Exception):
@@ -76,7 +78,9 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
 
 @dataclasses.dataclass
 class Regions:
-    """The checkpoints of one trace, numbered in order: the stack of each call, and the modes of selective ones."""
+    """The checkpoints of one trace, numbered in order: the stack of each call, and the modes of
+    selective ones.
+    """
 
     stacks: dict[int, traceback.StackSummary] = dataclasses.field(default_factory=dict)
     modes: dict[int, TorchDispatchMode] = dataclasses.field(default_factory=dict)
@@ -118,7 +122,9 @@ class Regions:
 
 
 class _Selective(TorchDispatchMode):
-    """Applies the policy of a selective checkpoint to each operator while it is traced into the joint graph."""
+    """Applies the policy of a selective checkpoint to each operator while it is traced into the
+    joint graph.
+    """
 
     supports_higher_order_operators = True
 
@@ -138,7 +144,9 @@ class _Selective(TorchDispatchMode):
 
 
 class _Reentrant:
-    """Replaces ``CheckpointFunction`` by a non-reentrant checkpoint if both mean the same; otherwise raises."""
+    """Replaces ``CheckpointFunction`` by a non-reentrant checkpoint if both mean the same;
+    otherwise raises.
+    """
 
     def __init__(self, *, needs_gradient: bool) -> None:
         self._needs_gradient = needs_gradient
@@ -166,7 +174,8 @@ class _Reentrant:
 
 @contextlib.contextmanager
 def kept_checkpoints() -> Iterator[Regions]:
-    """Tag the operations of checkpoints in this block, while a model is traced to an exported graph or to a joint graph.
+    """Tag the operations of checkpoints in this block, while a model is traced to an exported graph
+    or to a joint graph.
 
     Raises:
         ReentrantError: eager would compute other gradients for the results of a reentrant
@@ -190,7 +199,9 @@ class _Torchs:
 
 
 def torch_xla_checkpoints() -> contextlib.AbstractContextManager[Any]:
-    """While the model runs, replace torch_xla's checkpoints, copies of torch's reentrant ones, by torch's."""
+    """While the model runs, replace torch_xla's checkpoints, copies of torch's reentrant ones, by
+    torch's.
+    """
     module = sys.modules.get("torch_xla.utils.checkpoint")
     return contextlib.nullcontext() if module is None else mock.patch.object(module, "CheckpointFunction", _Torchs)
 
@@ -202,7 +213,8 @@ def selected(regions: Regions) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def checked_reentrant() -> Iterator[None]:
-    """While the model runs on fake tensors, reject reentrant checkpoints that differ from non-reentrant ones.
+    """While the model runs on fake tensors, reject reentrant checkpoints that differ from
+    non-reentrant ones.
 
     Dynamo treats every reentrant checkpoint as a non-reentrant one.
 

@@ -1,4 +1,5 @@
-"""Lets a trace read constants that pass through tensors, such as ``torch.arange(1, x.dim()).tolist()``.
+"""Lets a trace read constants that pass through tensors, such as ``torch.arange(1,
+x.dim()).tolist()``.
 
 A tensor that functions of torch make from Python numbers only has the same value at every call.
 """
@@ -18,7 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 class _Recipe(NamedTuple):
-    """How a tensor was made, for one version of it; ``position`` is its index if the function returned several."""
+    """How a tensor was made, for one version of it; ``position`` is its index if the function
+    returned several.
+    """
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -43,7 +46,10 @@ _KEPT_BY = frozenset(
 
 
 class KnownConstants(TorchFunctionMode):
-    """Lets Python read the value of a tensor that is made from Python numbers only. The value is computed when it is read."""
+    """Lets Python read the value of a tensor that is made from Python numbers only.
+
+    The value is computed when it is read.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +119,9 @@ def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _may_write(function: Any) -> bool:
-    """Whether a function may write to an argument without showing it; functions in C and attribute reads do not."""
+    """Whether a function may write to an argument without showing it; functions in C and attribute
+    reads do not.
+    """
     if isinstance(function, types.MethodWrapperType):
         return bool(function.__name__ != "__get__")
     in_c = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

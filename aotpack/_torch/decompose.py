@@ -1,4 +1,5 @@
-"""Adapts torch's decompositions: core tables, traces of operators as simpler ones, and rules that match eager.
+"""Adapts torch's decompositions: core tables, traces of operators as simpler ones, and rules that
+match eager.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -25,7 +26,9 @@ def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
 
 
 def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompositions) -> torch.fx.Graph:
-    """The graph of ``function`` on fake tensors; their fake mode must be active. Nodes have ``meta["val"]``.
+    """The graph of ``function`` on fake tensors; their fake mode must be active.
+
+    Nodes have ``meta["val"]``.
 
     Two of ``examples`` may be the same fake tensor. ``make_fx`` distinguishes arguments by
     identity, so it gets detached ones.
@@ -36,16 +39,19 @@ def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompos
 
 
 def decomposed_as_eager() -> contextlib.AbstractContextManager[None]:
-    """Trace operators that torch decomposes above autograd with the values and strides of eager's kernels."""
+    """Trace operators that torch decomposes above autograd with the values and strides of eager's
+    kernels.
+    """
     return apply_fixes("decomposition")
 
 
 @contextlib.contextmanager
 def interpolated_by_sizes() -> Iterator[None]:
-    """Let ``interpolate`` follow output sizes for factors near 1 and 2, as eager does; torch's rules follow the factor.
+    """Let ``interpolate`` compute by sizes, not by the factor, if an output size is one or two
+    times the input size.
 
     A size that the factor does not change is copied. A size that nearest interpolation doubles is
-    repeated.
+    repeated. Torch's rules use the factor there too.
     """
     nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
 
@@ -120,7 +126,7 @@ def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
 
 
 def functional_polygamma() -> contextlib.AbstractContextManager[None]:
-    """Express ``polygamma_`` by ``polygamma`` and a copy: torch has no functional form of it."""
+    """Express ``polygamma_`` by ``polygamma`` and a copy: torch generates no functional form of it."""
 
     def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:
         return x.copy_(torch.polygamma(order, x.clone()))
@@ -145,7 +151,10 @@ def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextli
 def _covariance(
     x: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``torch.cov`` without reading values. Its errors become assertions; its warning of too few observations is dropped."""
+    """``torch.cov`` without reading values.
+
+    Its errors become assertions; its warning of too few observations is dropped.
+    """
     x = x.reshape(1, -1) if x.dim() < 2 else x
     weights: torch.Tensor | None = None
     for given, name in ((fweights, "fweights"), (aweights, "aweights")):
@@ -166,7 +175,9 @@ def _covariance(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:
-    """Assert in the graph that tensors are close. Torch's derivative of complex singular vectors raises if they are not.
+    """Assert in the graph that tensors are close.
+
+    Torch's derivative of complex singular vectors raises if they are not.
 
     Raises:
         DataDependentOutputException: the call is the model's own.
@@ -188,5 +199,7 @@ def _no_view(result: torch.Tensor) -> torch.Tensor:
 
 
 def _is_fraction(factor: float | None) -> bool:
-    """Whether a factor is fractional, so that sizes must be compared; a whole factor needs no comparison of dynamic sizes."""
+    """Whether a factor is fractional, so that sizes must be compared; a whole factor needs no
+    comparison of dynamic sizes.
+    """
     return isinstance(factor, float) and not factor.is_integer()

@@ -16,7 +16,9 @@ from . import stored_elements
 
 
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    """Read the storage as a contiguous tensor of ``size``, padded with zeros where eager would leave memory unset."""
+    """Read the storage as a contiguous tensor of ``size``, padded with zeros where eager would
+    leave memory unset.
+    """
     count, held = math.prod(size), stored_elements(tensor) - tensor.storage_offset()
     elements = tensor.as_strided((min(count, held),), (1,))
     if count > held:

@@ -1,4 +1,5 @@
-"""Rejects an ``autograd.Function`` that marks an argument of the model as dirty: its gradient would be lost.
+"""Rejects an ``autograd.Function`` that marks an argument of the model as dirty: its gradient would
+be lost.
 
 Tried on: torch 2.13.0.
 """
@@ -17,7 +18,9 @@ from .gradient_writes import definition
 
 
 class DirtyArgumentError(Exception):
-    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is its source line, if known."""
+    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is its source
+    line, if known.
+    """
 
     def __init__(self, place: str) -> None:
         super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty): its gradient would be lost")

@@ -1,4 +1,6 @@
-"""Captures a model with Dynamo's export front end, and records the side effects that the graph does not contain."""
+"""Captures a model with Dynamo's export front end, and records the side effects that the graph does
+not contain.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,13 @@ _AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else
 
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
-    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation checkpoints.
+    """Trace with Dynamo's export front end; keeps pytrees, parameter names and activation
+    checkpoints.
 
     A first call may set up Python values; the heads of transformers, for example, record which loss
-    their labels need. A bundle does not hold such values. If a model changed and read them, it is
-    traced again with the changed values. That trace must give the same graph and must not read a
-    changed value again.
+    their labels need. A bundle does not hold such values. If a model reads
+    and changes them, it is traced again with the changed values. That trace must give the same
+    graph, and must not read a value that it changes.
 
     Raises:
         UnsupportedError: the model's results depend on a Python value that it changes.
@@ -53,7 +56,8 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
 
 
 def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) -> None:
-    """Reject changes of containers among the arguments, which the graph does not hold; the model's own ``**rest`` is allowed.
+    """Reject changes of containers among the arguments, which the graph does not hold; the model's
+    own ``**rest`` is allowed.
 
     Raises:
         SideEffectError: names the containers.
@@ -114,13 +118,18 @@ def _capture(
 
 
 def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
-    """Do not use the value of a 0-dimensional example as a hint: torch would make decisions on it without a guard."""
+    """Do not use the value of a 0-dimensional example as a hint: torch would make decisions on it
+    without a guard.
+    """
     return patched("dynamo-hints-of-values", torch._subclasses.fake_tensor, "_is_plain_tensor", lambda *given: False)
 
 
 @contextlib.contextmanager
 def _offsets_refused() -> Iterator[None]:
-    """Make Dynamo reject ``storage_offset()``. Torch 2.15 makes it a guarded constant; a bundle has no such guard."""
+    """Make Dynamo reject ``storage_offset()``.
+
+    Torch 2.15 makes it a guarded constant; a bundle has no such guard.
+    """
     methods: dict[str, Any] = getattr(torch._dynamo.variables.TensorVariable, "tp_methods", {})
     with mock.patch.dict(methods):
         methods.pop("storage_offset", None)
@@ -129,7 +138,8 @@ def _offsets_refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unmixed_attributes() -> Iterator[None]:
-    """Keep the captured module's attributes apart from the model's of the same names, such as ``_graph`` and ``meta``.
+    """Keep the captured module's attributes apart from the model's of the same names, such as
+    ``_graph`` and ``meta``.
 
     Dynamo's export front end copies all attributes of the model over those of the captured module,
     and then writes to them. With a ``torch.fx.GraphModule`` as the model, Dynamo's code would end
@@ -162,7 +172,9 @@ COMPARES = "aotpack_compares"
 
 @contextlib.contextmanager
 def _watched_identity() -> Iterator[list[str]]:
-    """Record where Dynamo lets the identity of tensors decide: ``is``, ``id()``, keys of dictionaries and sets."""
+    """Record where Dynamo lets the identity of tensors decide: ``is``, ``id()``, keys of
+    dictionaries and sets.
+    """
     found: list[str] = []
     builtin, tensor = torch._dynamo.variables.BuiltinVariable, torch._dynamo.variables.TensorVariable
     hash_name = "hash_impl" if hasattr(tensor, "hash_impl") else "get_python_hash"
@@ -204,7 +216,9 @@ SIDE_EFFECTS = "aotpack_side_effects"
 
 
 def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
-    """What the model changes besides tensors. Dynamo's export front end drops these changes; state must not be lost that way.
+    """What the model changes besides tensors.
+
+    Dynamo's export front end drops these changes; state must not be lost that way.
 
     Raises:
         SideEffectError: a tensor was assigned to a buffer or parameter.

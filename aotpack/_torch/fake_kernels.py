@@ -32,7 +32,9 @@ def _unknown(mode: FakeTensorMode, func: Any) -> torch.SymInt:
 
 
 def _ctc_loss(mode: FakeTensorMode, func: Any, x: torch.Tensor, targets: Any, sizes: Any, lengths: Any, *rest: Any) -> _Tensors:
-    """A loss for each sequence in the batch; per step, the probabilities of all positions of the longest target."""
+    """A loss for each sequence in the batch; per step, the probabilities of all positions of the
+    longest target.
+    """
     steps, batch, _ = x.shape
     places = _unknown(mode, func) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return x.new_empty(batch), x.new_empty(batch, steps, places)
@@ -50,7 +52,8 @@ def _geqrf(mode: FakeTensorMode, func: Any, x: torch.Tensor) -> _Tensors:
 def _lstsq(
     mode: FakeTensorMode, func: Any, x: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The solution, in the memory of LAPACK's result; residuals, ranks and singular values, as far as the driver computes them.
+    """The solution, in the memory of LAPACK's result; residuals, ranks and singular values, as far
+    as the driver computes them.
 
     ``gelsd`` and ``gelss`` return no residuals for a matrix without full rank.
     """
@@ -88,7 +91,9 @@ def _counts(mode: FakeTensorMode, func: Any, x: torch.Tensor, bins: Sequence[int
 def _attention(
     mode: FakeTensorMode, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
 ) -> Any:
-    """Guard the sizes: the kernel is for sizes other than 0, since it divides by them, and for as many values as keys."""
+    """Guard the sizes: the kernel is for sizes other than 0, since it divides by them, and for as
+    many values as keys.
+    """
     bool(key.shape[2] == value.shape[2])  # a guard, if the sizes are dynamic
     for size in (*query.shape[1:3], key.shape[2]):
         if isinstance(size, torch.SymInt):
@@ -122,7 +127,9 @@ def fakes_of_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def attention_of_some_sizes() -> Iterator[None]:
-    """Guard the sizes of the attention kernel: it divides by them, and needs as many values as keys."""
+    """Guard the sizes of the attention kernel: it divides by them, and needs as many values as
+    keys.
+    """
     operator = _aten._scaled_dot_product_flash_attention_for_cpu.default
     rule = {operator: counted("fake-sizes-of-attention", _attention)}
     with mock.patch.dict(fake_impls.op_implementations_dict, rule):

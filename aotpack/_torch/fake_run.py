@@ -1,4 +1,6 @@
-"""Runs a model on fake tensors, to reject what eager rejects but tracing without Dynamo would accept."""
+"""Runs a model on fake tensors, to reject what eager rejects but tracing without Dynamo would
+accept.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from .writes import operator_of, written
 
 
 class VersionedWrites(NamedTuple):
-    """Inputs whose version counter moves when the model runs: argument leaves by number, parameters and buffers by name."""
+    """Inputs whose version counter moves when the model runs: argument leaves by number, parameters
+    and buffers by name.
+    """
 
     leaves: frozenset[int]
     names: frozenset[str]
@@ -56,7 +60,9 @@ class SideEffectError(Exception):
 
 
 class SetsRequiresGradError(SideEffectError):
-    """The model calls ``requires_grad_()`` on arguments (``leaves``: their numbers), and a call must repeat that."""
+    """The model calls ``requires_grad_()`` on arguments (``leaves``: their numbers), and a call
+    must repeat that.
+    """
 
     def __init__(self, leaves: frozenset[int]) -> None:
         super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot repeat")
@@ -68,7 +74,8 @@ ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it wi
 
 @contextlib.contextmanager
 def kept_state_changes() -> Iterator[None]:
-    """While tracing without Dynamo, write into a buffer that the model assigns anew, so that the mutation is traced.
+    """While tracing without Dynamo, write into a buffer that the model reassigns, so that the
+    mutation is traced.
 
     Raises:
         SideEffectError: the new value has another shape or dtype, requires gradients, or replaces a
@@ -96,7 +103,9 @@ def kept_state_changes() -> Iterator[None]:
 
 
 class OperatorCall(NamedTuple):
-    """An operator that a model calls; ``strides`` are its first argument's, if the operator's result depends on them."""
+    """An operator that a model calls; ``strides`` are its first argument's, if the operator's
+    result depends on them.
+    """
 
     operator: torch._ops.OpOverload
     strides: tuple[int, ...] | None = None
@@ -109,7 +118,9 @@ _COUNTING = {
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo is active: it traces the caller, or its own Python code is running (``CompileContext``, torch 2.9)."""
+    """Whether Dynamo is active: it traces the caller, or its own Python code is running
+    (``CompileContext``, torch 2.9).
+    """
     return torch.compiler.is_compiling() or CompileContext.try_get() is not None
 
 
@@ -117,7 +128,9 @@ def is_compiling() -> bool:
 def suspended_while_compiling(
     codes: Iterable[CodeType], suspend: Callable[[], None], resume: Callable[[], None]
 ) -> Iterator[None]:
-    """Hide functions with these ``codes``, which ``resume`` patches into Python, from Dynamo; it traces any code that runs."""
+    """Hide functions with these ``codes``, which ``resume`` patches into Python, from Dynamo; it
+    traces any code that runs.
+    """
     for code in codes:
         skip_code(code)
     handler = torch._dynamo.callback.callback_handler
@@ -141,7 +154,8 @@ def run_on_fake_tensors(
     operators: list[OperatorCall] | None = None,
     watch: TorchFunctionMode | None = None,
 ) -> FakeRun:
-    """Run the model eagerly on fake tensors, to reject what eager rejects but tracing without Dynamo would accept.
+    """Run the model eagerly on fake tensors, to reject what eager rejects but tracing without
+    Dynamo would accept.
 
     ``strict=False`` only lets the model set up what it sets up at its first call. Called operators
     that are not views are appended to ``operators``. ``watch`` is active while the model itself
@@ -221,7 +235,8 @@ def _run(
 
 @contextlib.contextmanager
 def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None]:
-    """Record the operators that the model calls, except views; of views only ``as_strided`` matters.
+    """Record the operators that the model calls, except views; of views only ``as_strided``
+    matters.
 
     A dispatch mode of our own could record them too, but Dynamo, which eager runs for control flow,
     supports no extra mode.
@@ -247,7 +262,9 @@ def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None
 
 @contextlib.contextmanager
 def _kept_to_itself(mode: FakeTensorMode) -> Iterator[None]:
-    """Hide calls that ``mode`` makes itself from torch function modes: these calls depend on torch's caches."""
+    """Hide calls that ``mode`` makes itself from torch function modes: these calls depend on
+    torch's caches.
+    """
     dispatch = mode.dispatch
 
     def silent(*args: Any, **kwargs: Any) -> Any:
@@ -262,7 +279,8 @@ _GET_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 class _RefusedFunctions(TorchFunctionMode):
-    """Rejects operations that change autograd state or storage outside the graph; records whether ``grad_fn`` is read.
+    """Rejects operations that change autograd state or storage outside the graph; records whether
+    ``grad_fn`` is read.
 
     A caller can see ``requires_grad`` of arguments (``leaves``, by number), of parameters and
     buffers (``state``) and of results. For any other tensor of the model, ``requires_grad`` ends
@@ -334,7 +352,9 @@ class _RefusedFunctions(TorchFunctionMode):
                 self._used.add(id(leaf))
 
     def check_results(self, result: Any) -> None:
-        """Reject a leaf as a result: its caller could read its gradient, and a graph's results are never leaves."""
+        """Reject a leaf as a result: its caller could read its gradient, and a graph's results are
+        never leaves.
+        """
         returned = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(result)}
         if any(tensor.requires_grad and id(tensor) in returned for tensor in self._changed):
             raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")

@@ -50,7 +50,8 @@ DynamicDims = Mapping[int, Bounds]
 
 @contextlib.contextmanager
 def free_sizes() -> Iterator[None]:
-    """While a model is traced and compiled, let a dynamic size be 0 or 1, and differ from sizes of the same hint.
+    """While a model is traced and compiled, let a dynamic size be 0 or 1, and differ from sizes of
+    the same hint.
 
     Otherwise torch makes sizes of 0 and 1 constant, and treats equal sizes as one symbol. With this
     setting, decisions that depend on such values become guards.
@@ -61,7 +62,9 @@ def free_sizes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def marked_dynamic(dims: Sequence[tuple[torch.Tensor, DynamicDims]]) -> Iterator[None]:
-    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and remove the marks afterwards."""
+    """Mark sizes of example tensors dynamic for Dynamo (``mark_dynamic``), and remove the marks
+    afterwards.
+    """
     before = [dict(tensor.__dict__) for tensor, _ in dims]
     try:
         for tensor, sizes in dims:
@@ -99,7 +102,9 @@ def fake_mode_with_shapes() -> FakeTensorMode:
 
 
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -> torch.Tensor:
-    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; parts of a subclass follow if they have its shape."""
+    """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; parts of a subclass follow if
+    they have its shape.
+    """
     fake = mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
     if is_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return fake

@@ -39,7 +39,8 @@ class GradientWriteError(Exception):
 
 @contextlib.contextmanager
 def refused_gradient_writes() -> Iterator[None]:
-    """While a joint graph is traced, reject a custom backward that writes to a gradient that is used elsewhere.
+    """While a joint graph is traced, reject a custom backward that writes to a gradient that is
+    used elsewhere.
 
     That is so if the gradient is the caller's tangent, or also goes to other inputs. In eager, the
     order in which autograd runs its nodes decides whether others see the write. A graph makes a new

@@ -29,7 +29,9 @@ from .toolchain import Library, tool_chain
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
-    """Inductor's decompositions. With them the partitioner sees what Inductor can fuse, and saves what Inductor would save.
+    """Inductor's decompositions.
+
+    With them the partitioner sees what Inductor can fuse, and saves what Inductor would save.
 
     ``exact_random`` leaves out decompositions of random operators that draw other numbers than
     eager.
@@ -48,14 +50,18 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
 
 
 def _draws_otherwise(op: Any) -> bool:
-    """Whether Inductor's decomposition of ``op`` draws other numbers than eager; composite operators draw the same ones."""
+    """Whether Inductor's decomposition of ``op`` draws other numbers than eager; composite
+    operators draw the same ones.
+    """
     return RANDOM in getattr(op, "tags", ()) and not torch._C._dispatch_has_kernel_for_dispatch_key(
         op.name(), "CompositeImplicitAutograd"
     )
 
 
 def can_name_instruction_set() -> bool:
-    """Whether Inductor supports choosing ``-march``; torch 2.9 does not, and always uses the build machine's."""
+    """Whether Inductor supports choosing ``-march``; torch 2.9 does not, and always uses the build
+    machine's.
+    """
     return hasattr(inductor_config.cpp, "march")
 
 
@@ -70,9 +76,9 @@ class OutputLayout:
 
     Args:
         order: the output's dimensions from outermost to innermost in memory. Empty if the strides
-            are the graph's; null if the output is neither dense nor has the graph's strides.
-        own: whether the code allocated the memory, the output is dense, and no input or other
-            output shares it.
+            are the graph's; null if they are not, and the output is not dense either.
+        own: whether the output is dense, in memory that the code allocated and no input or other
+            output shares.
     """
 
     order: list[int] | None
@@ -104,8 +110,8 @@ def lower_with_aoti(
 
     ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: the graph
     is one half of a training step, for which Inductor chooses layouts differently than for
-    inference. ``saved`` are the outputs that are not results. Those of them that are ``free`` may
-    have any strides; all others keep the strides of the graph. AOTInductor itself has no free
+    inference. ``saved`` are the outputs that are not results. Among them, ``free`` outputs may have
+    any strides; all other outputs keep the strides of the graph. AOTInductor itself has no free
     outputs. It would copy what a convolution saves for the backward from channels-last to
     contiguous.
 
@@ -194,7 +200,10 @@ def lower_with_aoti(
 
 
 def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:
-    """Give a tensor eager's strides, so that views of it stay views. For a view's base Inductor keeps only the stride order."""
+    """Give a tensor eager's strides, so that views of it stay views.
+
+    For a view's base Inductor keeps only the stride order.
+    """
     return ir.ExternKernel.require_exact_strides(value, strides) if isinstance(value, ir.TensorBox) and strides else value
 
 
@@ -205,7 +214,8 @@ def _origins(kernel: Any) -> list[torch.fx.Node]:
 
 
 def _channels_last(value: Any) -> Any:
-    """A convolution's input with channels-last strides, if they match its memory: with one channel or one pixel.
+    """A convolution's input with channels-last strides, if they match its memory: with one channel
+    or one pixel.
 
     By its own strides the input would be contiguous. The convolution would return a contiguous
     output, and a copy would follow. ``torch.compile`` avoids this if the input is saved for the
@@ -218,7 +228,9 @@ def _channels_last(value: Any) -> Any:
 
 
 def _buffer(value: Any) -> str | None:
-    """Name of the buffer that holds a graph's output, possibly shared with other outputs; null if the graph did not make it."""
+    """Name of the buffer that holds a graph's output, possibly shared with other outputs; null if
+    the graph did not make it.
+    """
     buffer = buffer_of(value)
     if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
         return None
@@ -227,7 +239,9 @@ def _buffer(value: Any) -> str | None:
 
 
 def with_stride_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A dense fake tensor like ``value``, with its dimensions in memory in ``order``, outermost first."""
+    """A dense fake tensor like ``value``, with its dimensions in memory in ``order``, outermost
+    first.
+    """
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_permuted(value.shape, list(order), dtype=value.dtype, device=value.device)
 
@@ -244,7 +258,9 @@ def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
 
 
 def _dense_order(value: Any) -> list[int] | None:
-    """An output's dimensions from outermost to innermost in memory; null if its strides leave gaps or overlap."""
+    """An output's dimensions from outermost to innermost in memory; null if its strides leave gaps
+    or overlap.
+    """
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     order = sorted(range(len(sizes)), key=lambda dim: (-known.optimization_hint(strides[dim]), dim))

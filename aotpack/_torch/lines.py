@@ -16,7 +16,9 @@ from .. import origin
 
 @contextlib.contextmanager
 def recorded_lines(entry: str) -> Iterator[None]:
-    """While a model is traced directly to a joint graph, give nodes the source lines that run below our function ``entry``."""
+    """While a model is traced directly to a joint graph, give nodes the source lines that run below
+    our function ``entry``.
+    """
     tracer: Any = proxy_tensor.PythonKeyTracer
     if not hasattr(tracer, "_filter_traceback_frames"):  # torch 2.9
         yield
@@ -40,7 +42,8 @@ def recorded_lines(entry: str) -> Iterator[None]:
 
 
 def name_backward(graph: torch.fx.Graph) -> None:
-    """Give backward nodes without a source line that of their forward node, which has the same autograd sequence number.
+    """Give backward nodes without a source line that of their forward node, which has the same
+    autograd sequence number.
 
     Sums of gradients have no sequence number; they get the source line of one of their inputs.
     """

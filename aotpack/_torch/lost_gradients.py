@@ -1,4 +1,6 @@
-"""Rejects uses of autograd in a model that a trace without Dynamo would silently drop from the graphs."""
+"""Rejects uses of autograd in a model that a trace without Dynamo would silently drop from the
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def kept_gradients() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_saving() -> Iterator[None]:
-    """While a model is traced without Dynamo, reject hooks on saved tensors: the partitioner chooses what is saved.
+    """While a model is traced without Dynamo, reject hooks on saved tensors: the partitioner
+    chooses what is saved.
 
     Checkpoints consist of such hooks, but are allowed here (:mod:`.checkpoint`).
 

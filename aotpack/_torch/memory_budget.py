@@ -2,8 +2,8 @@
 
 Some values are expensive to recompute. Among them, torch chooses a set that fits into the budget
 and saves the most operations. Layers are alike, so many sets save equally many. torch then takes
-the values that come first in its list:
-the largest, and among equal ones mostly the earliest.
+the values that come first in its list. These are the largest, and among equal ones mostly the
+earliest.
 
 That choice gives the highest peak memory. It uses up the budget where less would do. And all values
 saved for the first layers are still in memory while the last layers are recomputed.
@@ -28,7 +28,8 @@ _Solver: Any = getattr(_passes, "CustomKnapsackSolver", object)
 
 @contextlib.contextmanager
 def within_budget(share: float | None) -> Iterator[None]:
-    """Limit the activation memory that partitioners save to this ``share``, 0..1 (null: torch's own setting).
+    """Limit the activation memory that partitioners save to this ``share``, 0..1 (null: torch's own
+    setting).
 
     A solver or an estimator that the user set in ``torch._functorch.config`` is kept.
     """
@@ -43,7 +44,9 @@ def within_budget(share: float | None) -> Iterator[None]:
 
 
 class _Operations(_Estimator):  # type: ignore[misc]
-    """torch's own estimate in floating-point operations, recorded because it cannot be computed when the solver is called."""
+    """torch's own estimate in floating-point operations, recorded because it cannot be computed
+    when the solver is called.
+    """
 
     def __init__(self) -> None:
         self.counted: dict[torch.fx.Node, float] = {}
@@ -58,7 +61,10 @@ class _Operations(_Estimator):  # type: ignore[misc]
 
 
 class _LeastMemory(_Solver):  # type: ignore[misc]
-    """torch's own solver, which prefers values early in its list. It is given small values first, and among equals the last."""
+    """torch's own solver, which prefers values early in its list.
+
+    It is given small values first, and among equals the last.
+    """
 
     def __init__(self, operations: dict[torch.fx.Node, float]) -> None:
         self._operations = operations
@@ -66,7 +72,10 @@ class _LeastMemory(_Solver):  # type: ignore[misc]
     def __call__(
         self, memory: list[float], graph: torch.fx.Graph, most: float, info: Any, values: list[torch.fx.Node]
     ) -> tuple[list[int], list[int]]:
-        """Indices in ``values`` to save, and to recompute. ``memory``: size of each value; ``most``: the memory available."""
+        """Indices in ``values`` to save, and to recompute.
+
+        ``memory``: size of each value; ``most``: the memory available.
+        """
         place = {node: number for number, node in enumerate(graph.nodes)}
         order = sorted(range(len(values)), key=lambda index: (memory[index], -place[values[index]]))
         sizes, operations = [memory[index] for index in order], [self._operations[values[index]] for index in order]

@@ -1,4 +1,6 @@
-"""Hides torch's warnings and log lines during a build, and finds Python functions that emit messages."""
+"""Hides torch's warnings and log lines during a build, and finds Python functions that emit
+messages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def own_warnings() -> Iterator[None]:
-    """Hide torch's deprecation warnings, and do not let the user's warning filters affect the build."""
+    """Hide torch's deprecation warnings, and do not let the user's warning filters affect the
+    build.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -24,7 +24,9 @@ def unmoved_modules() -> Iterator[None]:
 
 
 _Wanted = Callable[..., tuple[Any, ...]]
-"""Maps a call's arguments to a device and a dtype; for ``to`` also to ``non_blocking`` and the memory format."""
+"""Maps a call's arguments to a device and a dtype; for ``to`` also to ``non_blocking`` and the
+memory format.
+"""
 
 
 _WANTED: dict[str, _Wanted] = {

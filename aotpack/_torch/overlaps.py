@@ -1,4 +1,5 @@
-"""Handles tensors whose own elements share memory: ``as_strided`` with dynamic sizes, its gradients, and writes.
+"""Handles tensors whose own elements share memory: ``as_strided`` with dynamic sizes, its
+gradients, and writes.
 
 torch's own backward of such a view reads the size of its storage as a plain integer
 (``as_strided_backward`` in ``FunctionsManual.cpp``). This makes every size in it static. So the
@@ -130,7 +131,9 @@ def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether the strides of a tensor are known to equal ``strides``, ignoring dimensions of size 1."""
+    """Whether the strides of a tensor are known to equal ``strides``, ignoring dimensions of size
+    1.
+    """
     return all(
         statically_known_true(n == 1) or statically_known_true(own == other)
         for n, own, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
@@ -160,14 +163,17 @@ _COPIES = {"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_sc
 
 
 def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an indexed assignment writes to a part of a tensor whose elements do not share memory."""
+    """Whether an indexed assignment writes to a part of a tensor whose elements do not share
+    memory.
+    """
     return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
 
 
 def _reads_what_it_writes(
     tensor: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a call that writes to ``tensor`` reads elements of it after writing them, or in an unknown order.
+    """Whether a call that writes to ``tensor`` reads elements of it after writing them, or in an
+    unknown order.
 
     Eager raises if the tensors have no gaps. Otherwise eager reads whatever its loops have or have
     not written yet.
@@ -188,7 +194,9 @@ def _reads_what_it_writes(
 
 
 def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an operator on lists of tensors uses memory that it has written for another index of the lists."""
+    """Whether an operator on lists of tensors uses memory that it has written for another index of
+    the lists.
+    """
     name = getattr(function, "__name__", "").partition(".")[0]
     if not (name.startswith("_foreach_") and name.endswith("_") and args):
         return False
@@ -217,13 +225,19 @@ _ANYWHERE = {
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are stored by strides. For tensors of ``vmap`` or ``grad`` the addresses cannot be known."""
+    """Whether its elements are stored by strides.
+
+    For tensors of ``vmap`` or ``grad`` the addresses cannot be known.
+    """
     known = not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return known and tensor.layout == torch.strided and not is_wrapper_subclass(tensor)
 
 
 def _byte_range(tensor: torch.Tensor) -> ByteRange:
-    """The byte range at the example's sizes. For a traced tensor: that of the trace's own value, whose strides may differ."""
+    """The byte range at the example's sizes.
+
+    For a traced tensor: that of the trace's own value, whose strides may differ.
+    """
     if isinstance(tensor, FunctionalTensor):
         torch._sync(tensor.elem)  # type: ignore[attr-defined,no-untyped-call]
         tensor = torch._from_functional_tensor(tensor.elem)
@@ -233,7 +247,9 @@ def _byte_range(tensor: torch.Tensor) -> ByteRange:
 
 
 def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
-    """Whether each element is read before it is written: at the same address, or at a later one (``x[:, :-1] = x[:, 1:]``)."""
+    """Whether each element is read before it is written: at the same address, or at a later one
+    (``x[:, :-1] = x[:, 1:]``).
+    """
     dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
 
@@ -261,7 +277,9 @@ class _Dim(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether its size is 1 or its stride 0: torch's backward squeezes or sums such dimensions before it checks overlaps."""
+        """Whether its size is 1 or its stride 0: torch's backward squeezes or sums such dimensions
+        before it checks overlaps.
+        """
         return statically_known_true(self.size == 1) or statically_known_true(self.stride == 0)
 
 
@@ -272,7 +290,9 @@ def _would_fix(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
 def in_windows(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor | None:
-    """The view that ``as_strided`` makes, if its elements overlap and windows can make it; else None."""
+    """The view that ``as_strided`` makes, if its elements overlap and windows can make it; else
+    None.
+    """
     dims = [_Dim(*dim, i) for i, dim in enumerate(zip(size, stride, strict=True))]
     single = [dim for dim in dims if dim.in_place]
     dims = _descending([dim for dim in dims if not dim.in_place])
@@ -298,7 +318,9 @@ def in_windows(
 
 
 def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
-    """Sorted by descending stride, at equal strides dynamic sizes first; empty if the order depends on dynamic sizes."""
+    """Sorted by descending stride, at equal strides dynamic sizes first; empty if the order depends
+    on dynamic sizes.
+    """
 
     def known(one: _Dim, other: _Dim) -> bool:
         return statically_known_true(one.stride >= other.stride)
@@ -311,7 +333,8 @@ def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
 
 
 def _overlapping(dims: Sequence[_Dim]) -> slice | None:
-    """The dimensions that overlap: from the first whose stride is shorter than the extent of its inner dimensions.
+    """The dimensions that overlap: from the first whose stride is shorter than the extent of its
+    inner dimensions.
 
     The slice ends one dimension after the last such dimension.
 

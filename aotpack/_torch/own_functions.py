@@ -1,4 +1,5 @@
-"""Fixes results of an ``autograd.Function`` without gradients: Dynamo's trace returns an argument itself.
+"""Fixes results of an ``autograd.Function`` without gradients: Dynamo's trace returns an argument
+itself.
 
 Tried on: torch 2.13.0.
 """

@@ -1,4 +1,5 @@
-"""Handles gradients that a model computes itself while it runs (``torch.autograd.grad``, ``backward``).
+"""Handles gradients that a model computes itself while it runs (``torch.autograd.grad``,
+``backward``).
 
 A direct trace runs autograd and follows these calls. ``torch.export`` does not: it drops whether
 their results can be differentiated again (``create_graph``).
@@ -25,13 +26,16 @@ def refused_own_gradients() -> contextlib.AbstractContextManager[Any]:
 
 
 def refused_accumulation() -> contextlib.AbstractContextManager[Any]:
-    """Reject ``backward``: it adds to ``.grad`` of tensors such as parameters, which a graph cannot express."""
+    """Reject ``backward``: it adds to ``.grad`` of tensors such as parameters, which a graph cannot
+    express.
+    """
     return _engine(_without_accumulation)
 
 
 @contextlib.contextmanager
 def traced_own_gradients() -> Iterator[None]:
-    """While a model is traced directly, keep autograd graphs that ``torch.autograd.grad`` would free.
+    """While a model is traced directly, keep autograd graphs that ``torch.autograd.grad`` would
+    free.
 
     A joint graph holds gradients of every result, even of a result whose graph the model has freed.
     Eager fails if a caller computes these gradients. The model itself sees no difference.
@@ -41,7 +45,9 @@ def traced_own_gradients() -> Iterator[None]:
 
 
 class UnchangedRequiresGrad(TorchFunctionMode):
-    """Ignores ``x.requires_grad = True`` if ``x`` requires a gradient already: in a trace, arguments are not leaves."""
+    """Ignores ``x.requires_grad = True`` if ``x`` requires a gradient already: in a trace,
+    arguments are not leaves.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_REQUIRES_GRAD and args[0].requires_grad == args[1]:

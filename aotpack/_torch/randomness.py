@@ -36,7 +36,10 @@ RANDOM = torch.Tag.nondeterministic_seeded
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from the default generator. Attention has the tag too, but draws nothing without dropout."""
+    """Whether a node draws from the default generator.
+
+    Attention has the tag too, but draws nothing without dropout.
+    """
     return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
 
 
@@ -66,12 +69,16 @@ def is_fixed(target: Any) -> bool:
 
 
 def in_backward(node: Node) -> bool:
-    """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag, backward nodes may not."""
+    """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag,
+    backward nodes may not.
+    """
     return bool(node.meta.get("partitioner_tag") != "is_forward")
 
 
 def keep_in_backward(node: Node) -> None:
-    """Forbid the partitioner to move a node into the forward, which it may do with nodes that need no tangent."""
+    """Forbid the partitioner to move a node into the forward, which it may do with nodes that need
+    no tangent.
+    """
     node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
@@ -84,7 +91,8 @@ class RandomStateError(Exception):
 
 @contextlib.contextmanager
 def traced_random(*, exact: bool) -> Iterator[None]:
-    """Trace random operators so that the graph draws the same numbers; ``exact``: also those with unused results.
+    """Trace random operators so that the graph draws the same numbers; ``exact``: also those with
+    unused results.
 
     Raises:
         RandomStateError: the model reads or changes the generator's state.
@@ -103,7 +111,9 @@ def traced_random(*, exact: bool) -> Iterator[None]:
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-    """Dropout as in eager, which draws nothing for ``p`` of 0 or 1; torch's rule draws, and clones an unchanged input."""
+    """Dropout as in eager, which draws nothing for ``p`` of 0 or 1; torch's rule draws, and clones
+    an unchanged input.
+    """
     if not train or p == 0:
         return x
     if p == 1:
@@ -112,7 +122,9 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
 
 
 def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The functional form of ``bernoulli_`` fills a contiguous tensor; eager draws in the order of memory."""
+    """The functional form of ``bernoulli_`` fills a contiguous tensor; eager draws in the order of
+    memory.
+    """
     if generator is not None or x.is_contiguous():
         return x.copy_(torch.ops.aten.bernoulli.p(x.detach(), p, generator=generator))
     mask = torch.ops.aten.native_dropout(torch.zeros_like(x, dtype=torch.float32), 1 - p, True)[1]
@@ -130,7 +142,9 @@ _rnn_without_dropout: Rule = torch._decomp.decompositions._rnn_helper
 def _rnn_with_dropout(
     x: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, *rest: Any
 ) -> Any:
-    """torch's decomposition of recurrent layers omits the dropout between them (``num_layers < i - 1``)."""
+    """torch's decomposition of recurrent layers omits the dropout between them (``num_layers < i -
+    1``).
+    """
     *flags, layer_function = rest
     last: list[Any] = []
 
@@ -146,7 +160,9 @@ def _rnn_with_dropout(
 
 
 class _Watched:
-    """The default generator for ``torch.random``: rejects uses by the model, and allows uses by torch itself."""
+    """The default generator for ``torch.random``: rejects uses by the model, and allows uses by
+    torch itself.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -161,7 +177,9 @@ class _Watched:
 
 
 def _asked_by_the_model() -> bool:
-    """Whether the caller is the model: its frame, past this module and wrappers, is outside torch or in a captured graph."""
+    """Whether the caller is the model: its frame, past this module and wrappers, is outside torch
+    or in a captured graph.
+    """
     passed = (__name__, "torch.random", "contextlib", "torch.utils._contextlib", "torch._compile", "torch._dynamo.eval_frame")
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in passed:
@@ -172,7 +190,9 @@ def _asked_by_the_model() -> bool:
 
 @contextlib.contextmanager
 def _no_fresh_recomputation() -> Iterator[None]:
-    """Reject checkpoints with ``preserve_rng_state=False``: eager recomputes them with other random numbers."""
+    """Reject checkpoints with ``preserve_rng_state=False``: eager recomputes them with other random
+    numbers.
+    """
     tag: Rule = TagActivationCheckpoint.__call__
 
     def check(preserve_rng_state: bool) -> None:
@@ -204,7 +224,8 @@ def _refuse_traced_draw(index: int) -> None:
 
 @contextlib.contextmanager
 def no_python_random() -> Iterator[None]:
-    """Reject draws from ``random`` and ``numpy.random`` while the model's Python runs: they would become constants.
+    """Reject draws from ``random`` and ``numpy.random`` while the model's Python runs: they would
+    become constants.
 
     Raises:
         RandomStateError: a number was drawn.
@@ -246,7 +267,8 @@ def _python_states(modules: list[Any]) -> list[str]:
 
 @contextlib.contextmanager
 def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
-    """Partition without merging random operators, and without torch's handling of the generator state.
+    """Partition without merging random operators, and without torch's handling of the generator
+    state.
 
     The partitioner's list of operators that must not be merged lacks most random operators. And it
     saves the generator state only for nodes that were marked for recomputation. aotpack saves the
@@ -270,7 +292,9 @@ def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
 
 
 def call_generator_operators(graph: torch.fx.Graph) -> None:
-    """Replace the format's built-ins for the generator state by operators that Inductor can trace and compiled code can call."""
+    """Replace the format's built-ins for the generator state by operators that Inductor can trace
+    and compiled code can call.
+    """
     for node in graph.nodes:
         if node.target is generator.random_state:
             node.target, node.args = _generator_operators().random_state.default, (node.meta["val"].numel(),)
@@ -288,14 +312,18 @@ def _generator_operators() -> Any:
 
 @contextlib.contextmanager
 def draws_matched_by_no_pattern() -> Iterator[None]:
-    """Keep patterns from matching random operators and operators with effects: a match would merge or move them."""
+    """Keep patterns from matching random operators and operators with effects: a match would merge
+    or move them.
+    """
     with patched("inductor-draws-in-patterns", pattern_matcher, "is_match", _matches_fixed):
         yield
 
 
 @contextlib.contextmanager
 def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Run random operators and operators with effects in the order of the graph, each once, even if unused."""
+    """Run random operators and operators with effects in the order of the graph, each once, even if
+    unused.
+    """
     local = inductor_config.reorder_for_locality and not _has_effects(module)
     order = _in_order(comms.decide_global_ordering_of_comms)
     with (
@@ -308,7 +336,9 @@ def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bernoulli_of_its_own() -> Iterator[None]:
-    """Remove the one decomposition that draws other numbers than its operator, even with ``fallback_random``."""
+    """Remove the one decomposition that draws other numbers than its operator, even with
+    ``fallback_random``.
+    """
     with mock.patch.dict(decomposition.decompositions):
         decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
         reached("inductor-bernoulli-draws")
@@ -329,7 +359,8 @@ def _matches_fixed(match: Any) -> bool:
 
 
 def _in_order(schedule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Add random operators and effects to the order of collectives, which the scheduler fixes before it moves anything.
+    """Add random operators and effects to the order of collectives, which the scheduler fixes
+    before it moves anything.
 
     Inductor's own chain of random operators depends on their results, and breaks if a result is
     unused.

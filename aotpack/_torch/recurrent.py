@@ -1,4 +1,5 @@
-"""Traces recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, for sequences of any length.
+"""Traces recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, for sequences of any
+length.
 
 torch's rules decompose a layer into its cell, once for each time step. Here a layer is a scan of
 the cell. Its gradient is a scan in the opposite direction over the values that the first scan
@@ -138,7 +139,9 @@ class _Layer:
         return (hidden, *rest), kept
 
     def scan(self, given: Tensor, operands: State) -> tuple[State, State, State]:
-        """Return the last state, the states after each step, and the further values that the gradient needs."""
+        """Return the last state, the states after each step, and the further values that the
+        gradient needs.
+        """
         count = self.states
 
         def step(*values: Tensor) -> list[Tensor]:
@@ -168,12 +171,16 @@ class _Layer:
         return torch.stack(rows), *state
 
     def types(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
-        """Values with the types and ``requires_grad`` of the results of :class:`_Scanned`; their contents differ."""
+        """Values with the types and ``requires_grad`` of the results of :class:`_Scanned`; their
+        contents differ.
+        """
         state, _ = self.step(given[0], operands[: self.states], self.weights(operands[self.states :]))
         return state[0].expand(given.shape[0], *state[0].shape).clone(), *state
 
     def gradients(self, gradients: State, given: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
-        """The gradients of the input and of the operands, from the gradients of the results of :class:`_Scanned`."""
+        """The gradients of the input and of the operands, from the gradients of the results of
+        :class:`_Scanned`.
+        """
         cell, count, weights = self.cell, self.states, self.weights(operands[self.states :])
         before = [torch.cat([first.unsqueeze(0), row[:-1]]) for first, row in zip(operands, rows, strict=False)]
         saved = cell.saved(before, rows, kept)
@@ -210,7 +217,9 @@ def _of_weight(gradient: Tensor, given: Tensor) -> Tensor:
 
 
 class _Scanned(torch.autograd.Function):
-    """``(hidden state after each step, last state…)`` of a layer, from the products with the input for all steps."""
+    """``(hidden state after each step, last state…)`` of a layer, from the products with the input
+    for all steps.
+    """
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, given: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -235,7 +244,9 @@ class _Scanned(torch.autograd.Function):
 
 
 def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
-    """``(hidden states over time, last state…)`` of one layer in one direction, like torch's functions for one layer."""
+    """``(hidden states over time, last state…)`` of one layer in one direction, like torch's
+    functions for one layer.
+    """
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
@@ -260,13 +271,17 @@ def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has
 
 
 def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bool) -> State:
-    """``(hidden states over time, hidden state, cell state)`` of an LSTM layer with biases, without gradients."""
+    """``(hidden states over time, hidden state, cell state)`` of an LSTM layer with biases, without
+    gradients.
+    """
     with torch.no_grad():
         return _run(_LSTM, x, state, params, has_biases=True, reverse=reverse)
 
 
 def _in_transform() -> bool:
-    """Whether a function transform or forward-mode differentiation is active; both need the single steps."""
+    """Whether a function transform or forward-mode differentiation is active; both need the single
+    steps.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -304,7 +319,8 @@ class PackedSequenceError(Exception):
 
 @contextlib.contextmanager
 def refused_packing() -> Iterator[None]:
-    """Reject layers with packed sequences; torch's own error would name some operator inside the layer.
+    """Reject layers with packed sequences; torch's own error would name some operator inside the
+    layer.
 
     Raises:
         PackedSequenceError: raised at the layer's source line.

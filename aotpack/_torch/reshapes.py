@@ -1,4 +1,5 @@
-"""Rejects uses of ``reshape`` with dynamic sizes for which a graph copies and eager may return a view.
+"""Rejects uses of ``reshape`` with dynamic sizes for which a graph copies and eager may return a
+view.
 
 In a graph ``reshape`` copies unless it is a view for all sizes. In eager it copies only if it
 cannot be a view. The difference matters if the copy or its source is written to later, or if both
@@ -56,7 +57,9 @@ class _Copy(NamedTuple):
 
 
 class ReshapeAliasMode(TorchFunctionMode):
-    """While active, records the copies that ``reshape`` makes, and guards or rejects them if eager's view would differ."""
+    """While active, records the copies that ``reshape`` makes, and guards or rejects them if
+    eager's view would differ.
+    """
 
     def __init__(self) -> None:
         super().__init__()

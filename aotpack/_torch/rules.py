@@ -1,4 +1,5 @@
-"""Replaces the rules by which Python's dispatcher decomposes operators above autograd while tracing.
+"""Replaces the rules by which Python's dispatcher decomposes operators above autograd while
+tracing.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -16,7 +17,9 @@ Rule = Callable[..., Any]
 
 @contextlib.contextmanager
 def ruled(rules: Mapping[Any, Rule]) -> Iterator[None]:
-    """Trace operators by these rules instead of torch's own, which are in the operators' Python dispatch tables."""
+    """Trace operators by these rules instead of torch's own, which are in the operators' Python
+    dispatch tables.
+    """
     keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
     before = {operator: dict(operator.py_kernels) for operator in rules}
 

@@ -1,4 +1,5 @@
-"""Builds a shape environment with given symbols, and fake tensors over them, as a trace would have left them.
+"""Builds a shape environment with given symbols, and fake tensors over them, as a trace would have
+left them.
 
 Symbols are restored as in ``torch.export``'s own deserialiser
 (``torch/_export/serde/serialize.py``).
@@ -77,13 +78,17 @@ class Symbols:
         return _UNBACKED.fullmatch(name) is not None
 
     def add_size(self, name: str, minimum: int, maximum: int | None, hint: int) -> None:
-        """Add a size of an argument, in ``minimum..maximum`` (null: unbounded), equal to ``hint`` at the example."""
+        """Add a size of an argument, in ``minimum..maximum`` (null: unbounded), equal to ``hint``
+        at the example.
+        """
         symbol = self.by_name[name] = sympy.Symbol(name, positive=True, integer=True)
         self.hints[symbol] = sympy.Integer(hint)
         self._bound(symbol, minimum, maximum)
 
     def fix(self, name: str, value: int) -> None:
-        """Fix a size of an argument to the same value at every call: expressions with it become numbers."""
+        """Fix a size of an argument to the same value at every call: expressions with it become
+        numbers.
+        """
         self.by_name[name] = sympy.Integer(value)
 
     def add_unbacked(self, name: str, minimum: int, maximum: int | None) -> None:
@@ -127,12 +132,16 @@ class Symbols:
             return target(*args, **kwargs)
 
     def bindings(self, value: Any, pending: set[Any]) -> dict[Any, Any]:
-        """Paths in ``value`` at which unbacked symbols of ``pending`` first occur; these symbols are removed from ``pending``."""
+        """Paths in ``value`` at which unbacked symbols of ``pending`` first occur; these symbols
+        are removed from ``pending``.
+        """
         return _free_unbacked_symbols_with_path(value, (), shape_env=self.env, pending=pending)
 
 
 def allow_one(env: ShapeEnv | None, name: str) -> None:
-    """Allow a size of 1 although a trace guarded it to be larger: compilers of the graphs must not assume more."""
+    """Allow a size of 1 although a trace guarded it to be larger: compilers of the graphs must not
+    assume more.
+    """
     for symbol, limits in [] if env is None else list(env.var_to_range.items()):
         if str(symbol) == name:
             env.var_to_range[symbol] = type(limits)(min(1, limits.lower), limits.upper)  # type: ignore[union-attr]

@@ -1,4 +1,5 @@
-"""Gives traced tensors the strides of real kernels where torch's fake kernels or decompositions have other strides.
+"""Gives traced tensors the strides of real kernels where torch's fake kernels or decompositions
+have other strides.
 
 ``as_strided`` and the signature of a bundle use the strides in a trace. For some layouts of the
 arguments, fake kernels of torch 2.13 return other strides than the real kernels. Examples are
@@ -62,7 +63,9 @@ def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 
 
 def _volumes(one: int, several: int) -> Strides:
-    """As :func:`_images`: a single volume follows the argument ``one``, a batch follows the argument ``several``."""
+    """As :func:`_images`: a single volume follows the argument ``one``, a batch follows the
+    argument ``several``.
+    """
 
     def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
         if result.dim() == 5:
@@ -81,7 +84,9 @@ def _like(place: int) -> Strides:
 
 
 def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-    """Strides with slices of the dimension ``dim`` stored one after another; without ``dim``, as :func:`_rows`."""
+    """Strides with slices of the dimension ``dim`` stored one after another; without ``dim``, as
+    :func:`_rows`.
+    """
     dim = next((arg for arg in args[1:] if type(arg) is int), None)
     if dim is None:
         return _rows(args, result)
@@ -155,7 +160,9 @@ _KERNELS: dict[str, Strides] = {
     "unique_dim_consecutive": _slices,
     "xlogy.Tensor": _elementwise,
 }
-"""Operators whose fake kernels return wrong strides, with functions that compute the real kernels' strides."""
+"""Operators whose fake kernels return wrong strides, with functions that compute the real kernels'
+strides.
+"""
 
 _DECOMPOSED = (
     "_upsample_nearest_exact1d",
@@ -210,8 +217,8 @@ def layouts_by_hints() -> Iterator[None]:
     """Decide the layout of tensors with dynamic sizes by the example's sizes.
 
     A dynamic size may be 0 or 1, so torch (2.13) cannot compare it with another one. It then takes
-    channels-last images for contiguous ones. Another call's sizes may give another layout if elements
-    overlap, or because of the strides of dimensions of size 1.
+    channels-last images for contiguous ones. Another call's sizes may give another layout if
+    elements overlap, or because of the strides of dimensions of size 1.
     """
     like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm
@@ -255,7 +262,8 @@ def _of_the_example(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def strides_kept_in_place() -> Iterator[None]:
-    """Keep a tensor's strides when it, or a view of it, is mutated; a tensor with gaps becomes a dense copy in the same order.
+    """Keep a tensor's strides when it, or a view of it, is mutated; a tensor with gaps becomes a
+    dense copy in the same order.
 
     Functionalization replaces a mutating operator by a functional one, whose result may have other
     strides (``index_add_`` of a transposed tensor; ``torch.compile`` has the same fault).
@@ -317,7 +325,9 @@ def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
 
 
 def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose results have the strides of kernels; :func:`strides_of_kernels` must be active."""
+    """Decompositions whose results have the strides of kernels; :func:`strides_of_kernels` must be
+    active.
+    """
     if not is_applied("fake-strides-of-kernels"):
         return dict(table)
     return {op: _faithful(op, rule) if op in DECOMPOSED else rule for op, rule in table.items()}
@@ -337,7 +347,9 @@ def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
-    """A kernel's results; those that have the first result's sizes but not ``strides`` are made anew with ``strides``."""
+    """A kernel's results; those that have the first result's sizes but not ``strides`` are
+    recreated with ``strides``.
+    """
     size = _first(found).shape  # type: ignore[union-attr]
 
     def one(result: torch.Tensor) -> torch.Tensor:
@@ -347,7 +359,9 @@ def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, 
 
 
 def _first(found: Any) -> torch.Tensor | None:
-    """A kernel's first result, or null: a gradient that is not needed, or an operator that returned ``NotImplemented``."""
+    """A kernel's first result, or null: a gradient that is not needed, or an operator that returned
+    ``NotImplemented``.
+    """
     first = found[0] if isinstance(found, list | tuple) and found else found
     return first if isinstance(first, torch.Tensor) else None
 
@@ -376,6 +390,8 @@ def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """All arguments of a call in the order of the operator's schema; null for each that is not given."""
+    """All arguments of a call in the order of the operator's schema; null for each that is not
+    given.
+    """
     names = [argument.name for argument in func._schema.arguments]
     return [*args, *(kwargs.get(name) for name in names[len(args) :])]

@@ -1,4 +1,6 @@
-"""Controls the C++ compiler and linker below Inductor, and runs the commands of several graphs in parallel."""
+"""Controls the C++ compiler and linker below Inductor, and runs the commands of several graphs in
+parallel.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from .fixes.inductor.checks import telling_failures, with_checks
 
 
 def inductor_fingerprint() -> dict[str, str]:
-    """What compiled code depends on besides the graph and the target's options: versions and options of the toolchain."""
+    """What compiled code depends on besides the graph and the target's options: versions and
+    options of the toolchain.
+    """
     compiler = os.environ.get("CXX") or "g++"
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     found = {
@@ -38,7 +42,8 @@ def inductor_fingerprint() -> dict[str, str]:
 
 
 class Library:
-    """A shared library whose sources AOTInductor has written; its compiler commands run in parallel with those of others.
+    """A shared library whose sources AOTInductor has written; its compiler commands run in parallel
+    with those of others.
 
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
@@ -52,7 +57,9 @@ class Library:
         self._running: list[Future[None]] = []
 
     def take(self, command: str, cwd: str) -> None:
-        """Replaces Inductor's ``run_compile_cmd``: records the commands of this library, and runs others (headers)."""
+        """Replaces Inductor's ``run_compile_cmd``: records the commands of this library, and runs
+        others (headers).
+        """
         words = shlex.split(command)
         target = Path(words[words.index("-o") + 1])
         if target == self.output:
@@ -87,7 +94,10 @@ _run_compiler = cpp_builder.run_compile_cmd
 
 
 def imports_from_torch(library: Path) -> list[str]:
-    """The names that compiled code imports from torch's libraries: those without a version. System libraries' have one."""
+    """The names that compiled code imports from torch's libraries: those without a version.
+
+    System libraries' have one.
+    """
     listed = subprocess.run(["nm", "-D", "--undefined-only", os.fspath(library)], check=True, capture_output=True, text=True)
     found = [line.split() for line in listed.stdout.splitlines()]
     return sorted(name for kind, name in found if kind == "U" and "@" not in name)
@@ -95,7 +105,9 @@ def imports_from_torch(library: Path) -> list[str]:
 
 @contextlib.contextmanager
 def tool_chain(library: Library) -> Iterator[None]:
-    """Make Inductor write sources and commands in the form that bundles need, and defer the commands of ``library``."""
+    """Make Inductor write sources and commands in the form that bundles need, and defer the
+    commands of ``library``.
+    """
     with (
         _outside_ci(),
         _flags_of_ours(),
@@ -108,7 +120,9 @@ def tool_chain(library: Library) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_ci() -> Iterator[None]:
-    """Hide the variable CI: with it Inductor raises errors where it otherwise warns, and builds must not differ."""
+    """Hide the variable CI: with it Inductor raises errors where it otherwise warns, and builds
+    must not differ.
+    """
     with mock.patch.dict(os.environ):
         os.environ.pop("CI", None)
         yield
@@ -116,7 +130,8 @@ def _outside_ci() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _flags_of_ours() -> Iterator[None]:
-    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that its bytes are the same everywhere.
+    """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that its bytes
+    are the same everywhere.
 
     Also link it without an executable stack; AOTInductor's constants object requests one by
     omission. Loading such a library makes every stack of the process executable, and glibc 2.41 and
@@ -165,7 +180,8 @@ _WITHOUT_REGEX = {
 
 
 def _own_headers(include: Path) -> Path | None:
-    """A folder with modified copies of torch's headers for compiled code, or null if torch's headers differ from the known ones.
+    """A folder with modified copies of torch's headers for compiled code, or null if torch's
+    headers differ from the known ones.
 
     AOTInductor's code parses the name of its device with a regular expression. That is half of the
     C++ compiler's work and half of a small library, and it runs whenever a library is opened. The

@@ -31,7 +31,8 @@ class GapError(Exception):
 
 
 class UnfoldMutationMode(TorchFunctionMode):
-    """While active, replaces windows that leave elements out by other views, and writes to those views work as in eager.
+    """While active, replaces windows that leave elements out by other views, and writes to those
+    views work as in eager.
 
     Some windows have no equivalent views: several windows, the last of which ends within a step.
     Writes to these are rejected.
@@ -61,7 +62,9 @@ class UnfoldMutationMode(TorchFunctionMode):
 
 
 def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
-    """Whether an element may be in no window and no element is in two, so that windows may be written to."""
+    """Whether an element may be in no window and no element is in two, so that windows may be
+    written to.
+    """
     if not tensor.dim():
         return False
     length = tensor.shape[dim]
@@ -70,7 +73,9 @@ def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
 
 
 def _of_other_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
-    """The view that ``unfold`` makes, built of slices and split dimensions; null if that is impossible."""
+    """The view that ``unfold`` makes, built of slices and split dimensions; null if that is
+    impossible.
+    """
     dim %= tensor.dim()
     length = tensor.shape[dim]
     if not size or not statically_known_true(length >= size):

@@ -1,4 +1,5 @@
-"""Finds the tensors that a call writes to, by the operator's schema, or by the names of torch's own functions.
+"""Finds the tensors that a call writes to, by the operator's schema, or by the names of torch's own
+functions.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -59,7 +60,9 @@ def _is_in_place(node: torch.fx.Node) -> bool:
 
 
 def _in_place() -> frozenset[str]:
-    """Names of ATen operators that write to elements of their first argument, not only change its sizes or strides."""
+    """Names of ATen operators that write to elements of their first argument, not only change its
+    sizes or strides.
+    """
     listed = torch._C._dispatch_get_all_op_names()
     names = {name.removeprefix("aten::").partition(".")[0] for name in listed if name.startswith("aten::")}
     packets = [getattr(torch.ops.aten, name) for name in names if name.endswith("_") and not name.startswith("__")]

@@ -32,7 +32,10 @@ class FallbackError(Exception):
 
 
 class Module(NamedTuple):
-    """A program in both forms. ``order``: the indices of the input tensors that it uses, in the order of its parameters."""
+    """A program in both forms.
+
+    ``order``: the indices of the input tensors that it uses, in the order of its parameters.
+    """
 
     hlo: bytes
     stablehlo: bytes
@@ -45,7 +48,9 @@ def fingerprint() -> dict[str, str]:
 
 
 def has_kernel(operator: torch._ops.OpOverload) -> bool:
-    """Whether torch_xla has a kernel or torch can decompose the operator; otherwise it runs on the CPU, and needs data."""
+    """Whether torch_xla has a kernel or torch can decompose the operator; otherwise it runs on the
+    CPU, and needs data.
+    """
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in _KERNELS)
 
 
@@ -62,7 +67,9 @@ def seed() -> torch.Tensor:
 
 
 SEED_FACTOR, SEED_STEP = 0x5851F42D4C957F2D, 0x9E3779B97F4A7C1
-"""Derive seeds of calls or turns from one seed: seed * factor + step * number, modulo 2**64. The factor is Knuth's (MMIX).
+"""Derive seeds of calls or turns from one seed: seed * factor + step * number, modulo 2**64.
+
+The factor is Knuth's (MMIX).
 
 Without the factor, turn 1 of call 2 would draw the same numbers as turn 2 of call 1.
 """
@@ -75,7 +82,9 @@ def derived_seed(seed: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def barrier(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same values behind a barrier: XLA computes nothing that depends on one of them before all are available."""
+    """The same values behind a barrier: XLA computes nothing that depends on one of them before all
+    are available.
+    """
     held = [value.clone() for value in values]
     _xla._xla_optimization_barrier_(held)
     return held
@@ -87,7 +96,8 @@ def device() -> torch.device:
 
 
 def make_device() -> None:
-    """Create torch_xla's devices before the first backward of the process, which makes one queue for each existing device.
+    """Create torch_xla's devices before the first backward of the process, which makes one queue
+    for each existing device.
 
     A trace runs a backward; if the devices came later, no bundle could be loaded.
 
@@ -99,7 +109,8 @@ def make_device() -> None:
 
 @contextlib.contextmanager
 def staging() -> Iterator[None]:
-    """Record operators on placeholders: numbers become constants, and operators that would read data are rejected.
+    """Record operators on placeholders: numbers become constants, and operators that would read
+    data are rejected.
 
     Raises:
         FallbackError: an operator would have read data.
@@ -143,7 +154,9 @@ def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Mo
 
 
 def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``values``, a tensor or several, depend on a device tensor that is not among ``tensors``."""
+    """Whether ``values``, a tensor or several, depend on a device tensor that is not among
+    ``tensors``.
+    """
     found = [value for value in (values if isinstance(values, (tuple, list)) else [values]) if isinstance(value, torch.Tensor)]
     numbers, _ = _xla._get_tensors_xla_device_data_node(found)
     return not {_xla._xla_get_tensor_id(tensor) for tensor in tensors}.issuperset(numbers)

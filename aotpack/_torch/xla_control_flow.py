@@ -1,4 +1,6 @@
-"""Builds XLA loops and branches around programs with torch_xla's builder of computations. Tried on: torch_xla 2.9.0.
+"""Builds XLA loops and branches around programs with torch_xla's builder of computations.
+
+Tried on: torch_xla 2.9.0.
 
 A program takes arrays and returns a tuple of them. The body of a ``while`` takes and returns one
 tuple, its state: here the number of the turn, and groups of arrays. A branch of a ``conditional``
@@ -17,7 +19,9 @@ from .xla import SEED_FACTOR, SEED_STEP, call_computation, xla_builder
 from .xla import call as call_program
 
 Op = Any
-"""A value in a computation under construction: an ``xla_builder.Op``, which has no type annotations."""
+"""A value in a computation under construction: an ``xla_builder.Op``, which has no type
+annotations.
+"""
 Group = Sequence[Op]
 Tensors = Sequence[torch.Tensor]
 Operands = Sequence[torch.Tensor | None]
@@ -46,14 +50,19 @@ class Program:
 
 
 def call(program: Program, operands: Operands, seeds: Tensors) -> list[torch.Tensor | None]:
-    """Record a call. An operand that the program does not read is None, and so is a result without a value; also below."""
+    """Record a call.
+
+    An operand that the program does not read is None, and so is a result without a value; also
+    below.
+    """
     left = iter(seeds)
     results = call_program(program.hlo, [next(left) if i is None else operands[i] for i in program.inputs])  # type: ignore[misc]
     return [None if place is None else results[place] for place in program.outputs]
 
 
 def scan(combine: Program, carry: Tensors, xs: Tensors, additional: Operands, seeds: Tensors) -> list[torch.Tensor | None]:
-    """Record a ``while`` that implements a scan, or a map, which is a scan without a carry (spec/control-flow.md).
+    """Record a ``while`` that implements a scan, or a map, which is a scan without a carry
+    (spec/control-flow.md).
 
     Each turn derives its own seeds from ``seeds``.
     """
@@ -110,7 +119,9 @@ def cond(
     operands: Operands,
     seeds: Sequence[Tensors],
 ) -> list[torch.Tensor | None]:
-    """Record a ``conditional`` (spec/control-flow.md); the first branch runs if ``predicate`` is true. Each branch has seeds."""
+    """Record a ``conditional`` (spec/control-flow.md); the first branch runs if ``predicate`` is
+    true. Each branch has seeds.
+    """
 
     def build(builder: Any, predicate: Group, kept: Group, *seeds: Group) -> list[Op]:
         computations, given = [], []
@@ -125,7 +136,10 @@ def cond(
 
 
 def _branch(run: _Callable, given: Op, seeds: int, operands: Operands) -> Any:
-    """The computation of one branch of a ``conditional``. Its tuple ``given`` has the seeds, then the existing operands."""
+    """The computation of one branch of a ``conditional``.
+
+    Its tuple ``given`` has the seeds, then the existing operands.
+    """
     builder = xla_builder.create_builder("branch")
     parameter = xla_builder.mkparam(builder, 0, given.shape())
     values = _elements(parameter)
@@ -148,7 +162,10 @@ class _Callable:
 
 
 def _record(build: Callable[..., Sequence[Op]], groups: Sequence[Tensors]) -> list[torch.Tensor]:
-    """Build a computation and record a call of it. ``build`` gets a builder, and each group of tensors as parameters."""
+    """Build a computation and record a call of it.
+
+    ``build`` gets a builder, and each group of tensors as parameters.
+    """
     builder = xla_builder.create_builder("control_flow")
     tensors = [tensor for group in groups for tensor in group]
     parameters = [xla_builder.mkparam(builder, i, xla_builder.tensor_shape(tensor)) for i, tensor in enumerate(tensors)]

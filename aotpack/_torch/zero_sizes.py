@@ -44,7 +44,8 @@ _RUNNING_MODELS = tuple(_TORCH + name for name in ("_dynamo/utils.py", "fx/inter
 
 @contextlib.contextmanager
 def questions_about_zero() -> Iterator[None]:
-    """If a model compares a dynamic size, and the result differs for size 0, require the size to be at least 1.
+    """If a model compares a dynamic size, and the result differs for size 0, require the size to be
+    at least 1.
 
     Torch itself adds guards for real numbers computed from sizes (``n / 2 > 0``). Comparisons by
     torch's own code add no requirement: most operators check whether they have anything to do, and

@@ -1,4 +1,6 @@
-"""Converts graphs from ``torch.fx`` to the bundle format (:mod:`.convert`) and back (:mod:`.restore`)."""
+"""Converts graphs from ``torch.fx`` to the bundle format (:mod:`.convert`) and back
+(:mod:`.restore`).
+"""
 
 from .convert import from_fx as from_fx
 from .convert import source_line as source_line

@@ -1,4 +1,6 @@
-"""Converts ``torch.fx`` graphs to the format's graphs without loss; :mod:`.restore` converts them back."""
+"""Converts ``torch.fx`` graphs to the format's graphs without loss; :mod:`.restore` converts them
+back.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ class _Converter:
         return schema.GraphArg(self._stored_once(attribute, str(arg.target)))
 
     def _stored_once(self, attribute: GraphModule, name: str) -> str:
-        """The name under which a subgraph is stored; equal subgraphs, as of identical layers, share one name."""
+        """The name under which a subgraph is stored; equal subgraphs, as of identical layers, share
+        one name.
+        """
         if id(attribute) not in self._names:
             try:
                 converted = from_fx(attribute, self.shape_env)
@@ -177,7 +181,9 @@ def tensor_value(value: torch.Tensor, shape_env: ShapeEnv | None) -> schema.Tens
 
 
 def source_line(node: FxNode) -> str:
-    """``file:line: source`` of the model's innermost line behind a node, or else of torch's; empty if there is none."""
+    """``file:line: source`` of the model's innermost line behind a node, or else of torch's; empty
+    if there is none.
+    """
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     found = [
         (match.group(1), f"{where.strip()}: {code.strip()}")

@@ -30,7 +30,9 @@ _RELATIONS = {
 
 
 def size_expression(size: int | torch.SymInt, shape_env: ShapeEnv | None) -> int | str:
-    """``size`` as an integer, or as an expression over symbols after all replacements that the trace found."""
+    """``size`` as an integer, or as an expression over symbols after all replacements that the
+    trace found.
+    """
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -90,7 +92,10 @@ def render(expr: Any) -> str:
 
 
 def _render_product(expr: Any) -> str:
-    """Write a product. In a product of integers a rational factor becomes an exact floor division at the end."""
+    """Write a product.
+
+    In a product of integers a rational factor becomes an exact floor division at the end.
+    """
     coefficient, rest = expr.as_coeff_Mul()
     factors = sympy.Mul.make_args(rest)
     if not all(factor.is_integer for factor in factors):  # a product of reals
@@ -194,7 +199,9 @@ class _Reader(ast.NodeVisitor):
         return sympy.Piecewise((1, value), (0, True)) if is_condition else value
 
     def _choice(self, node: ast.BinOp) -> Any:
-        """Convert ``condition * value + (not condition) * other``, the grammar's form of a choice, to a ``Piecewise``."""
+        """Convert ``condition * value + (not condition) * other``, the grammar's form of a choice,
+        to a ``Piecewise``.
+        """
         match node:
             case ast.BinOp(
                 ast.BinOp(holds, ast.Mult(), value), ast.Add(), ast.BinOp(ast.UnaryOp(ast.Not(), fails), ast.Mult(), other)

@@ -1,4 +1,6 @@
-"""Finds the user's source lines of operators that may fail on the values of their inputs, for the loader's messages."""
+"""Finds the user's source lines of operators that may fail on the values of their inputs, for the
+loader's messages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^:]*: ?(.*)')
 
 
 def lines(module: GraphModule) -> dict[str, str]:
-    """Map node names to source lines (``model.py:12: return self.embedding(x)``), without folders of the build machine."""
+    """Map node names to source lines (``model.py:12: return self.embedding(x)``), without folders
+    of the build machine.
+    """
     found: dict[str, str] = {}
     for graph in (part for part in module.modules() if isinstance(part, GraphModule)):
         for node in graph.graph.nodes:

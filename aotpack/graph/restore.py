@@ -1,4 +1,6 @@
-"""Restores ``torch.fx`` graphs from the format's graphs as a trace would leave them, with fake tensors as values."""
+"""Restores ``torch.fx`` graphs from the format's graphs as a trace would leave them, with fake
+tensors as values.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .expressions import parse
 
 
 def to_fx(graph: schema.Graph, symbols: Symbols | None = None, *, single: bool = False) -> GraphModule:
-    """Restore a graph as a ``torch.fx.GraphModule`` that returns a tuple, or with ``single`` its only output (some subgraphs).
+    """Restore a graph as a ``torch.fx.GraphModule`` that returns a tuple, or with ``single`` its
+    only output (some subgraphs).
 
     With ``symbols`` every node gets a fake value as ``meta["val"]``, of the type in the document;
     so do the elements of multi-output operators. Values of different nodes never share memory, not
@@ -85,7 +88,10 @@ class _Builder:
 
 
 class _Values:
-    """The fake values of one graph. ``pending`` are the data-dependent sizes that no node has defined yet."""
+    """The fake values of one graph.
+
+    ``pending`` are the data-dependent sizes that no node has defined yet.
+    """
 
     def __init__(self, graph: schema.Graph, symbols: Symbols, root: torch.nn.Module) -> None:
         self.symbols = symbols
@@ -114,7 +120,9 @@ class _Values:
         return self.symbols.unknown(value.kind)
 
     def _result(self, node: FxNode, item: schema.Node) -> Any:
-        """The value of a node as the document describes it; computed if the document has only its kind."""
+        """The value of a node as the document describes it; computed if the document has only its
+        kind.
+        """
         if not isinstance(item.value, schema.OtherValue):
             return self.recorded(item.value)
         if item.value.kind == "none":
@@ -178,7 +186,8 @@ def _refuse_names(graph: schema.Graph) -> None:
 
 
 def symbols_of(method: schema.Method, graphs: Sequence[schema.Graph], sizes: Mapping[str, int] | None = None) -> Symbols:
-    """The symbols of a method with their ranges and constraints, for its graphs; ``sizes`` fixes them to these values.
+    """The symbols of a method with their ranges and constraints, for its graphs; ``sizes`` fixes
+    them to these values.
 
     Raises:
         UnsupportedError: symbols are not named as in torch, or the example's sizes break a

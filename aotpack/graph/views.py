@@ -83,7 +83,9 @@ def chain_of_names(node: Node) -> Chain:
 
 
 def origin(node: Node) -> Link:
-    """The start of the view chain that ends in ``node``, by name: two nodes may read the same result of an operator."""
+    """The start of the view chain that ends in ``node``, by name: two nodes may read the same
+    result of an operator.
+    """
     return _named(root(node))
 
 

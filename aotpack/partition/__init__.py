@@ -1,4 +1,6 @@
-"""Partitions a joint graph into forward and backward, and adapts both for control flow, effects and random numbers."""
+"""Partitions a joint graph into forward and backward, and adapts both for control flow, effects and
+random numbers.
+"""
 
 from .split import Partitioned as Partitioned
 from .split import order_placeholders as order_placeholders

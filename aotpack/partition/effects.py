@@ -1,4 +1,5 @@
-"""Removes AOTAutograd's effect tokens from graphs: in a bundle the order of the nodes replaces them.
+"""Removes AOTAutograd's effect tokens from graphs: in a bundle the order of the nodes replaces
+them.
 
 The partitioner has kept the order of the tokens in both graphs. So plain operators can replace the
 wrapped ones.

@@ -34,7 +34,9 @@ class Pinned:
 
 
 def pin(joint: compat.Joint) -> Pinned:
-    """Keep every random operator in its pass. An operator that no output of its pass needs becomes an output itself.
+    """Keep every random operator in its pass.
+
+    An operator that no output of its pass needs becomes an output itself.
 
     Raises:
         UnsupportedError: random operators inside control flow, whose order among the others cannot
@@ -105,14 +107,18 @@ def _tensor(node: Node) -> Node:
 
 
 def keep_order(joint: compat.Joint, forward: GraphModule, backward: GraphModule) -> None:
-    """Restore the joint graph's order of random operators, which is the model's: partitioners move nodes."""
+    """Restore the joint graph's order of random operators, which is the model's: partitioners move
+    nodes.
+    """
     drawing = [node for node in joint.graph_module.graph.nodes if is_random(node)]
     _order(forward, [node.name for node in drawing if not in_backward(node)])
     _order(backward, [node.name for node in drawing if in_backward(node)])
 
 
 def _order(module: GraphModule, wanted: Iterable[str]) -> None:
-    """Bring the nodes called ``wanted`` into that order; other nodes move only as far as their users need it."""
+    """Bring the nodes called ``wanted`` into that order; other nodes move only as far as their
+    users need it.
+    """
     nodes = {node.name: node for node in module.graph.nodes}
     chain = [nodes[name] for name in wanted if name in nodes]
     before = dict(zip(chain[1:], chain, strict=False))
@@ -142,14 +148,17 @@ def _order(module: GraphModule, wanted: Iterable[str]) -> None:
 
 
 def drawn_anew(backward: GraphModule | None) -> list[str]:
-    """Source lines of random operators in control flow that torch's backward recomputes: it draws new numbers, as in eager."""
+    """Source lines of random operators in control flow that torch's backward recomputes: it draws
+    new numbers, as in eager.
+    """
     inner = [] if backward is None else [m.graph for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
     drawing = [node for graph in inner for node in graph.nodes if is_random(node) and KEPT not in node.meta]
     return list(dict.fromkeys(source_line(node) or str(node.target) for node in drawing))
 
 
 def share_state(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
-    """Let random operators that are in both graphs draw the same numbers: the backward restores the forward's saved state.
+    """Let random operators that are in both graphs draw the same numbers: the backward restores the
+    forward's saved state.
 
     Returns:
         The saved states: for each, the forward's value and the backward's placeholder.

@@ -1,4 +1,5 @@
-"""Partitions a joint graph into forward and backward graphs that follow the bundle's calling convention.
+"""Partitions a joint graph into forward and backward graphs that follow the bundle's calling
+convention.
 
 AOTAutograd's own convention returns inputs, aliases and constants from the forward graph. Here a
 graph returns only what it computes: the loader keeps saved primals and replays aliases, and
@@ -81,7 +82,9 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
 
 
 def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chain]) -> Partitioned:
-    """The result of torch's partitioner for a joint graph whose forward outputs have the view chains ``chains``."""
+    """The result of torch's partitioner for a joint graph whose forward outputs have the view
+    chains ``chains``.
+    """
     count = len(chains)
     outputs = output_args(forward)
     saved = [value for value in outputs[count:] if isinstance(value, Node)]
@@ -101,7 +104,8 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
 
 
 def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
-    """Make the backward save sizes that sizes of its inputs are computed from (half of one, for example), if no input has them.
+    """Save sizes from which sizes of the backward's inputs are computed (half of one, for example),
+    if no input has them.
 
     Returns pairs of the forward's value and the backward's placeholder. Compiled code cannot solve
     equations for them.
@@ -130,7 +134,9 @@ def _numbers(value: Any) -> list[torch.SymInt]:
 
 
 def _cut_outputs(module: GraphModule, outputs: list[object], tokens: int) -> None:
-    """Make a graph return ``outputs``, and remove effect tokens: the first ``tokens`` inputs, and those named as tokens."""
+    """Make a graph return ``outputs``, and remove effect tokens: the first ``tokens`` inputs, and
+    those named as tokens.
+    """
     module.graph.output_node().args = (tuple(outputs),)  # type: ignore[arg-type]
     effects.unwrap(module)
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -153,7 +159,9 @@ def output_args(module: GraphModule) -> list[object]:
 
 
 def spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
-    """Complete ``reach``, which has numbers for some nodes: each other node gets all numbers of its inputs."""
+    """Complete ``reach``, which has numbers for some nodes: each other node gets all numbers of its
+    inputs.
+    """
     for node in module.graph.nodes:
         if node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
@@ -168,7 +176,9 @@ def set_outputs(module: GraphModule, outputs: list[object]) -> None:
 
 
 def _is_impure(node: Node) -> bool:
-    """Whether an unused node stays: inputs (the calling convention), effects, assertions, and pinned random operators."""
+    """Whether an unused node stays: inputs (the calling convention), effects, assertions, and
+    pinned random operators.
+    """
     return (
         node.op in ("placeholder", "output")
         or rng.KEPT in node.meta
@@ -238,7 +248,9 @@ def _replay(graph: torch.fx.Graph, base: Node, alias: Node, source: Node) -> Nod
 
 
 def _split_regions(module: GraphModule, split: compat.Split) -> None:
-    """Split nested compile regions, innermost first; a region's caller saves the inputs that the region saves."""
+    """Split nested compile regions, innermost first; a region's caller saves the inputs that the
+    region saves.
+    """
 
     def of_region(
         joint: GraphModule, inputs: object, *, num_fwd_outputs: int, **options: object
@@ -258,7 +270,9 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
 
 
 def _own(value: Node) -> Node:
-    """Copy a view of a region's input. The caller of the region could not know that it is a view of its operand."""
+    """Copy a view, with dynamic sizes, of a region's input: the region's caller could not know that
+    it is a view.
+    """
     if value.op == "placeholder" or views.root(value).op != "placeholder" or not isinstance(value.meta["val"], torch.Tensor):
         return value
     with value.graph.inserting_after(value):
@@ -268,7 +282,9 @@ def _own(value: Node) -> Node:
 
 
 def _return_no_operands(module: GraphModule) -> None:
-    """Make callers use their own operand if a region returns an input, and read results that it returns twice only once."""
+    """Make callers use their own operand if a region returns an input, and read results that it
+    returns twice only once.
+    """
     calls: dict[str, list[Any]] = {}
     for call in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
         calls.setdefault(call.args[0].target, []).append(call)

@@ -1,4 +1,6 @@
-"""Rewrites subgraphs of control flow into the format's form: functional, with an operand for every tensor they use."""
+"""Rewrites subgraphs of control flow into the format's form: functional, with an operand for every
+tensor they use.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def make_self_contained(module: GraphModule) -> None:
 
 
 def drop_options(module: GraphModule) -> None:
-    """Drop the compiler options of calls that only mark a subgraph. They are objects, which a forward cannot save."""
+    """Drop the compiler options of calls that only mark a subgraph.
+
+    They are objects, which a forward cannot save.
+    """
     for call in _calls(module):
         if compat.is_plain_call(call.target):
             options = [value for value in call.kwargs.values() if isinstance(value, Node)]
@@ -84,7 +89,9 @@ def _subgraphs(module: GraphModule, args: Iterable[Any]) -> list[tuple[Node, Gra
 
 
 def _make_functional(module: GraphModule, call: Node) -> None:
-    """Replace subgraphs that write to their operands by subgraphs that return the operands' new values after their results."""
+    """Replace subgraphs that write to their operands by subgraphs that return the operands' new
+    values after their results.
+    """
     kind: Any = call.args[0]
     given: dict[str, Any] = dict(call.kwargs)
     bases = given.pop("_all_bases")
@@ -132,7 +139,9 @@ def _unsupported(call: Node, kind: Any, what: str) -> UnsupportedError:
 
 
 def _writing(module: GraphModule, attribute: Node, operands: Sequence[str], written: Sequence[str]) -> Node:
-    """A copy of a subgraph that returns the new values of the operands ``written`` after its results."""
+    """A copy of a subgraph that returns the new values of the operands ``written`` after its
+    results.
+    """
     region = _copied(getattr(module, str(attribute.target)))
     graph, inputs = region.graph, region.graph.find_nodes(op="placeholder")
     latest: dict[str, Any] = dict(zip(operands, inputs, strict=True))
@@ -192,7 +201,9 @@ _OPERANDS = {
 
 
 def _hoist_constants(module: GraphModule, call: Node) -> None:
-    """Turn tensors that the call's subgraphs close over into operands; the calling graph closes over them instead."""
+    """Turn tensors that the call's subgraphs close over into operands; the calling graph closes
+    over them instead.
+    """
     attributes = _subgraphs(module, call.args)
     constants = [
         (region, node)

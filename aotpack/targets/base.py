@@ -18,7 +18,8 @@ from ..writer.cache import CompileCache
 
 @dataclass(frozen=True)
 class GraphToCompile:
-    """One graph of a program: ``key`` is, for example, ``train.forward``; nodes of ``module`` have ``meta["val"]``.
+    """One graph of a program: ``key`` is, for example, ``train.forward``; nodes of ``module`` have
+    ``meta["val"]``.
 
     ``training``: the graph is one of a forward and backward pair. ``private`` are the outputs of a
     forward graph that only its backward reads; a target may choose their layout. ``saved`` maps
@@ -42,7 +43,9 @@ def graphs_to_compile(
     methods: Mapping[str, schema.Method],
     graphs: Mapping[str, tuple[schema.Graph, torch.fx.GraphModule]],
 ) -> list[GraphToCompile]:
-    """The graphs of a program for targets to compile, each forward before its backward. ``graphs`` has both forms by key.
+    """The graphs of a program for targets to compile, each forward before its backward.
+
+    ``graphs`` has both forms by key.
 
     Methods are sorted by name, as in a stored document. Targets' results therefore do not depend on
     the caller.
@@ -77,7 +80,8 @@ class Target(Protocol):
         """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
 
     def decompositions(self, *, exact_random: bool) -> Decompositions | None:
-        """Decompositions to trace with, so that the partitioner saves what this target's compiler would.
+        """Decompositions to trace with, so that the partitioner saves what this target's compiler
+        would.
 
         ``exact_random``: leave out decompositions that draw other random numbers than eager.
         """
@@ -85,7 +89,8 @@ class Target(Protocol):
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
-        """Compile ``graphs`` and add the code to ``store``; ``state`` are the program's parameters and buffers.
+        """Compile ``graphs`` and add the code to ``store``; ``state`` are the program's parameters
+        and buffers.
 
         Raises:
             BuildError: this target cannot run a graph (the message names the operator), or cannot

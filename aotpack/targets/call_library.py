@@ -1,4 +1,7 @@
-"""Adds the call library to a bundle. It is compiled once per torch, Python and toolchain, then taken from the cache."""
+"""Adds the call library to a bundle.
+
+It is compiled once per torch, Python and toolchain, then taken from the cache.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from ..writer.cache import CompileCache
 
 
 class CallLibraryWarning(UserWarning):
-    """The call library could not be compiled: the bundle is complete, and Python makes its calls instead."""
+    """The call library could not be compiled: the bundle is complete, and Python makes its calls
+    instead.
+    """
 
 
 def library_bytes() -> bytes | None:

@@ -32,15 +32,22 @@ from .parts import in_parts
 
 _Files = dict[str, bytes]
 _Layouts = Mapping[int, Sequence[int]]
-"""Maps an output to its dimensions from outermost to innermost in memory; outputs with the graph's strides are omitted."""
+"""Maps an output to its dimensions from outermost to innermost in memory; outputs with the graph's
+strides are omitted.
+"""
 _FACTS = "layouts, own, constraints, imports"
 """Names of the facts that are stored with compiled code; part of the cache's key."""
 _SOURCES = (Path(compat.__file__).parent, Path(__file__).parent)
-"""Sources that decide which code a graph gets. Their hash and the applied torch fixes are part of the cache's key."""
+"""Sources that decide which code a graph gets.
+
+Their hash and the applied torch fixes are part of the cache's key.
+"""
 
 
 class CpuTarget:
-    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
+    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build
+    machine's level.
+    """
 
     uses_inductor = True
 
@@ -135,7 +142,10 @@ class CpuTarget:
         folder: Path,
         workers: Executor,
     ) -> list[tuple[GraphToCompile, _Call, Callable[[], _Files]]]:
-        """Lower one graph after another while earlier ones compile. The returned functions wait for the code."""
+        """Lower one graph after another while earlier ones compile.
+
+        The returned functions wait for the code.
+        """
         jobs: list[tuple[GraphToCompile, _Call, Callable[[], _Files]]] = []
         layouts: _Layouts = {}
         own: set[int] = set()
@@ -166,7 +176,9 @@ class CpuTarget:
         return jobs
 
     def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.OutputLayout]]:
-        """Lower a graph; returns its library sources, and the layout of each output that the code writes."""
+        """Lower a graph; returns its library sources, and the layout of each output that the code
+        writes.
+        """
         target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
         lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
@@ -254,8 +266,8 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     """Copy the graph; replace integer inputs by sizes of tensors; return each output once.
 
     ``layouts``: the order of dimensions in which the forward's code writes what it saves. ``own``:
-    the inputs that the forward writes to memory of their own. Both are keyed by the index of an
-    input.
+    the inputs that the forward writes to memory of their own. Both refer to inputs by
+    index.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})
@@ -304,7 +316,9 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:
-    """Replace ``view`` by ``reshape``: a saved value's layout may now differ, and a view that does not exist becomes a copy."""
+    """Replace ``view`` by ``reshape``: a saved value's layout may now differ, and a view that does
+    not exist becomes a copy.
+    """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
 
@@ -320,7 +334,9 @@ def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
 
 
 def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Node]) -> bool:
-    """Replace an integer input by a size of a tensor input that equals it; returns whether there is one."""
+    """Replace an integer input by a size of a tensor input that equals it; returns whether there is
+    one.
+    """
     wanted = node.meta["val"]
     if not isinstance(wanted, torch.SymInt):
         return False
@@ -337,13 +353,17 @@ def _read_off_a_tensor(graph: torch.fx.Graph, node: Node, placeholders: list[Nod
 
 
 def _has_derived_sizes(tensor: torch.Tensor) -> bool:
-    """Whether a size is computed from others, such as half of one; compiled code must read those others first."""
+    """Whether a size is computed from others, such as half of one; compiled code must read those
+    others first.
+    """
     sizes: Any = tensor.shape
     return any(isinstance(size, torch.SymInt) and not size.node.expr.is_Atom for size in sizes)
 
 
 def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
-    """Replace an integer input by an empty tensor of shape ``(size, 0)``: AOTInductor takes no integers in a backward."""
+    """Replace an integer input by an empty tensor of shape ``(size, 0)``: AOTInductor takes no
+    integers in a backward.
+    """
     size = node.meta["val"]
     if compat.hint_of(size) < 0:
         raise BuildError(

@@ -1,4 +1,6 @@
-"""Splits graphs into parts for compilers without calls, so that a nested region that runs repeatedly is compiled once."""
+"""Splits graphs into parts for compilers without calls, so that a nested region that runs
+repeatedly is compiled once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _CALL = torch.ops.higher_order.invoke_subgraph
 
 @dataclass(frozen=True)
 class Parts:
-    """A graph as a sequence of calls of ``modules``. A call takes values by number; its results get the next numbers.
+    """A graph as a sequence of calls of ``modules``.
+
+    A call takes values by number; its results get the next numbers.
 
     The graph's inputs have the first numbers; ``outputs`` are the numbers of its outputs.
     """
@@ -33,7 +37,8 @@ class Parts:
 
 
 def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], dict[str, schema.Sequence]]:
-    """Returns the graphs to compile instead of graphs that call regions, and by key how to run a graph in parts.
+    """Returns the graphs to compile instead of graphs that call regions, and by key how to run a
+    graph in parts.
 
     If one half of a method is in parts, both halves keep the strides of the graphs for the values
     between them.
@@ -92,7 +97,9 @@ def without_calls(module: GraphModule, kept: Collection[str] = ()) -> GraphModul
 
 
 def _copy(module: GraphModule, graph: Graph, root: torch.nn.Module, copies: dict[Node, Any], kept: Collection[str] = ()) -> Any:
-    """Copy nodes to the end of ``graph``, and return the copied outputs. ``copies`` may already map inputs.
+    """Copy nodes to the end of ``graph``, and return the copied outputs.
+
+    ``copies`` may already map inputs.
 
     Nodes are renamed, so that equal graphs have equal names.
     """
@@ -132,7 +139,9 @@ def _registered(root: torch.nn.Module, name: str, value: GraphModule, kept: Coll
 
 
 def _shared(module: GraphModule) -> set[str]:
-    """Regions called at least twice, each time with tensors of the sizes and strides that they were traced with."""
+    """Regions called at least twice, each time with tensors of the sizes and strides that they were
+    traced with.
+    """
     callers: dict[str, list[Node]] = {}
     for call in module.graph.find_nodes(op="call_function", target=_CALL):
         callers.setdefault(call.args[0].target, []).append(call)
@@ -172,7 +181,9 @@ class _Split:
         return Parts(self.modules, self.calls, [self.numbers[node] for node in outputs])
 
     def _groups(self) -> list[list[Node]]:
-        """Each call alone, and the nodes between calls; ``getitem`` is in the group of the tuple that it reads."""
+        """Each call alone, and the nodes between calls; ``getitem`` is in the group of the tuple
+        that it reads.
+        """
         groups: list[list[Node]] = []
         group_of: dict[Node, list[Node]] = {}
         for node in self.whole.graph.nodes:

@@ -1,4 +1,6 @@
-"""The portable target stores the graphs alone, without code, and checks that the loader's interpreter supports them."""
+"""The portable target stores the graphs alone, without code, and checks that the loader's
+interpreter supports them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class PortableTarget:
         return "portable"
 
     def decompositions(self, *, exact_random: bool) -> None:
-        """None: eager's own operators are the fastest to interpret, and draw eager's random numbers.
+        """None: eager's own operators are the fastest to interpret, and draw eager's random
+        numbers.
 
         If another target of the build decomposes, its graphs are shared, and so are its random
         numbers.
@@ -43,7 +46,9 @@ class PortableTarget:
 
 
 def _where(name: str, item: GraphToCompile) -> str:
-    """The source line of the model that calls the operator called ``name``, or else the graph's key."""
+    """The source line of the model that calls the operator called ``name``, or else the graph's
+    key.
+    """
     lines = [source_line(node) for node in item.module.graph.nodes if str(node.target) == name]
     return next(filter(None, lines), item.key)
 

@@ -46,7 +46,9 @@ def fixes_of(component: Component | None = None) -> list[Fix]:
 
 @contextlib.contextmanager
 def apply_fixes(component: Component, **facts: Any) -> Iterator[None]:
-    """Apply the fixes of one component for the duration of a block; ``facts`` are the keyword arguments of some fixes."""
+    """Apply the fixes of one component for the duration of a block; ``facts`` are the keyword
+    arguments of some fixes.
+    """
     with contextlib.ExitStack() as stack:
         for fix in fixes_of(component):
             if fix.kind == "context":
@@ -68,7 +70,9 @@ def fix_table(component: Component) -> dict[Any, Callable[..., Any]]:
 
 
 def record_of_fixes(*, inductor: bool, untested: bool) -> dict[str, str]:
-    """What a bundle records of the fixes: those applied for a target, and whether this torch was untested."""
+    """What a bundle records of the fixes: those applied for a target, and whether this torch was
+    untested.
+    """
     applied = [fix.id for fix in fixes_of() if inductor or fix.component not in INDUCTOR]
     found = {"fixes": " ".join(sorted(applied))}
     return found | ({"untested_torch": str(torch.__version__)} if untested else {})
@@ -100,7 +104,10 @@ def patched(identifier: str, owner: Any, name: str, function: Callable[..., Any]
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Replace an attribute of torch by ``function``. Static methods and class methods (``cls`` comes first) stay such."""
+    """Replace an attribute of torch by ``function``.
+
+    Static methods and class methods (``cls`` comes first) stay such.
+    """
     original = inspect.getattr_static(owner, name)
     function.__wrapped__ = getattr(original, "__func__", original)  # type: ignore[attr-defined]
     if isinstance(original, (staticmethod, classmethod)):

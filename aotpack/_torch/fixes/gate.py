@@ -1,4 +1,5 @@
-"""Checks before a build that the installed torch was tested with the fixes, and that the patched names are unchanged.
+"""Checks before a build that the installed torch was tested with the fixes, and that the patched
+names are unchanged.
 
 A failed check raises one :class:`UnsupportedTorchError`, which names each fix that does not fit.
 """
@@ -21,7 +22,9 @@ from .sources import fingerprint, recorded
 
 
 def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
-    """Check the names that fixes and hooks patch. Returns whether this torch is untested and was allowed nevertheless.
+    """Check the names that fixes and hooks patch.
+
+    Returns whether this torch is untested and was allowed nevertheless.
 
     Args:
         inductor: whether a target compiles with Inductor; without one, Inductor's fixes are not
@@ -70,7 +73,9 @@ def is_tried(torch_version: str) -> bool:
 
 
 def misfits(entry: Fix | Hook, torch_version: str) -> Sequence[str]:
-    """The names of an entry whose source differs from the record for this minor release, or else for the newest recorded one."""
+    """The names of an entry whose source differs from the record for this minor release, or else
+    for the newest recorded one.
+    """
     return [name for name in entry.patches if not _fits(name, name_of(minor(torch_version)))]
 
 

@@ -1,4 +1,5 @@
-"""Data types of the register: an entry for each fault of torch that a build fixes, and for each hook into a private name.
+"""Data types of the register: an entry for each fault of torch that a build fixes, and for each
+hook into a private name.
 
 Entries are plain data. This module imports nothing of torch, so it can be read with any release.
 """
@@ -78,7 +79,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Hook:
-    """Private names of torch that the compiler replaces or subclasses to record or reject something, without fixing a fault.
+    """Private names of torch that the compiler replaces or subclasses to record or reject
+    something, without fixing a fault.
 
     ``component``: the part of torch that has these names. ``module``: the module of aotpack that
     uses them.

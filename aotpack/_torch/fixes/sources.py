@@ -99,7 +99,9 @@ def _hashed(value: Any) -> str:
 
 
 def _source(code: CodeType) -> str:
-    """A function's source, delimited by indentation; ``inspect.getsource`` takes twenty times as long."""
+    """A function's source, delimited by indentation; ``inspect.getsource`` takes twenty times as
+    long.
+    """
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     base = _indent(lines[0])
     header = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)

@@ -1,4 +1,5 @@
-"""The XLA target lowers each graph through torch_xla to HLO and StableHLO, or compiles it for one platform.
+"""The XLA target lowers each graph through torch_xla to HLO and StableHLO, or compiles it for one
+platform.
 
 Lowering uses placeholders: nothing runs, and no weight is in memory. If torch_xla would compute an
 operator differently from torch, the operator is decomposed (:mod:`.normalise`). If that is not
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class XlaTarget:
-    """Devices behind XLA, through torch_xla. One computation serves CPUs, TPUs and others, and is compiled at load.
+    """Devices behind XLA, through torch_xla.
+
+    One computation serves CPUs, TPUs and others, and is compiled at load.
 
     Args:
         variant: the platform to compile for during the build, through jaxlib: ``cpu``, or a TPU's
@@ -72,7 +75,8 @@ class XlaTarget:
         return f"xla:{self._variant}" if self._variant else "xla"
 
     def decompositions(self, *, exact_random: bool) -> Decompositions:
-        """The decompositions that lowering applies anyway: with them the partitioner sees the operators that run.
+        """The decompositions that lowering applies anyway: with them the partitioner sees the
+        operators that run.
 
         Raises:
             UnsupportedError: exact random numbers are required, but XLA devices draw other numbers
@@ -113,7 +117,10 @@ class XlaTarget:
         store: BlobStore,
         cache: CompileCache,
     ) -> schema.XlaExecutable:
-        """Lower a normalised graph and add its code to ``store``. For a backward graph, ``forward`` has the forward's."""
+        """Lower a normalised graph and add its code to ``store``.
+
+        For a backward graph, ``forward`` has the forward's.
+        """
         from .barriers import order_recomputation
         from .lower import lower
         from .repeats import call_repeats
@@ -178,7 +185,8 @@ def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
 
 
 def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:
-    """For each key, the normalised graphs and their outputs that are views, one pair for each specialization.
+    """For each key, the normalised graphs and their outputs that are views, one pair for each
+    specialization.
 
     Raises:
         UnsupportedError: names everything that XLA cannot compute, with the user's source lines.

@@ -1,4 +1,5 @@
-"""Compiles StableHLO with jaxlib to XLA's own code for one platform: this machine's CPU, or a TPU that need not be present.
+"""Compiles StableHLO with jaxlib to XLA's own code for one platform: this machine's CPU, or a TPU
+that need not be present.
 
 All APIs of jax that the compiler uses are here. Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
 """
@@ -41,7 +42,10 @@ _EXTENSIONS = (
     *("avx512_vp2intersect", "avx512_vpopcntdq", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512ifma", "avx512vbmi"),
     *("avx512vl", "amx_bf16", "amx_fp16", "amx_int8", "amx_tile"),
 )
-"""Extensions of a processor that XLA uses if it has them, in Linux' spelling. XLA compiles for the machine it runs on."""
+"""Extensions of a processor that XLA uses if it has them, in Linux' spelling.
+
+XLA compiles for the machine it runs on.
+"""
 
 
 class Platform:
@@ -68,7 +72,9 @@ class Platform:
         self._packages = _installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
 
     def compile(self, key: str, stablehlo: bytes, cache: CompileCache) -> bytes:
-        """Compile the graph called ``key``. Returns what ``Executable.serialize`` returns, a protocol buffer of this jaxlib.
+        """Compile the graph called ``key``.
+
+        Returns what ``Executable.serialize`` returns, a protocol buffer of this jaxlib.
 
         It is not a pickle. XLA writes different bytes each time, so the result is cached.
 
@@ -102,7 +108,9 @@ class Platform:
         layers: list[schema.Descriptor],
         lowered_by: Mapping[str, str],
     ) -> TargetEntry:
-        """The target's entry: it requires exactly the releases that compiled it, and any release of torch."""
+        """The target's entry: it requires exactly the releases that compiled it, and any release of
+        torch.
+        """
         here = self.device == "cpu"
         target = schema.Target(
             name=name,

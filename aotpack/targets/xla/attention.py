@@ -1,4 +1,6 @@
-"""Implements attention for XLA with matrix products and a softmax: torch's CPU operator, and flex attention."""
+"""Implements attention for XLA with matrix products and a softmax: torch's CPU operator, and flex
+attention.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention, and the logarithm of its normaliser, which torch's own decomposition does not return."""
+    """Attention, and the logarithm of its normaliser, which torch's own decomposition does not
+    return.
+    """
     weights, logsumexp = _softmax(_scores(query, key, is_causal, attn_mask, scale))
     return (weights @ value.to(weights.dtype)).to(query.dtype), logsumexp
 
@@ -37,7 +41,9 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient, from the saved logarithm of the normaliser (Dao et al., FlashAttention, 2022, appendix B)."""
+    """The gradient, from the saved logarithm of the normaliser (Dao et al., FlashAttention, 2022,
+    appendix B).
+    """
     scores = _scores(query, key, is_causal, attn_mask, scale)
     weights = torch.exp(scores - _finite(logsumexp).unsqueeze(-1))
     wide = gradient.to(scores.dtype)
@@ -66,7 +72,8 @@ def _scores(
 
 
 def _softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The softmax, and the logarithm of its normaliser; zeros in a fully masked row, as in torch's kernel.
+    """The softmax, and the logarithm of its normaliser; zeros in a fully masked row, as in torch's
+    kernel.
 
     The softmax is not computed from that logarithm, which is imprecise if scores are large.
     """
@@ -91,7 +98,9 @@ def flex_attention(
     score_buffers: Sequence[Any] = (),
     mask_buffers: Sequence[Any] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute all scores at once, as eager does (spec/control-flow.md); the table of masked blocks is not needed."""
+    """Compute all scores at once, as eager does (spec/control-flow.md); the table of masked blocks
+    is not needed.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
@@ -104,7 +113,9 @@ def flex_attention(
 
 
 def _everywhere(function: Callable[..., Any], scores: int, buffers: int) -> Callable[..., torch.Tensor]:
-    """Map a function of one score (if any), its four indices and buffers to a function of all scores and all indices."""
+    """Map a function of one score (if any), its four indices and buffers to a function of all
+    scores and all indices.
+    """
 
     def of_one(*values: torch.Tensor) -> torch.Tensor:
         result = function(*values)

@@ -1,11 +1,11 @@
 """Delays recomputation in a backward graph until the gradient that needs it has been computed.
 
 A checkpoint saves memory only if one part is recomputed at a time. The recomputation depends on
-saved values alone, so XLA may run all of it first and keep the results. The partitioner puts a
-recomputation next to its gradient. An optimization barrier between the incoming gradient and the
-saved values makes one wait for the other. JAX's ``checkpoint`` and torch_xla's do the same (the
-idea of checkpoints: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016). The barrier
-also keeps XLA from merging the recomputation with anything else.
+saved values alone, so XLA may run all of it first and keep the results. The partitioner arranges
+the incoming gradient and the saved values side by side. An optimization barrier over both ties them
+together. JAX's ``checkpoint`` and torch_xla's do the same (the idea of checkpoints: Chen et al.,
+Training Deep Nets with Sublinear Memory Cost, 2016). The barrier also keeps XLA from merging the
+recomputation with anything else.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from .nested import CALL, CONTROL_FLOW
 aten = torch.ops.aten
 
 _COSTLY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, *CONTROL_FLOW)
-"""Operators that the partitioner recomputes only on request. Barriers before cheap operators would only prevent fusion."""
+"""Operators that the partitioner recomputes only on request.
+
+Barriers before cheap operators would only prevent fusion.
+"""
 
 
 def order_recomputation(module: GraphModule, gradients: Collection[Node]) -> None:
-    """Add barriers to a backward graph and the regions that it calls; ``gradients``: its inputs that are gradients."""
+    """Add barriers to a backward graph and the regions that it calls; ``gradients``: its inputs
+    that are gradients.
+    """
     late = set(gradients)
     done: list[Node] = []  # nodes that depend on gradients, so far
     again: list[Node] = []  # recomputed nodes since the last of those

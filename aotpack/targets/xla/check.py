@@ -1,4 +1,6 @@
-"""Finds what XLA cannot compute in a graph before it is lowered; torch_xla would crash, or compute something else."""
+"""Finds what XLA cannot compute in a graph before it is lowered; torch_xla would crash, or compute
+something else.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.m
 
 
 def problems(module: GraphModule, key: str) -> Iterator[Problem]:
-    """Everything in ``module`` that cannot be lowered, with the user's source line; ``key`` names the graph.
+    """Everything in ``module`` that cannot be lowered, with the user's source line; ``key`` names
+    the graph.
 
     For dynamic values, only their origins are reported, not the values computed from them.
     """
@@ -76,7 +79,9 @@ def _refusal(node: Node) -> str:
 
 
 def _runs(user: Node, graph: Node) -> bool:
-    """Whether ``user`` is control flow that runs ``graph``, or is control flow that is rejected itself."""
+    """Whether ``user`` is control flow that runs ``graph``, or is control flow that is rejected
+    itself.
+    """
     is_other = isinstance(user.target, torch._ops.HigherOrderOperator) and user.target not in CONTROL_FLOW
     return is_other or graph in graphs_run_by(user)
 

@@ -1,4 +1,5 @@
-"""Decompositions for XLA: torch's decompositions to core operators, and operators that torch_xla computes differently.
+"""Decompositions for XLA: torch's decompositions to core operators, and operators that torch_xla
+computes differently.
 
 The differences were found by running torch_xla 2.9.0; tests/xla has a case for each.
 """
@@ -60,7 +61,10 @@ _RESAMPLING = {
 
 
 def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The gradient of resampling. Resampling is linear, so its gradient can be taken at any input."""
+    """The gradient of resampling.
+
+    Resampling is linear, so its gradient can be taken at any input.
+    """
 
     def backward(gradient: torch.Tensor, output_size: list[int], input_size: list[int], *options: Any) -> torch.Tensor:
         pull = torch.func.vjp(lambda x: forward(x, output_size, *options), gradient.new_zeros(input_size))[1]
@@ -71,7 +75,9 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """``as_strided`` of a contiguous tensor, else ``NotImplemented``: torch_xla may keep indices as a tensor on the device."""
+    """``as_strided`` of a contiguous tensor, else ``NotImplemented``: torch_xla may keep indices as
+    a tensor on the device.
+    """
     if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
     return x.reshape(-1).index_select(0, _places(x, size, stride, storage_offset)).view(size)
@@ -139,12 +145,16 @@ def _addmv(x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta:
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Replaces torch's own decomposition, which writes to ``x``; an input of a program cannot be written to."""
+    """Replaces torch's own decomposition, which writes to ``x``; an input of a program cannot be
+    written to.
+    """
     return source.to(x.dtype).expand(x.shape).clone()
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replaces torch_xla's dropout, which divides by ``p`` instead of ``1 - p``, and whose mask is not a bool."""
+    """Replaces torch_xla's dropout, which divides by ``p`` instead of ``1 - p``, and whose mask is
+    not a bool.
+    """
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -169,7 +179,10 @@ def _lstm_layer(
     batch_sizes: list[int],
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """oneDNN's layer as torch's rules call it: one direction, time steps first. Its last result is only for a backward."""
+    """oneDNN's layer as torch's rules call it: one direction, time steps first.
+
+    Its last result is only for a backward.
+    """
     params = [of_input, of_hidden, bias, own_bias]
     rows, *last = lstm_layer(x, [hidden.squeeze(0), memory.squeeze(0)], params, reverse=reverse)
     return rows, *(state.unsqueeze(0) for state in last), torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -181,7 +194,10 @@ WHEN_LOWERED: Decompositions = {
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
-"""Decompositions for lowering only: in the trace, others look for these operators. Subgraphs are functions here."""
+"""Decompositions for lowering only: in the trace, others look for these operators.
+
+Subgraphs are functions here.
+"""
 
 _OWN: dict[Any, Any] = {
     aten._adaptive_avg_pool2d.default: pools.adaptive_average,

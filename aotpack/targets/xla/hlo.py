@@ -1,4 +1,5 @@
-"""Merges equal computations of an HLO module: torch_xla writes a called computation once for each call.
+"""Merges equal computations of an HLO module: torch_xla writes a called computation once for each
+call.
 
 Only the fields of the serialised ``HloModuleProto`` that distinguish computations and instructions
 are read (xla/service/hlo.proto has their numbers). The rest is copied unchanged.
@@ -16,7 +17,9 @@ _INSTRUCTION_NAME, _INSTRUCTION_ID, _OPERANDS, _PREDECESSORS, _CALLED = 1, 35, 3
 
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
-"""Wire types of protocol buffers (protobuf.dev/programming-guides/encoding), and the sizes of the fixed-size ones."""
+"""Wire types of protocol buffers (protobuf.dev/programming-guides/encoding), and the sizes of the
+fixed-size ones.
+"""
 
 _Field = tuple[int, int, bytes]
 """Field number, wire type, and encoded value; the value excludes a length prefix."""

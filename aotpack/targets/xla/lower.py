@@ -1,4 +1,6 @@
-"""Lowers a normalised graph to an XLA program: runs it once on placeholders, and compares each value with the trace."""
+"""Lowers a normalised graph to an XLA program: runs it once on placeholders, and compares each
+value with the trace.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _HIGHER_ORDER = torch.ops.higher_order
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as an XLA program, with its parameters and results; for the fields see :class:`schema.XlaExecutable`."""
+    """A graph as an XLA program, with its parameters and results; for the fields see
+    :class:`schema.XlaExecutable`.
+    """
 
     program: xla.Module | None
     parameters: list[schema.XlaParameter]
@@ -73,11 +77,16 @@ def lower(module: GraphModule, key: str, private: frozenset[int], views: Views |
 
 
 _Source = tuple[torch.Tensor, int | None]
-"""The source of a parameter: a tensor and the index of its graph input. The index is None for a seed of this graph."""
+"""The source of a parameter: a tensor and the index of its graph input.
+
+The index is None for a seed of this graph.
+"""
 
 
 def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xla.Module, list[_Source], list[torch.Tensor]]:
-    """The program that computes the nodes ``returned``, the sources of its parameters, and the values on placeholders."""
+    """The program that computes the nodes ``returned``, the sources of its parameters, and the
+    values on placeholders.
+    """
     run = _Staged(module, key)
     inputs = [_placeholder(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
     outputs: Any = module.graph.output_node().args[0]
@@ -98,7 +107,9 @@ def _record(module: GraphModule, key: str, returned: Sequence[Node]) -> tuple[xl
 
 
 def _program(module: GraphModule, key: str) -> control_flow.Program:
-    """A nested compile region, a branch or the body of a loop as a program; equal programs become one computation."""
+    """A nested compile region, a branch or the body of a loop as a program; equal programs become
+    one computation.
+    """
     outputs: Any = module.graph.output_node().args[0]
     distinct = list(dict.fromkeys(node for node in outputs if node is not None))
     program, used, values = _record(module, key, distinct)
@@ -121,7 +132,9 @@ def _type(value: torch.Tensor) -> schema.ArrayType:
 
 
 def _result(value: torch.Tensor) -> torch.Tensor:
-    """The value in its declared type: torch_xla keeps masks as numbers, and indices of pools in 32 bits."""
+    """The value in its declared type: torch_xla keeps masks as numbers, and indices of pools in 32
+    bits.
+    """
     if value.dtype is torch.bool:
         return torch.ne(value, 0)
     if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -132,9 +145,9 @@ def _result(value: torch.Tensor) -> torch.Tensor:
 class _Staged(Interpreter):
     """Runs a graph on placeholders.
 
-    ``seeds`` are the sources of its random numbers, in order of creation: seeds of this graph, or
-    of another graph that are passed as the input with that index. The random state that another
-    graph draws from again is here the seed.
+    ``seeds`` are the sources of its random numbers, in order of creation. Each is a seed of this
+    graph, or one of another graph, passed as the input with that index. The random state that
+    another graph draws from again is here the seed.
 
     A ``watched`` run rejects the node that depends on a tensor which torch_xla made from a number.
     """
@@ -199,14 +212,18 @@ class _Staged(Interpreter):
         return control_flow.call(programs[0], _tensors(args[2:]), seeds[0])
 
     def _another_seed(self) -> torch.Tensor:
-        """Derive a seed from one that all control flow shares: passing a parameter for each call would be slow."""
+        """Derive a seed from one that all control flow shares: passing a parameter for each call
+        would be slow.
+        """
         if self._seed_of_calls is None:
             self._seed_of_calls = self._seed(None)
         self._calls += 1
         return xla.derived_seed(self._seed_of_calls, self._calls)
 
     def _exchange(self, state: object) -> None:
-        """Draw from the seed in an input; if the previous state is restored, draw from a seed of this graph again."""
+        """Draw from the seed in an input; if the previous state is restored, draw from a seed of
+        this graph again.
+        """
         if state in self._inputs:
             self._seed(self._inputs.index(state))
         else:

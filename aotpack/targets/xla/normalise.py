@@ -36,11 +36,14 @@ _REDUCTIONS = (
 """Reductions that without dimensions reduce all of them in torch, and none in torch_xla."""
 
 _ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
-"""Operators that accumulate in the type of the result in torch, and in the type of the argument in torch_xla."""
+"""Operators that accumulate in the type of the result in torch, and in the type of the argument in
+torch_xla.
+"""
 
 
 def normalise(module: GraphModule) -> GraphModule:
-    """A normalised copy of ``module`` and of the graphs that it runs, with the same inputs and outputs. It returns a tuple.
+    """A normalised copy of ``module`` and of the graphs that it runs, with the same inputs and
+    outputs. It returns a tuple.
 
     Raises:
         Exception: whatever a decomposition raises on arguments that it does not support.
@@ -74,13 +77,17 @@ def normalise(module: GraphModule) -> GraphModule:
 
 
 def _has_fixed_sizes(node: Node) -> bool:
-    """Whether the sizes of a node and its inputs are fixed; other nodes are left unchanged, and rejected later."""
+    """Whether the sizes of a node and its inputs are fixed; other nodes are left unchanged, and
+    rejected later.
+    """
     values = pytree.tree_leaves([value.meta["val"] for value in (node, *node.all_input_nodes) if value.op != "get_attr"])
     return all(isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
 
 
 def _hold_seed(node: Node) -> None:
-    """Give a random state the type of a seed: on XLA devices the random state that graphs pass on is a seed."""
+    """Give a random state the type of a seed: on XLA devices the random state that graphs pass on
+    is a seed.
+    """
     with fake_mode_of(node.graph):
         seed = torch.empty((), dtype=torch.int64)
     for value in (node, *node.all_input_nodes):
@@ -88,7 +95,9 @@ def _hold_seed(node: Node) -> None:
 
 
 def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> None:
-    """Replace ``node`` by what ``rule`` computes; ``known``: the graphs traced for other nodes, by :func:`_letter`."""
+    """Replace ``node`` by what ``rule`` computes; ``known``: the graphs traced for other nodes, by
+    :func:`_letter`.
+    """
     leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
     leaves = [_graph_of(leaf) if isinstance(leaf, Node) and leaf.op == "get_attr" else leaf for leaf in leaves]
     given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
@@ -123,7 +132,9 @@ def _graph_of(node: Node) -> Any:
 
 
 def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: list[Node]) -> str:
-    """A key that is equal for nodes with the same operator, constants, argument types and pattern of equal arguments."""
+    """A key that is equal for nodes with the same operator, constants, argument types and pattern
+    of equal arguments.
+    """
     places: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
     places = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in places]
     return repr((node.target, spec, places, [_type(item.meta["val"]) for item in given]))
@@ -146,7 +157,9 @@ def _unfrozen(value: Any) -> Any:
 
 
 def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
-    """Copy ``inner`` before ``node`` and return its results; the new nodes keep the source line of ``node``."""
+    """Copy ``inner`` before ``node`` and return its results; the new nodes keep the source line of
+    ``node``.
+    """
     known = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
     with node.graph.inserting_before(node):
         for item in inner.nodes:
@@ -159,7 +172,9 @@ def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
 
 
 def _adopted(item: Node, node: Node) -> Node:
-    """Register the graph that a rule's control flow runs in the graph of ``node``, before that node."""
+    """Register the graph that a rule's control flow runs in the graph of ``node``, before that
+    node.
+    """
     theirs, ours = item.graph.owning_module, node.graph.owning_module
     assert theirs is not None
     assert ours is not None
@@ -188,7 +203,9 @@ def _convert_argument(node: Node) -> None:
 
 
 def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
-    """Pass 0 and 1 instead of bools for arguments that are numbers: torch_xla would keep each bool as a tensor on the device."""
+    """Pass 0 and 1 instead of bools for arguments that are numbers: torch_xla would keep each bool
+    as a tensor on the device.
+    """
     declared = operator._schema.arguments
     numbers = {argument.name for argument in declared if str(argument.type) in ("number", "Optional[number]")}
     named = zip((argument.name for argument in declared), node.args, strict=False)
@@ -199,7 +216,9 @@ def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
 
 
 def _cancel_transposes(node: Node) -> None:
-    """Replace a transpose of the opposite transpose by the original value, which would otherwise be copied twice."""
+    """Replace a transpose of the opposite transpose by the original value, which would otherwise be
+    copied twice.
+    """
     order = _order(node)
     source = node.args[0] if order is not None else None
     before = _order(source) if isinstance(source, Node) else None
@@ -208,7 +227,9 @@ def _cancel_transposes(node: Node) -> None:
 
 
 def _order(node: Node) -> list[int] | None:
-    """The argument's dimensions in the order of the result, if a node only reorders dimensions; else null."""
+    """The argument's dimensions in the order of the result, if a node only reorders dimensions;
+    else null.
+    """
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return None
     rank = node.meta["val"].dim()

@@ -1,4 +1,5 @@
-"""Converts counters of loops and numbers read from tensors to 0-dimensional tensors, because XLA has no dynamic numbers.
+"""Converts counters of loops and numbers read from tensors to 0-dimensional tensors, because XLA
+has no dynamic numbers.
 
 Sizes stay numbers. An operator that uses such a number as a size keeps its dynamic type, and is
 rejected for it.
@@ -60,7 +61,8 @@ _WHILE_LOOP, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.c
 
 
 def numbers_as_tensors(module: GraphModule) -> GraphModule:
-    """A copy of a graph and of the graphs that it runs, in which data-dependent numbers are tensors.
+    """A copy of a graph and of the graphs that it runs, in which data-dependent numbers are
+    tensors.
 
     Raises:
         UnsupportedError: such a number is an output, whose reader expects a number.
@@ -79,7 +81,10 @@ def numbers_as_tensors(module: GraphModule) -> GraphModule:
 
 
 def _rewritten(module: GraphModule, taken: Collection[int]) -> tuple[GraphModule, set[Node]]:
-    """The copy, and its nodes that are tensors instead of numbers. ``taken``: the inputs that are such numbers."""
+    """The copy, and its nodes that are tensors instead of numbers.
+
+    ``taken``: the inputs that are such numbers.
+    """
     copied = copy_of(module)
     graph = copied.graph
     rewriting = _Rewriting(graph)
@@ -131,7 +136,9 @@ class _Rewriting:
             output.args = (tuple(self._tensor(output)(item) if type(item) is int else item for item in results),)
 
     def _visit_control_flow(self, node: Node) -> None:
-        """Make loops carry tensors instead of numbers, and record which inputs of the graphs that a node runs are tensors."""
+        """Make loops carry tensors instead of numbers, and record which inputs of the graphs that a
+        node runs are tensors.
+        """
         carried: Sequence[Any] = node.args[2] if node.target is _WHILE_LOOP else ()  # type: ignore[assignment]
         if any(type(item) is int for item in carried):
             changed = tuple(self._tensor(node)(item) if type(item) is int else item for item in carried)
@@ -164,7 +171,9 @@ class _Rewriting:
         self._replace(node, self._call(node, aten.squeeze.dim, row, dim), is_number=False)
 
     def _compute_with_tensors(self, node: Node, target: torch._ops.OpOverload) -> None:
-        """Pass tensors of the result's type instead of numbers; if an operator does not support that, leave it unchanged."""
+        """Pass tensors of the result's type instead of numbers; if an operator does not support
+        that, leave it unchanged.
+        """
         declared = [str(argument.type) for argument in target._schema.arguments]
         taking = [kind for kind, item in zip(declared, node.args, strict=False) if item in self.made]
         if not taking or set(taking) - {"Tensor", "number"}:

@@ -1,4 +1,6 @@
-"""Implements average pools for XLA. torch_xla has no adaptive ones, and computes other averages for partial windows."""
+"""Implements average pools for XLA. torch_xla has no adaptive ones, and computes other averages for
+partial windows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def adaptive_average_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.
 
 
 def _spread(gradient: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """The gradient of averages along ``dim``: an element gets a share of each window that contains it, from first to last."""
+    """The gradient of averages along ``dim``: an element gets a share of each window that contains
+    it, from first to last.
+    """
     count, tail = gradient.shape[dim], [1] * (-dim - 1)
     window, place = (torch.arange(n, device=gradient.device) for n in (count, size))
     lengths = ((window + 1) * size + count - 1) // count - window * size // count
@@ -56,7 +60,9 @@ def average(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Average pooling with ``ceil_mode``, whose windows may exceed the input; without it, ``NotImplemented``."""
+    """Average pooling with ``ceil_mode``, whose windows may exceed the input; without it,
+    ``NotImplemented``.
+    """
     if not ceil_mode:
         return NotImplemented
     kernel, step, pads, factor = _windows(rank, x, kernel_size, stride, padding, count_include_pad, divisor_override)
@@ -92,7 +98,8 @@ def _windows(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> tuple[list[int], list[int], list[int], torch.Tensor]:
-    """Sizes and strides of a pool's windows, the padding that makes all of them whole, and the factor for their means then.
+    """Sizes and strides of a pool's windows, the padding that makes all of them whole, and the
+    factor for their means then.
 
     As in torch with ``ceil_mode``, every window begins before the end of the input or of its
     padding on the left.

@@ -1,8 +1,8 @@
 """Turns repeated layers into calls of one computation, without marks in the model.
 
-A graph is traced layer by layer, so equal layers are a block that repeats in its list of nodes. For
+A graph is traced layer by layer, so equal layers are a block that repeats in its list of nodes. In
 strings this is called a run, or maximal repetition (Kolpakov and Kucherov, Finding maximal
-repetitions in a word in linear time, 1999; here periods are compared one by one). A letter is a
+repetitions in a word in linear time, 1999). Here periods are compared one by one. A letter is a
 node's operator with its constants and types. A block can start at any letter of a run. The start is
 chosen so that the fewest values are passed from call to call.
 """
@@ -30,7 +30,9 @@ _SAVING = 64
 
 
 def call_repeats(module: GraphModule) -> None:
-    """Replace repeating blocks of nodes in a normalised graph by calls of a region, which the graph then contains."""
+    """Replace repeating blocks of nodes in a normalised graph by calls of a region, which the graph
+    then contains.
+    """
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     for number, run in enumerate(_Word(nodes).runs()):
         _call(module, f"repeated_{number}", [nodes[start : start + run.period] for start in run.starts])
@@ -69,7 +71,10 @@ class _Word:
             self._can_start[first + 1 : last + 1] = [False] * (last - first)
 
     def runs(self) -> list[_Run]:
-        """The profitable runs in order. The best is chosen first, then the best before it and after it."""
+        """The profitable runs in order.
+
+        The best is chosen first, then the best before it and after it.
+        """
         found = []
         pending = [(0, len(self._sources))]
         while pending:
@@ -94,7 +99,9 @@ class _Word:
         return best
 
     def _periodic(self, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
-        """Find repeated letters; yields the most nodes that calls can save, the start, the end and the period."""
+        """Find repeated letters; yields the most nodes that calls can save, the start, the end and
+        the period.
+        """
         word = self._letters[low:high]
         for period in range(1, len(word) // _REPEATS + 1):
             breaks = (word[:-period] != word[period:]).nonzero().flatten()
@@ -110,7 +117,9 @@ class _Word:
         return _Run(start, period, count, (count - 1) * period - count * (int(is_result.any(0).sum()) + 1))
 
     def _alike(self, run: _Run) -> Iterator[_Run]:
-        """Split a run of equal letters into runs of blocks that also use their values in the same way."""
+        """Split a run of equal letters into runs of blocks that also use their values in the same
+        way.
+        """
         number = 0
         for block, equal in groupby(self._block(start, run.period) for start in run.starts):
             count = len(list(equal))
@@ -119,14 +128,20 @@ class _Word:
             number += count
 
     def _block(self, start: int, period: int) -> list[list[int]] | None:
-        """For each node of a block, the indices in the block of its inputs, or -1. None if the block cannot be cut out."""
+        """For each node of a block, the indices in the block of its inputs, or -1.
+
+        None if the block cannot be cut out.
+        """
         if not (self._can_start[start] and self._can_start[start + period]):
             return None
         return [[max(source - start, -1) for source in self._sources[i]] for i in range(start, start + period)]
 
 
 def _letter(node: Node) -> object:
-    """A key that is equal for nodes that compute the same from arguments of the same types. Control flow is always unique."""
+    """A key that is equal for nodes that compute the same from arguments of the same types.
+
+    Control flow is always unique.
+    """
     if node.target in CONTROL_FLOW:
         return node
     return node.target, repr(map_arg((node.args, node.kwargs), lambda arg: _type(arg.meta["val"]))), _type(node.meta["val"])
@@ -146,7 +161,9 @@ def _sources(node: Node) -> list[Node]:
 
 
 def _bound(nodes: Sequence[Node], places: dict[Node, int]) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes that must stay together: multiple results with their elements, and draws with their random state."""
+    """Ranges of nodes that must stay together: multiple results with their elements, and draws with
+    their random state.
+    """
     state: int | None = None
     for i, node in enumerate(nodes):
         if not isinstance(node.meta["val"], torch.Tensor):
@@ -192,7 +209,11 @@ def _given(block: Sequence[Node]) -> list[Node]:
 
 
 def _region(block: Sequence[Node], slots: Sequence[int], results: Sequence[int]) -> GraphModule:
-    """A block as a graph. ``slots``: the input for each value from outside; ``results``: the indices of the returned nodes."""
+    """A block as a graph.
+
+    ``slots``: the input for each value from outside; ``results``: the indices of the returned
+    nodes.
+    """
     graph = Graph()
     given = dict(zip(slots, _given(block), strict=True))
     inputs = [graph.placeholder(f"input_{slot}") for slot in range(len(given))]

@@ -1,4 +1,5 @@
-"""Makes outputs that share memory views of one result: XLA returns each result in memory of its own.
+"""Makes outputs that share memory views of one result: XLA returns each result in memory of its
+own.
 
 AOTAutograd describes views that take part in a backward. For all others it relies on the memory
 that a graph's operators return.
@@ -20,7 +21,8 @@ Views = dict[int, list[schema.ViewStep]]
 
 
 def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool = False) -> tuple[GraphModule, Views]:
-    """A copy of ``module`` that returns one value for all visible outputs in its memory, and the view steps to each of them.
+    """A copy of ``module`` that returns one value for all visible outputs in its memory, and the
+    view steps to each of them.
 
     ``private`` are the outputs that only the backward reads. ``parts``: inputs or outputs are parts
     of tensor subclasses; for these it is not known which are views of which.

@@ -1,4 +1,6 @@
-"""Specializes a graph for fixed sizes: restores it with numbers instead of symbols, and folds computations with them."""
+"""Specializes a graph for fixed sizes: restores it with numbers instead of symbols, and folds
+computations with them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from ..base import GraphToCompile
 
 
 def at_sizes(item: GraphToCompile, sizes: Mapping[str, int]) -> GraphModule:
-    """The graph for one value of each symbol of its method, with the user's source lines. Integer inputs are not read."""
+    """The graph for one value of each symbol of its method, with the user's source lines.
+
+    Integer inputs are not read.
+    """
     assert item.method is not None
     module = to_fx(item.graph, symbols_of(item.method, [item.graph], sizes))
     _fix(module, item.module)
@@ -23,7 +28,9 @@ def at_sizes(item: GraphToCompile, sizes: Mapping[str, int]) -> GraphModule:
 
 
 def _fix(module: GraphModule, traced: Module | None) -> None:
-    """Copy source lines from the ``traced`` nodes, and fold known numbers; likewise in the graphs that it runs."""
+    """Copy source lines from the ``traced`` nodes, and fold known numbers; likewise in the graphs
+    that it runs.
+    """
     nodes = traced.graph.nodes if isinstance(traced, GraphModule) else ()
     lines = {node.name: node.meta["stack_trace"] for node in nodes if "stack_trace" in node.meta}
     for node in module.graph.nodes:

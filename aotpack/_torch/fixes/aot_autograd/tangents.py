@@ -16,7 +16,9 @@ from ..applying import patched, reached, replaced
 
 @contextlib.contextmanager
 def resolve_tangents() -> Iterator[None]:
-    """Trace tangents that are not lazily conjugated or negated, unlike some results: the loader passes none that are."""
+    """Trace tangents that are not lazily conjugated or negated, unlike some results: the loader
+    passes none that are.
+    """
     coerce = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
 
     def resolved(tangent: Any) -> Any:
@@ -28,7 +30,8 @@ def resolve_tangents() -> Iterator[None]:
 
 @contextlib.contextmanager
 def copy_gradients_apart() -> Iterator[None]:
-    """Treat gradients of results whose elements share memory as contiguous (``x.unfold(0, 2, 1).select_scatter(y, 0, 1)``).
+    """Treat gradients of results whose elements share memory as contiguous (``x.unfold(0, 2,
+    1).select_scatter(y, 0, 1)``).
 
     AOTAutograd copies a gradient to the strides of its result, unless it is expanded. Elements with
     the same address would overwrite each other.
@@ -47,7 +50,9 @@ def copy_gradients_apart() -> Iterator[None]:
 
 
 def _is_nested(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether each stride exceeds the extent of the smaller dimensions, so that no two elements share an address."""
+    """Whether each stride exceeds the extent of the smaller dimensions, so that no two elements
+    share an address.
+    """
     reach = 1
     for step, n in sorted((step, n) for step, n in zip(stride, size, strict=True) if n > 1):
         if step < reach:

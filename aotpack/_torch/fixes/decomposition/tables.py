@@ -60,29 +60,40 @@ def _as_strided_scatter(
 
 
 def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
-    """Zeros with memory. The gradient of ``sgn`` has none, and AOTInductor (torch 2.13) returns it on another device."""
+    """Zeros with memory.
+
+    The gradient of ``sgn`` has none, and AOTInductor (torch 2.13) returns it on another device.
+    """
     return torch.zeros(size, **options)
 
 
 def _take(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``take`` that also supports a 0-dimensional index, which torch's own decomposition reads as a number."""
+    """``take`` that also supports a 0-dimensional index, which torch's own decomposition reads as a
+    number.
+    """
     return torch.ops.aten.index.Tensor(tensor.reshape(-1), [places])  # type: ignore[no-any-return]
 
 
 def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Apply a ``_foreach_`` operator item by item: compiled code (torch 2.13) raises when it passes a list of numbers."""
+    """Apply a ``_foreach_`` operator item by item: compiled code (torch 2.13) raises when it passes
+    a list of numbers.
+    """
     return lambda *lists: [operator(*items) for items in zip(*lists, strict=True)]
 
 
 def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """Parts in the tensor's memory that autograd does not know as views; a part that is the whole is still another tensor."""
+    """Parts in the tensor's memory that autograd does not know as views; a part that is the whole
+    is still another tensor.
+    """
     return lambda *given: [part.view(part.shape) for part in split(*given)]
 
 
 def _fractional_max_pool3d_backward(
     gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], places: torch.Tensor
 ) -> torch.Tensor:
-    """Add the gradient at the index of each window's maximum; torch has no fake kernel for the operator."""
+    """Add the gradient at the index of each window's maximum; torch has no fake kernel for the
+    operator.
+    """
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-3)
     return flat.scatter_add(-1, places.flatten(-3), gradient.flatten(-3)).view(x.shape)
 

@@ -16,7 +16,9 @@ from ..applying import counted, patched
 
 @contextlib.contextmanager
 def select_from_expanded() -> Iterator[None]:
-    """Let ``masked_select`` return more elements than the tensor has, if the tensor is broadcast to its mask."""
+    """Let ``masked_select`` return more elements than the tensor has, if the tensor is broadcast to
+    its mask.
+    """
     operator = torch.ops.aten.masked_select.default
     select = fake_impls.op_implementations_dict[operator]
 
@@ -30,7 +32,9 @@ def select_from_expanded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def find_strides_of_views() -> Iterator[None]:
-    """Compute the strides of a view without a guard on sizes of 1: the strides are the same either way."""
+    """Compute the strides of a view without a guard on sizes of 1: the strides are the same either
+    way.
+    """
     strides_of_view: Callable[..., Any] = fake_impls._compute_stride
 
     def strides(shape: Any, stride: Any, viewed: Any, size_oblivious: bool = False) -> Any:

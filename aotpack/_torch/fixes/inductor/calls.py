@@ -14,7 +14,8 @@ from ..applying import patched
 
 @contextlib.contextmanager
 def record_defaults() -> Iterator[None]:
-    """Record defaults of a kernel's keyword arguments that code passes: the difference of complex numbers has ``alpha=1``.
+    """Record defaults of a kernel's keyword arguments that code passes: the difference of complex
+    numbers has ``alpha=1``.
 
     AOTInductor passes such numbers without recording them, and the call raises an error. A call
     with an empty list (``hash_tensor``'s ``dim``) raises too, because AOTInductor drops the list.

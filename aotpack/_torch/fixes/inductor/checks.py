@@ -1,4 +1,5 @@
-"""Fixes of value checks in compiled code: each failure becomes an exception that names the operator and the value.
+"""Fixes of value checks in compiled code: each failure becomes an exception that names the operator
+and the value.
 
 Inductor's own checks throw at once. Most kernels are OpenMP regions on several threads, and an
 exception that leaves such a region ends the process. Here the body of a loop catches the first
@@ -25,7 +26,9 @@ from ..applying import patched, replaced
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
-"""Prefix of the message of such an exception; after it come nodes with their operators, a colon, and the reason."""
+"""Prefix of the message of such an exception; after it come nodes with their operators, a colon,
+and the reason.
+"""
 
 _BY_VALUE = re.compile(r"index|embedding|gather|scatter|take|put|select|repeat_interleave|bucketize|nll_loss|pool|grid_sampl")
 _AS_GIVEN = ("aten.embedding.", "aten.gather.")
@@ -143,7 +146,9 @@ def with_checks(source: str) -> str:
 
 
 def telling_failures(source: str) -> str:
-    """Change the interface of AOTInductor's code: it prints nothing, and adds an operator's own message to its error."""
+    """Change the interface of AOTInductor's code: it prints nothing, and adds an operator's own
+    message to its error.
+    """
     return _DECLARED + source.replace(_PRINTED, "").replace(_TOLD, f"{_TOLD} {_TOLD_MORE}")
 
 
@@ -152,7 +157,8 @@ def _indices() -> Iterator[None]:
     """Check indices that are read from memory.
 
     A mask of one element is a ``bool``. Inductor computes its complement with ``~``, which is true
-    for either value. No index under such a mask was ever checked.
+    for either value. Without this fix no
+    index under such a mask is checked.
     """
     scalar: Callable[..., str] = common.Kernel.indirect_assert
     vector: Callable[..., str] = cpp.CppVecKernel.indirect_assert
@@ -187,7 +193,8 @@ def _indices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def check_divisors() -> Iterator[None]:
-    """Check integer divisors if the quotient is rounded towards zero: a division by zero would end the process.
+    """Check integer divisors if the quotient is rounded towards zero: a division by zero would end
+    the process.
 
     The exception leaves the parallel region by :func:`throw_after_regions`.
     """
@@ -275,7 +282,8 @@ def _kept() -> Iterator[None]:
 
 
 def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
-    """Before an assertion of torch, write the graph's own assertions about the same numbers, with the graph's messages.
+    """Before an assertion of torch, write the graph's own assertions about the same numbers, with
+    the graph's messages.
 
     Where a number is read, torch asserts what follows from all of the graph's assertions (``u0 >=
     3``), with its own messages.
@@ -292,7 +300,9 @@ def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
 
 
 def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:
-    """The nodes behind the generated code that check values, as a literal (``name=operator,…``), and whether no index wraps."""
+    """The nodes behind the generated code that check values, as a literal (``name=operator,…``),
+    and whether no index wraps.
+    """
     current = getattr(virtualized.V.kernel, "current_node", None)
     origins = sorted(getattr(getattr(current, "node", None), "origins", ()), key=str)
     found = [node for node in origins if looking.search(str(node.target))] or origins

@@ -1,4 +1,6 @@
-"""Fixes that change the graph before Inductor compiles it: other operators, or values that are computed only once."""
+"""Fixes that change the graph before Inductor compiles it: other operators, or values that are
+computed only once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name
 
 
 def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
-    """Pass complex numbers to operators as tensors; for operators on complex tensors, pass all numbers as tensors.
+    """Pass complex numbers to operators as tensors; for operators on complex tensors, pass all
+    numbers as tensors.
 
     AOTInductor cannot write complex numbers in a call (``x * 1j``, gradients of ``polar``). With
     complex tensors it treats other numbers as ``float64``, or fails (``x / 2.5``).
@@ -43,7 +46,9 @@ def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
 
 
 def split_complex_numbers(module: torch.fx.GraphModule) -> None:
-    """Build tensors filled with a complex number from two real ones: AOTInductor cannot write such a number."""
+    """Build tensors filled with a complex number from two real ones: AOTInductor cannot write such
+    a number.
+    """
     graph, full = module.graph, torch.ops.aten.full.default
     found = [node for node in graph.find_nodes(op="call_function", target=full) if node.meta["val"].is_complex()]
     for node in found:
@@ -72,7 +77,8 @@ _REDUCED_AS = {
 
 
 def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
-    """Compute extremes of bytes (``int8``, ``uint8``) in ``int32``, and ``any`` of bytes in ``bool``.
+    """Compute extremes of bytes (``int8``, ``uint8``) in ``int32``, and ``any`` of bytes in
+    ``bool``.
 
     Inductor also reduces the vector lanes that hold no bytes and are zero. Its ``any`` returns
     booleans where eager's returns ``uint8``.
@@ -111,12 +117,15 @@ _EXTREMES: dict[Any, Sequence[int]] = {
     **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default), (0,)),
     **dict.fromkeys((_aten.scatter_reduce.two, _aten.index_reduce.default), (0, 3)),
 }
-"""Maps operators that return extremes to the indices of the arguments that the extremes are taken of."""
+"""Maps operators that return extremes to the indices of the arguments that the extremes are taken
+of.
+"""
 
 
 @contextlib.contextmanager
 def compute_extremes_once() -> Iterator[None]:
-    """Compute the input of an extreme only once for all readers: the backward compares it with the extreme for equality.
+    """Compute the input of an extreme only once for all readers: the backward compares it with the
+    extreme for equality.
 
     Inductor may compute it once vectorized and once as a scalar, and the last bits differ. Then no
     element equals the extreme.
@@ -141,7 +150,9 @@ def _compared_values(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _is_compared(value: torch.fx.Node) -> bool:
-    """Whether a value or a view of it is compared for equality, or is returned, so that the backward may compare it."""
+    """Whether a value or a view of it is compared for equality, or is returned, so that the
+    backward may compare it.
+    """
     return any(
         user.op == "output" or user.target is torch.ops.aten.eq.Tensor or (without_views(user) is not user and _is_compared(user))
         for user in value.users

@@ -1,4 +1,6 @@
-"""Fixes of indices and sizes in Inductor's code: signs, the order of dimensions, the minimum of two sizes."""
+"""Fixes of indices and sizes in Inductor's code: signs, the order of dimensions, the minimum of two
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from ..applying import patched, reached, replaced
 
 @contextlib.contextmanager
 def keep_signs_of_indices() -> Iterator[None]:
-    """Drop multiples of a modulus from a dividend only if the remaining terms are known to be non-negative.
+    """Drop multiples of a modulus from a dividend only if the remaining terms are known to be
+    non-negative.
 
     Inductor checks the signs of numbers only, and C++ division rounds towards zero.
     """
@@ -41,7 +44,8 @@ def keep_signs_of_indices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fix_argmax_index_order() -> Iterator[None]:
-    """Compute the index of an extreme over several dimensions in the dimensions' own order, whatever the order of the loops.
+    """Compute the index of an extreme over several dimensions in the dimensions' own order,
+    whatever the order of the loops.
 
     Inductor counts steps of its loops if it assumes a contiguous tensor, and may reorder the loops
     later.

@@ -54,7 +54,8 @@ static inline void aotpack_lay_out(
 
 @contextlib.contextmanager
 def results_laid_out() -> Iterator[None]:
-    """Compile code that copies a kernel's result if its strides are not those that the code was compiled for.
+    """Compile code that copies a kernel's result if its strides are not those that the code was
+    compiled for.
 
     If sizes differ the code raises: the fake kernel of a user's operator is wrong.
     """

@@ -68,7 +68,9 @@ def write_tile_tails() -> Iterator[None]:
 
 @contextlib.contextmanager
 def add_to_one_element() -> Iterator[None]:
-    """Add a vector of numbers to one element: Inductor's code expects a vector of indices, or fails (``AssertionError``)."""
+    """Add a vector of numbers to one element: Inductor's code expects a vector of indices, or fails
+    (``AssertionError``).
+    """
     store: Callable[..., None] = cpp.CppVecKernel.store
     index_expr: Callable[..., Any] = cpp.CppVecOverrides.index_expr
 

@@ -47,7 +47,9 @@ def round_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pass_doubles() -> Iterator[None]:
-    """Pass real numbers that are read from tensors (``x.sum().item()``) as ``double``; Inductor passes ``float``."""
+    """Pass real numbers that are read from tensors (``x.sum().item()``) as ``double``; Inductor
+    passes ``float``.
+    """
     defined: Callable[..., Any] = common.KernelArgs.cpp_argdefs
 
     def in_double(arguments: common.KernelArgs, *given: Any) -> Any:
@@ -61,7 +63,8 @@ def pass_doubles() -> Iterator[None]:
 
 @contextlib.contextmanager
 def round_quotients_down() -> Iterator[None]:
-    """Round quotients of real numbers down by their remainders, as eager does: ``0.5 // 0.1`` is 4, for 0.1 is a little more.
+    """Round quotients of real numbers down by their remainders, as eager does: ``0.5 // 0.1`` is 4,
+    for 0.1 is a little more.
 
     Inductor rounds the quotient itself, whose nearest number is 5.
     """
@@ -113,7 +116,8 @@ def keep_type_of_powers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def divide_pools() -> Iterator[None]:
-    """Call ATen's kernel for gradients of average pooling with ``ceil_mode``, whose last window may exceed the input.
+    """Call ATen's kernel for gradients of average pooling with ``ceil_mode``, whose last window may
+    exceed the input.
 
     Inductor divides these gradients by the size of the whole window, even if the forward counts
     less padding. It also raises if one number stands for all dimensions (``padding=(1,)``).

@@ -19,7 +19,8 @@ from ..applying import patched, reached, replaced
 
 @contextlib.contextmanager
 def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) -> Iterator[None]:
-    """Copy results that share memory with an input or another result although they do not in the graph.
+    """Copy results that share memory with an input or another result although they do not in the
+    graph.
 
     Inductor drops operations that change no values, and checks the memory of results only in the
     simplest cases. Outputs that are ``saved`` for a backward may share memory with a result.
@@ -37,7 +38,9 @@ def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) ->
 
 
 def _copy_shared(outputs: list[Any], before: Sequence[torch.fx.Node | None], saved: Collection[int]) -> None:
-    """Replace outputs that share memory by copies; ``before``: for each output, the node whose memory it is in, in the graph."""
+    """Replace outputs that share memory by copies; ``before``: for each output, the node whose
+    memory it is in, in the graph.
+    """
     owners: dict[str, int] = {}
     for position in sorted(range(len(outputs)), key=lambda position: position in saved):  # results first
         earlier, value = before[position], outputs[position]
@@ -72,7 +75,8 @@ def _in_memory_of(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def buffer_of(value: Any) -> Any:
-    """The outermost buffer that holds a value; inputs of a concatenation are stored inside its buffer.
+    """The outermost buffer that holds a value; inputs of a concatenation are stored inside its
+    buffer.
 
     Null if there is no buffer by the value's name.
     """
@@ -84,7 +88,8 @@ def buffer_of(value: Any) -> Any:
 
 @contextlib.contextmanager
 def return_views_apart(saved: Collection[int]) -> Iterator[None]:
-    """Return a view of the whole of another result as a separate tensor with the same memory: ``return y, y[:]``.
+    """Return a view of the whole of another result as a separate tensor with the same memory:
+    ``return y, y[:]``.
 
     Inductor drops such views. It then returns one tensor twice, by the same name or by another
     handle. Outputs that are ``saved`` for a backward may be the results themselves, whose version
@@ -123,12 +128,16 @@ _SAME_RESULT = re.compile(r"(?P<view>output_handles\[\d+\]) = (?P<whole>output_h
 
 
 def _rewrite(lines: list[Any], first: int, rule: Callable[[str], str]) -> None:
-    """Apply a rule to the lines of generated code from ``first`` on; some are objects that write their line later."""
+    """Apply a rule to the lines of generated code from ``first`` on; some are objects that write
+    their line later.
+    """
     lines[first:] = [rule(line) if isinstance(line, str) else line for line in lines[first:]]
 
 
 def _view_of_all(found: re.Match[str]) -> str:
-    """The C++ that makes a new tensor, a view of the whole of another, instead of a second handle for that tensor."""
+    """The C++ that makes a new tensor, a view of the whole of another, instead of a second handle
+    for that tensor.
+    """
     view, whole = found["view"], found["whole"]
     calls = (
         f"aoti_torch_get_dim({whole}, &rank)",

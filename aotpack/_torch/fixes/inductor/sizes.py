@@ -1,4 +1,6 @@
-"""Fixes of guards that Inductor adds on dynamic sizes without need, which bind code to the example's sizes."""
+"""Fixes of guards that Inductor adds on dynamic sizes without need, which bind code to the
+example's sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ..applying import counted, patched
 
 @contextlib.contextmanager
 def call_adaptive_averages() -> Iterator[None]:
-    """Call ATen's kernel for adaptive averages with dynamic sizes: Inductor unrolls the windows of the example's sizes."""
+    """Call ATen's kernel for adaptive averages with dynamic sizes: Inductor unrolls the windows of
+    the example's sizes.
+    """
     operator = torch.ops.aten._adaptive_avg_pool2d.default
     lower = lowering.lowerings[operator]
 
@@ -32,7 +36,9 @@ def call_adaptive_averages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_sizes_of_convolutions() -> Iterator[None]:
-    """Compile gradients of convolutions without fixing sizes: Inductor only needs the order of strides."""
+    """Compile gradients of convolutions without fixing sizes: Inductor only needs the order of
+    strides.
+    """
     operator = torch.ops.aten.convolution_backward.default
     lower = lowering.lowerings[operator]
 
@@ -88,7 +94,8 @@ def order_strides_without_guards() -> Iterator[None]:
 
 @contextlib.contextmanager
 def find_overlaps_without_guards() -> Iterator[None]:
-    """Check whether a tensor overlaps itself without a guard on its sizes: the result only serves to reject writes.
+    """Check whether a tensor overlaps itself without a guard on its sizes: the result only serves
+    to reject writes.
 
     Torch first checks whether the tensor is dense, and therefore whether its sizes are below 2. The
     trace has already shown whether tensors that a graph writes to overlap themselves.
@@ -107,7 +114,9 @@ def _fixed(sizes: Sequence[Any]) -> bool:
 
 
 class _SizesOfAtLeastOne:
-    """Replaces a ``ShapeEnv`` in comparisons of strides; adds no guard if sizes of at least 1 decide, except for ties."""
+    """Replaces a ``ShapeEnv`` in comparisons of strides; adds no guard if sizes of at least 1
+    decide, except for ties.
+    """
 
     def __init__(self, env: ShapeEnv) -> None:
         self.optimization_hint = env.optimization_hint

@@ -21,7 +21,8 @@ from ..applying import counted, patched, reached, replaced
 
 @contextlib.contextmanager
 def copy_expanded() -> Iterator[None]:
-    """Write into a copy if a tensor's elements share memory, or if the written values are its own elements.
+    """Write into a copy if a tensor's elements share memory, or if the written values are its own
+    elements.
 
     Inductor writes into the tensor itself if nothing else reads it. Each value then goes to all
     elements at the same address. Or it is overwritten before it is read
@@ -55,7 +56,9 @@ def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
 
 
 def _may_meet_itself(value: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may share an address; an expanded dimension counts unless its size is known to be 1."""
+    """Whether two elements of a tensor may share an address; an expanded dimension counts unless
+    its size is known to be 1.
+    """
     expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
     return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
 
