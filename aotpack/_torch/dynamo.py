@@ -36,9 +36,9 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     checkpoints.
 
     A first call may set up Python values; the heads of transformers, for example, record which loss
-    their labels need. A bundle does not hold such values. If a model reads
-    and changes them, it is traced again with the changed values. That trace must give the same
-    graph, and must not read a value that it changes.
+    their labels need. A bundle does not hold such values. If a model reads and changes them, it is
+    traced again with the changed values. That trace must give the same graph, and must not read a
+    value that it changes.
 
     Raises:
         UnsupportedError: the model's results depend on a Python value that it changes.

@@ -266,8 +266,7 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     """Copy the graph; replace integer inputs by sizes of tensors; return each output once.
 
     ``layouts``: the order of dimensions in which the forward's code writes what it saves. ``own``:
-    the inputs that the forward writes to memory of their own. Both refer to inputs by
-    index.
+    the inputs that the forward writes to memory of their own. Both refer to inputs by index.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})

@@ -157,8 +157,7 @@ def _indices() -> Iterator[None]:
     """Check indices that are read from memory.
 
     A mask of one element is a ``bool``. Inductor computes its complement with ``~``, which is true
-    for either value. Without this fix no
-    index under such a mask is checked.
+    for either value. Without this fix no index under such a mask is checked.
     """
     scalar: Callable[..., str] = common.Kernel.indirect_assert
     vector: Callable[..., str] = cpp.CppVecKernel.indirect_assert
