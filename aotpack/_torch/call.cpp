@@ -1,9 +1,9 @@
-// The call of a method in native code: what loader/aotpack_loader/runtime/{call,inputs,state,autograd,epilogue}.py do, for the
-// methods and calls that need the least. Driven by the description that runtime/native.py makes; spec/targets.md documents both
-// functions of the module.
+// Calls a method in native code, as loader/aotpack_loader/runtime/{call,inputs,state,autograd,epilogue}.py do, for the simplest
+// methods and calls. runtime/native.py makes the description of the method. spec/targets.md documents both functions of this
+// module.
 //
-// It judges no argument: whatever does not fit, or is out of the ordinary, makes it return None before anything ran, and the
-// Python path does the call or says what is wrong.
+// It reports no errors of arguments. If anything does not fit or is unusual, it returns None before any code has run. Then the
+// Python path makes the call or raises.
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -28,7 +28,7 @@ using torch::autograd::variable_list;
 constexpr int64_t kInterface = 1;
 constexpr size_t kFewBytes = 1 << 14;
 
-// Raises: a Python function that is told what cannot be done, and for which gradient. Set once, never freed.
+// A Python function that raises; its arguments are what is unsupported, and the gradient concerned. Set once, never freed.
 PyObject* refusal = nullptr;
 
 [[noreturn]] void refuse(const char* what, const Tensor& gradient = {}) {
@@ -96,7 +96,7 @@ class Function {
   PyObject* function_;
 };
 
-// Takes the values at positions of a list, which is emptied.
+// Takes the values at some positions of a list, and empties the list.
 struct Selection {
   Selection() = default;
   explicit Selection(std::vector<size_t> from) : positions(std::move(from)) {
@@ -125,9 +125,9 @@ struct Selection {
 struct Executable {
   std::shared_ptr<Runner> runner; // null: the function computes the graph
   std::shared_ptr<Function> function;
-  Selection inputs; // among the graph's inputs
-  Selection outputs; // among what the code returns
-  std::shared_ptr<Function> failed; // raises what is to be raised for the message of what the code throws; may be null
+  Selection inputs; // indices of the graph's inputs
+  Selection outputs; // indices of the code's results
+  std::shared_ptr<Function> failed; // raises the Python exception for the message of a C++ exception; may be null
 
   variable_list operator()(variable_list&& given) const {
     if (!runner) {
@@ -151,12 +151,12 @@ struct Executable {
 // ---------------------------------------------------------------- autograd
 
 struct Tangent {
-  size_t position; // among the visible outputs
+  size_t position; // index of a visible output
   at::ScalarType dtype;
   std::vector<int64_t> shape, stride;
   std::vector<size_t> sources; // primals whose gradient depends on it
 
-  // The incoming gradient in the layout the backward was compiled for; zeros for a missing one.
+  // The incoming gradient with the strides that the backward was compiled for; zeros if it is undefined.
   Tensor operator()(Tensor&& gradient) const {
     if (gradient.defined() && gradient.strides() == stride) {
       return std::move(gradient);
@@ -171,17 +171,17 @@ enum class Kept : uint8_t { primal, checked, unchecked, constant };
 struct Differentiable {
   Executable backward;
   std::vector<size_t> visible; // outputs that autograd or the caller sees
-  std::vector<size_t> plain; // positions among them without a gradient
+  std::vector<size_t> plain; // indices of those without a gradient
   std::vector<std::pair<Kept, size_t>> saved;
-  variable_list constants; // stand for sizes
+  variable_list constants; // tensors that represent sizes
   std::vector<Tangent> tangents;
-  std::vector<int64_t> gradients; // by primal: an output of the backward, or -1
+  std::vector<int64_t> gradients; // for each primal: the index of its gradient among the backward's outputs, or -1
   std::vector<std::vector<size_t>> depends;
   std::vector<bool> detached;
-  std::vector<size_t> donated; // of what is saved: the backward may overwrite it
+  std::vector<size_t> donated; // indices of saved values that the backward may overwrite
 };
 
-// Stands where a second derivative would start, and refuses it when one is asked for.
+// The node of the gradients under create_graph: raises if a second derivative is computed.
 struct Second : Node {
   using Node::Node;
   variable_list apply(variable_list&&) override {
@@ -192,7 +192,7 @@ struct Second : Node {
   }
 };
 
-// Compiled code reads memory: no flags, and nothing that stands for a tensor.
+// Compiled code reads memory directly, so lazy conjugation and negation are resolved, and other kinds of tensors rejected.
 Tensor readable(Tensor&& gradient) {
   if (gradient.is_conj() || gradient.is_neg()) {
     gradient = gradient.resolve_conj().resolve_neg();
@@ -205,7 +205,7 @@ Tensor readable(Tensor&& gradient) {
   return std::move(gradient);
 }
 
-// The one autograd node of a call. Gradients come back for the primals, in order.
+// The only autograd node of a call. Its backward returns gradients for the primals, in order.
 struct Step : Node {
   Step(std::shared_ptr<const Differentiable> method, edge_list&& edges) : Node(std::move(edges)), method_(std::move(method)) {}
 
@@ -224,7 +224,7 @@ struct Step : Node {
     }
   }
 
-  // Compiled autograd asks for this: it was off at the call, or Python had made it.
+  // Compiled autograd calls this. It was off during the call, otherwise the Python path would have made the call.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
     refuse("compiled autograd");
   }
@@ -243,7 +243,7 @@ struct Step : Node {
     variable_list results;
     {
       at::AutoGradMode off(false);
-      c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU); // the graph holds its own casts
+      c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU); // the graph contains its own casts
       variable_list arguments = unpack();
       for (const Tangent& tangent : method.tangents) {
         Tensor& gradient = given[tangent.position];
@@ -260,7 +260,7 @@ struct Step : Node {
     for (size_t i = 0; i < method.depends.size(); ++i) {
       const auto& needed = method.depends[i];
       if (!needed.empty() && std::none_of(needed.begin(), needed.end(), [&](size_t t) { return reached.at(t); })) {
-        results.at(i) = Tensor(); // eager gives none, not zeros
+        results.at(i) = Tensor(); // eager returns no gradient, not zeros
       }
     }
     variable_list found(method.gradients.size());
@@ -282,12 +282,12 @@ struct Step : Node {
   }
 
  private:
-  // The backward's saved inputs in order. Afterwards they are held by these references alone, unless the graph is kept.
+  // The backward's saved inputs, in order. Afterwards only these references hold them, unless the graph is retained.
   variable_list unpack() {
     std::lock_guard<std::mutex> lock(mutex_);
     variable_list checked, found;
     for (const SavedVariable& value : checked_) {
-      checked.push_back(value.unpack(getptr())); // torch's own errors: freed, or changed in place
+      checked.push_back(value.unpack(getptr())); // raises torch's own errors: freed, or modified in place
     }
     if (released_) {
       refuse("released");
@@ -317,7 +317,7 @@ struct Step : Node {
     released_ = true;
   }
 
-  // Gradients under create_graph: usable as they are, an error when differentiated again.
+  // Gradients under create_graph: their values can be used; differentiating them again raises.
   void refuse_another(variable_list& results, const edge_list& above) const {
     edge_list edges;
     for (const edge_list* all : {&next_edges(), &above}) {
@@ -366,21 +366,21 @@ struct Result {
 struct Method {
   bool undetermined; // compiled without deterministic algorithms
   std::vector<Expected> leaves, state;
-  std::vector<py::object> names; // of the state
-  std::vector<std::pair<py::object, py::object>> ties; // names of one tensor
+  std::vector<py::object> names; // names of the state
+  std::vector<std::pair<py::object, py::object>> ties; // pairs of names of one tensor
   std::vector<Tensor> constants;
-  std::vector<size_t> primals; // positions among leaves, state and constants
-  std::vector<std::pair<size_t, size_t>> apart; // of those, what must not share memory
-  std::vector<size_t> written; // leaves written to with gradients
+  std::vector<size_t> primals; // indices into leaves, state and constants
+  std::vector<std::pair<size_t, size_t>> apart; // pairs of them that must not share memory
+  std::vector<size_t> written; // leaves that are written to while gradients are recorded
   Executable forward;
-  std::vector<size_t> unviewed; // outputs
+  std::vector<size_t> unviewed; // outputs that must not be views
   std::shared_ptr<const Differentiable> differentiable;
   std::vector<Mutation> mutations;
   std::vector<size_t> touched;
   std::vector<Result> results;
 };
 
-// No mode is on: neither autocast nor inference mode, transform, tracer, dispatch or function mode, or hooks on saved tensors.
+// Whether no mode is active: autocast, inference mode, a transform, a tracer, a torch mode, or hooks on saved tensors.
 bool ordinary_modes(const Method& method) {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set &&
@@ -389,7 +389,7 @@ bool ordinary_modes(const Method& method) {
       !torch::autograd::ForwardADLevel::try_get_by_idx(0);
 }
 
-// The dispatch keys of an ordinary tensor: on the CPU, dense, no subclass, nothing lazy, none of inference mode.
+// The dispatch keys of an ordinary tensor: on the CPU, dense, no subclass, not lazy, not made in inference mode.
 const c10::DispatchKeySet& ordinary_keys() {
   static const c10::DispatchKeySet keys = at::empty({0}).key_set();
   return keys;
@@ -409,7 +409,7 @@ bool fits(const Expected& expected, PyObject* value, bool grad) {
       !(grad && expected.refuses_gradient && tensor.requires_grad());
 }
 
-// First address a tensor covers and the one after its last.
+// The first address that a tensor covers, and the address after its last.
 std::pair<const char*, const char*> span(const Tensor& tensor) {
   const auto* start = static_cast<const char*>(tensor.const_data_ptr());
   if (tensor.numel() == 0) {
@@ -428,7 +428,7 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return low < stop && start < high;
 }
 
-// Torch's own attaching of outputs. From torch 2.14 on it also tells which node it attached.
+// Attaches outputs by torch's own function. From torch 2.14 on it also returns the node that it attached.
 std::vector<std::optional<Tensor>> wrap_outputs(
     const variable_list& arguments,
     const std::unordered_set<c10::TensorImpl*>& plain,
@@ -458,7 +458,7 @@ void attach(
     return !value.requires_grad() && !value.is_view() &&
         std::none_of(arguments.begin(), arguments.end(), [&](const Tensor& given) { return given.is_same(value); });
   };
-  if (std::all_of(graded.visible.begin(), graded.visible.end(), is_fresh)) { // what _wrap_outputs does for them, and no more
+  if (std::all_of(graded.visible.begin(), graded.visible.end(), is_fresh)) { // _wrap_outputs would do only this
     for (size_t position : graded.visible) {
       const Tensor& value = outputs[position];
       const auto number = step->add_input_metadata(value);
@@ -478,8 +478,8 @@ void attach(
   }
 }
 
-// Outputs that are tensors of their own, though the forward may have made views of them, or handed a primal back: autograd
-// refuses in-place changes of a node's result that is a view.
+// Detaches outputs that eager returns as non-views, if the forward has returned a view or a primal instead. Autograd rejects
+// in-place changes of a node's result that is a view.
 void own(const Method& method, const variable_list& primals, variable_list& outputs) {
   for (size_t position : method.unviewed) {
     Tensor& output = outputs.at(position);
@@ -489,7 +489,7 @@ void own(const Method& method, const variable_list& primals, variable_list& outp
   }
 }
 
-// Runs the forward; the outputs that carry a gradient are attached to autograd.
+// Runs the forward, and attaches the outputs that require a gradient to autograd.
 variable_list run(const Method& method, const variable_list& primals, bool with_gradients) {
   if (!with_gradients) {
     at::AutoGradMode off(false);
@@ -528,7 +528,7 @@ variable_list run(const Method& method, const variable_list& primals, bool with_
   return outputs;
 }
 
-// Whether a write is one of a few bytes: what Tensor::copy_ takes to find that out is several times the copying.
+// Whether a write copies only a few bytes: the checks of Tensor::copy_ take several times as long as such a copy.
 bool is_plain_copy(const Tensor& to, const Tensor& from) {
   return to.key_set() == ordinary_keys() && from.key_set() == ordinary_keys() && !to.requires_grad() && !from.requires_grad() &&
       to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() && to.is_contiguous() && from.is_contiguous() &&
@@ -544,7 +544,7 @@ void write_back(const Method& method, const variable_list& primals, const variab
       std::memmove(owner.mutable_data_ptr(), value.const_data_ptr(), owner.nbytes());
       torch::autograd::impl::bump_version(owner);
     } else {
-      // A leaf that requires a gradient can only have been written behind autograd's back.
+      // A leaf that requires a gradient can only have been written to without autograd's knowledge.
       const bool hidden = mutation.hidden || (owner.requires_grad() && owner.is_leaf());
       (hidden ? owner.detach() : owner).copy_(value);
     }
@@ -558,7 +558,7 @@ void write_back(const Method& method, const variable_list& primals, const variab
   }
 }
 
-// The caller's values: leaves, then state. Empty where one does not fit.
+// The caller's values: leaves, then state. Empty if one does not fit.
 std::vector<PyObject*> collect(const Method& method, PyObject* leaves, PyObject* slots, bool grad) {
   std::vector<PyObject*> found;
   const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(leaves));
@@ -662,7 +662,7 @@ PyObject* run_list(PyObject* self, PyObject* list) {
   auto& runner = *static_cast<std::shared_ptr<Runner>*>(PyCapsule_GetPointer(self, "aotpack.runner"));
   TORCH_CHECK_TYPE(PyList_Check(list), "run(list)");
   variable_list arguments = THPVariable_UnpackList(list);
-  PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr); // handed over: freed as soon as the code has used them
+  PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr); // moved out of the list: freed as soon as the code has used them
   variable_list results;
   {
     py::gil_scoped_release no_gil;
