@@ -38,10 +38,9 @@ _NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
 class OverlapsOfAnySize(TorchFunctionMode):
     """While active, keeps dynamic sizes dynamic in the gradient of ``as_strided``.
 
-    It handles views whose elements overlap for all values of the sizes. It leaves to torch windows
-    whose own size is dynamic, windows at uneven steps, and views within control flow, where the
-    mode is off. For those torch makes the sizes static, and they are rejected like any other static
-    size.
+    It handles views whose elements overlap for all values of the sizes. Torch handles
+    windows of dynamic size, windows at uneven steps, and views within control flow, where the mode
+    is off. It makes their sizes static, and these are rejected like any other static size.
     """
 
     def __torch_function__(
