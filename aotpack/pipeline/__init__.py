@@ -1,1 +1,1 @@
-"""The build, stage by stage: :mod:`.pipeline` is its table of contents."""
+"""Builds bundles, stage by stage. Start reading at :mod:`.pipeline`."""

@@ -1,4 +1,4 @@
-"""Traced methods as the program's document, and their graphs as blobs."""
+"""Turns traced methods into the program's document, and stores their graphs as blobs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ from .tracing import BuildContext, TracedMethod
 def describe(
     traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore
 ) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
-    """The methods as documents, their graphs in ``store``, and those for the targets to compile.
+    """Describe the methods as documents, and put their graphs into ``store``.
+
+    Returns:
+        The documents by method name, and the graphs that the targets compile.
 
     Raises:
-        UnsupportedError: a graph holds what the format has no words for; lists all, with the user's lines.
+        UnsupportedError: the format cannot express something in a graph. Lists all such nodes with the user's lines.
     """
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
     served = _served(traced, has_modes=context.model is context.module and capture.has_modes(context.module))
@@ -64,7 +67,7 @@ def describe(
 def _halves(
     item: TracedMethod, graphs: dict[str, tuple[schema.Graph, GraphModule]], store: BlobStore
 ) -> tuple[schema.Descriptor, schema.Backward | None]:
-    """Store the graphs of a method, and note them in ``graphs`` by their keys."""
+    """Store the graphs of a method, and add them to ``graphs`` under their keys."""
     convention = item.convention
 
     def add(key: str, module: GraphModule) -> schema.Descriptor:
@@ -89,7 +92,7 @@ def _halves(
 
 
 def _lines(item: TracedMethod) -> dict[str, str]:
-    """The user's lines by graph and node, for messages."""
+    """Return the user's source lines by graph and node, for messages."""
     convention = item.convention
     halves = {"forward": convention.forward, "backward": convention.backward}
     return {
@@ -102,7 +105,7 @@ def _lines(item: TracedMethod) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ProgramParts:
-    """What a program is made of beside the model's state; ``operators`` are namespaces beyond torch's own."""
+    """The parts of a program other than the model's state. ``operators`` are the namespaces that are not torch's own."""
 
     methods: Mapping[str, schema.Method]
     operators: Sequence[str]
@@ -111,7 +114,7 @@ class ProgramParts:
 
 
 def assemble(name: str, producer: schema.Producer, context: BuildContext, parts: ProgramParts) -> schema.Program:
-    """The program, checked as a loader checks it."""
+    """Return the program, validated as a loader validates it."""
     state, methods = list(context.state), dict(parts.methods)
     modules, classes = describe_modules(context.module) if context.model is context.module else ([], [])
     program = schema.Program(
@@ -140,7 +143,7 @@ def assemble(name: str, producer: schema.Producer, context: BuildContext, parts:
 
 
 def _features(methods: Mapping[str, schema.Method]) -> list[str]:
-    """What a loader must know of beyond the first version of the format."""
+    """Return the format features, later than its first version, that a loader must support."""
     leaves = [leaf for method in methods.values() for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf)]
     used = {
         AUTOCAST_VARIANTS: len({method.autocast for method in methods.values()}) > 1,
@@ -152,7 +155,7 @@ def _features(methods: Mapping[str, schema.Method]) -> list[str]:
 
 @contextlib.contextmanager
 def as_a_loader() -> Iterator[None]:
-    """What a loader would refuse is refused here, before anything is written."""
+    """Report what a loader would reject as a build error, before anything is written."""
     try:
         yield
     except CorruptBundleError as error:
@@ -164,10 +167,10 @@ def as_a_loader() -> Iterator[None]:
 
 
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
-    """The caller's modes each method is right for; no mode is served twice under one autocast.
+    """Return the caller's modes that each method serves. Under one autocast, one method at most serves a mode.
 
-    A graph with gradients also serves its mode without them, unless the model does something else there. A plain function, or
-    what ``torch.export`` has made, has no train and eval mode, so one graph serves both.
+    A method with gradients also serves its mode without gradients, unless the model does something else there. A plain
+    function has no train and eval mode, nor has a module that ``torch.export`` made. There one graph serves both modes.
     """
     plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
     served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
@@ -191,7 +194,7 @@ def _positional_parameters(model: Any) -> list[str]:
 
 
 def _defaults(context: BuildContext) -> dict[str, schema.Scalar]:
-    """Literal defaults of the parameters the example leaves out: the graphs were specialised to them."""
+    """Return the literal defaults of parameters that the example leaves out. The graphs are specialised to them."""
     positional = set(_positional_parameters(context.model)[: len(context.args)])
     found: dict[str, schema.Scalar] = {}
     for parameter in parameters(context.model):
@@ -204,6 +207,6 @@ def _defaults(context: BuildContext) -> dict[str, schema.Scalar]:
 
 
 def extra_operators(graphs: Sequence[GraphToCompile]) -> list[str]:
-    """Namespaces of operators that torch itself does not have."""
+    """Return the namespaces of the graphs' operators that are not torch's own."""
     spaces = {node.op.partition(".")[0] for item in graphs for node in subgraphs.all_nodes(item.graph)}
     return sorted(spaces - {"aten", "prims", "builtin", "higher_order"})

@@ -1,4 +1,4 @@
-"""From a program and its graphs to a bundle: the targets' code, then the file. Every way to make a bundle ends here."""
+"""Compiles a program's graphs for the targets and writes the bundle. Both ``build`` and ``compile_bundle`` end here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from .progress import BuildReport, Run
 
 @dataclass(frozen=True)
 class BundleInProgress:
-    """A bundle being made: ``out`` is where it goes to, ``layout`` in which form, ``producer`` what makes it.
+    """A bundle that is being made.
 
-    ``fixes``: what the record of a target's tool chain says of the fixes of torch.
+    ``out`` is its path and ``layout`` its form. ``producer`` names the versions that make it. ``fixes`` returns what a
+    target's toolchain record says about the torch fixes.
     """
 
     run: Run
@@ -42,7 +43,7 @@ class BundleInProgress:
 def compile_targets(
     in_progress: BundleInProgress, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
 ) -> list[TargetEntry]:
-    """Every target's code for a program's graphs and state, in the store."""
+    """Compile a program's graphs for every target. The code goes into the store."""
     entries = []
     for target in targets:
         with in_progress.run.stage("compile", target.name):
@@ -55,7 +56,7 @@ def compile_targets(
 def write(
     in_progress: BundleInProgress, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
 ) -> BuildReport:
-    """Write the bundle and say what was made; with ``existing``, a bundle that has those targets too."""
+    """Write the bundle and return a report. With ``existing``, the bundle also holds those targets."""
     run, cache = in_progress.run, in_progress.cache
     complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     with run.stage("write"):
@@ -84,12 +85,12 @@ def self_test(
     *,
     trusted: bool,
 ) -> None:
-    """Run the recorded inputs on each new target that runs here.
+    """Run the recorded inputs on each new target that can run on this machine.
 
     Raises:
-        BuildError: a target computes something else than was recorded.
-        TrustError: native code of a bundle that is not ``trusted``.
-        SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
+        BuildError: a target computes other values than those recorded.
+        TrustError: a target is native code, and the bundle is not ``trusted``.
+        SubclassError: the bundle holds tensors of a class that is not in ``subclasses``.
     """
     if program.self_test is None:
         in_progress.run.warn("no self-test is recorded in the bundle, so none was run")
@@ -116,7 +117,7 @@ def self_test(
 
 
 def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:
-    """A target with all the blobs that it needs, checked as a loader checks it."""
+    """Return a target with all blobs that it needs, validated as a loader validates it."""
     target = entry.target if producer == program.producer else structs.replace(entry.target, producer=producer)
     with as_a_loader():
         validate_target(target, program, f"target {target.name!r}")

@@ -1,4 +1,4 @@
-"""What a build is asked for, beside the model and its example inputs."""
+"""The options of a build, other than the model and its example inputs, and their checks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ LAYOUTS = ("file", "directory")
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """A method to build: the mode it is traced in. ``train`` keeps gradients in train mode, ``infer`` neither.
+    """A method to build, and the mode in which it is traced.
 
-    ``autocast`` is the element type of the autocast that it is traced under (``bfloat16``); null: none.
+    ``train`` is train mode with gradients. ``infer`` is eval mode without gradients. ``autocast`` is the element type of the
+    autocast under which the method is traced (``bfloat16``), or null for none.
     """
 
     name: str
@@ -32,7 +33,7 @@ class MethodPlan:
 
     @property
     def kind(self) -> str:
-        """Its name in :data:`METHODS`, whatever autocast it is traced under."""
+        """The method's name in :data:`METHODS`, without the suffix for its autocast."""
         return self.name.partition(".")[0]
 
 
@@ -41,22 +42,23 @@ METHODS = {plan.name: plan for plan in (
     MethodPlan("infer", training=False, grad=False),
     MethodPlan("eval", training=False, grad=True),
 )}  # fmt: skip
-"""Methods a build knows. ``eval`` is optional: gradients through the eval-mode graph (frozen BatchNorm, no dropout)."""
+"""The methods that a build knows. ``eval`` has gradients of the eval-mode graph (frozen BatchNorm, no dropout)."""
 
 
 AUTOCAST: dict[str, schema.DType | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
-"""What ``autocast`` takes, and the element type of each; in the order of the methods of a bundle that has several."""
+"""The values of ``autocast`` with their element types. A bundle with several variants has its methods in this order."""
 
 DEFAULT_METHODS = ("train", "infer")
 OPTIONAL_METHODS = frozenset({"infer"})
-"""Default methods that a build leaves out, with a warning, where they cannot be built: training does not need them."""
+"""Default methods that training does not need. A build that cannot make them leaves them out with a warning."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the methods are traced and split; each as :func:`aotpack.build` takes it. ``optional``: methods that may fail.
+    """How the methods are traced and partitioned. Each option is as :func:`aotpack.build` takes it.
 
-    ``autocast`` are the element types of the autocasts that each method is built for; null: none.
+    ``optional`` are the methods that may fail. ``autocast`` has the element types of the autocasts that each method is built
+    for, with null for none.
     """
 
     methods: Sequence[str] = DEFAULT_METHODS
@@ -80,16 +82,16 @@ class Options:
 
 
 def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) -> MethodPlan:
-    """A method under an autocast: those of the first have the plain names."""
+    """Return a method under an autocast. Methods of the first autocast keep their plain names."""
     word = next((word for word, dtype in AUTOCAST.items() if dtype == autocast), str(autocast))
     return replace(plan, name=plan.name if first else f"{plan.name}.{word}", autocast=autocast)
 
 
 def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | None) -> tuple[schema.DType | None, ...]:
-    """The element types that ``autocast`` asks for, ``current`` is that of the caller's autocast.
+    """Return the element types that ``autocast`` asks for. ``current`` is that of the caller's autocast.
 
     Raises:
-        BuildError: there is no such autocast.
+        BuildError: an autocast is unknown.
     """
     if asked is None:
         return (current,)
@@ -102,10 +104,10 @@ def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | N
 
 
 def check_options(args: Any, options: Options, layout: str) -> None:
-    """Refuse what no build takes, all at once.
+    """Check the options and report all problems at once.
 
     Raises:
-        BuildError: an option has none of its values, or ``args`` is no tuple.
+        BuildError: an option has an unknown value, or ``args`` is not a tuple.
     """
     methods, front_ends = options.methods, options.front_ends
     problems = []
@@ -136,5 +138,5 @@ def check_options(args: Any, options: Options, layout: str) -> None:
 
 
 def layout_problems(layout: str) -> list[Problem]:
-    """What is wrong with the layout of the bundle to be written."""
+    """Return what is wrong with the ``layout`` option."""
     return [] if layout in LAYOUTS else [Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}")]

@@ -1,7 +1,10 @@
-"""The ways to make a bundle, as a table of contents: each stage a function, frozen results between them.
+"""Makes bundles: ``build`` from a model, ``compile_bundle`` from the graphs of an existing bundle.
 
-``build``: capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.program`) -> targets -> weights -> bundle.
-``compile_bundle``: graphs of a bundle (:mod:`.existing`) -> targets -> bundle. The last two stages are :mod:`.finish`.
+Read this module as a table of contents. Each stage is a function, and frozen results pass between the stages.
+
+``build``: capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.documents`)
+-> targets (:mod:`.finish`) -> weights -> bundle (:mod:`.finish`).
+``compile_bundle``: graphs of a bundle (:mod:`.reopen`) -> targets -> bundle (both :mod:`.finish`).
 """
 
 from __future__ import annotations
@@ -76,40 +79,45 @@ def build(
 
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
-        args: example inputs. Their values are not used, only types, sizes and ``requires_grad`` (but see ``branches``).
+        args: example inputs. The build uses the types, sizes and ``requires_grad`` of their tensors. It uses values of
+            tensors only for ``branches="example"``, ``warm_up`` and ``self_test``, and to explain a failed capture.
         kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
-        dynamic_shapes: sizes that vary, in ``torch.export``'s form.
+        dynamic_shapes: the dynamic sizes, in the form that ``torch.export`` takes.
         partitioner: ``"min-cut"`` or ``"default"``.
-        memory_budget: share of activation memory that may be saved for the backward, 0..1.
-        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``; an ``infer`` that was not
-            asked for and cannot be built is left out, with a warning.
-        front_ends: which may trace the model, in order of preference: any of ``dynamo``, ``export``, ``trace``.
-        rng: ``"eager"`` draws eager's random numbers under the same seed, on every target, and leaves the generator as
-            eager does; ``"default"`` lets a target's compiler draw others of the same distributions.
-        branches: Python branches on the values of tensors: on their truth values, on comparisons of their numbers
-            (``item()``, ``tolist()``), and on whole numbers (``int()``). ``"refuse"``, or ``"example"`` to go the way
-            that they go when the model is run on copies of the example inputs; a call on which one would go another way
-            is an error.
-        autocast: what each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``, or several (``("none", "bf16")``), of
-            which each call takes the one that its caller's ``torch.autocast`` asks for. Null: the caller's autocast now.
-        self_test: record inputs, outputs and gradients of eager, for ``aotpack verify``.
-        name: the program's name; default the model's class.
-        cache: reuse compiled code of unchanged graphs.
+        memory_budget: the share of activation memory that may be saved for the backward, 0..1.
+        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A default ``infer``
+            that cannot be built is left out, with a warning.
+        front_ends: which front ends may trace the model, in order of preference: any of ``dynamo``, ``export``,
+            ``trace``.
+        rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every target, and leaves the
+            generator in the same state. ``"default"`` lets a target's compiler draw other numbers of the same
+            distributions.
+        branches: what to do with Python branches on the values of tensors. These are branches on truth values, on
+            comparisons of numbers (``item()``, ``tolist()``), and on whole numbers (``int()``). ``"refuse"`` rejects
+            them. ``"example"`` runs the model on copies of the example inputs and follows the branches taken there.
+            A call that would take another branch raises an error.
+        autocast: the autocast that each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``, or several
+            (``("none", "bf16")``). Each call uses the variant that matches its caller's ``torch.autocast``. Null: the
+            autocast that is active now.
+        self_test: record the inputs, outputs and gradients of eager, for ``aotpack verify``.
+        name: the program's name. The default is the name of the model's class.
+        cache: reuse the compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
-        second_derivatives: also hold the gradients of gradients (``create_graph=True``): a trace, and code, more for each method
-            with gradients.
-        specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for, each a value for every size that
-            varies, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
-        warm_up: first call a copy of the model on the example inputs, in eager, so that what a first call sets up is there when
-            the copy is traced: caches, tensors that are made late, parameters that are initialised from data.
-        allow_untested_torch: build with a torch that aotpack was not tried on. The bundle records it.
-        observer: watches progress.
+        second_derivatives: also store the gradients of gradients (``create_graph=True``). Each method with gradients
+            then needs one more trace and more code.
+        specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for. Each entry gives a value
+            for every dynamic size, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
+        warm_up: first call a copy of the model in eager on the example inputs, and trace that copy. It then has what
+            a first call sets up: caches, lazily created tensors, parameters initialised from data.
+        allow_untested_torch: build with a version of torch that aotpack was not tested with. The bundle records it.
+        observer: is notified of progress.
 
     Raises:
-        UnsupportedTorchError: this torch was not tried, or its private names are not those that were tried.
-        BuildError: the model cannot be built; nothing was written.
+        UnsupportedTorchError: aotpack was not tested with this torch, or torch's private names differ from the tested
+            ones.
+        BuildError: the model cannot be built. Nothing was written.
     """
     kwargs = dict(kwargs or {})
     asked = DEFAULT_METHODS if methods is None else methods
@@ -158,7 +166,7 @@ def build(
 def _warmed(
     run: Run, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Iterator[torch.nn.Module | Callable[..., Any]]:
-    """The model, or where that was asked for a copy that has been called."""
+    """Yield the model, or with ``warm_up`` a copy of it that has been called."""
     with contextlib.ExitStack() as stack:
         if options.warm_up:
             with run.stage("warm-up"):
@@ -183,29 +191,29 @@ def compile_bundle(
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
 
-    The program, its weights and the targets that are there stay as they are, byte by byte. Operators beyond torch's own must have
-    been registered in this process. The new bundle is recorded as this user's, so that its native code runs, if the old one
-    is trusted.
+    The program, its weights and the existing targets stay the same, byte for byte. This process must have registered all
+    operators that are not torch's own. If the old bundle is trusted, the new one is recorded as built by this user, so that
+    its native code runs.
 
     Args:
-        bundle: the ``.aotpack`` file or directory; it may be what ``out`` replaces.
-        targets: what to add: ``"cpu:x86-64-v4"``, ``"portable"``.
+        bundle: the ``.aotpack`` file or directory. It may be the one that ``out`` replaces.
+        targets: the targets to add: ``"cpu:x86-64-v4"``, ``"portable"``.
         out: the ``.aotpack`` file (or directory) to write.
-        trust: that the old bundle is trusted, as ``aotpack_loader.load`` takes it.
-        self_test: run the bundle's recorded inputs on each new target that runs here, before anything is written.
-        cache: reuse compiled code of unchanged graphs.
+        trust: whether the old bundle is trusted, as ``aotpack_loader.load`` takes it.
+        self_test: before writing, run the bundle's recorded inputs on each new target that can run on this machine.
+        cache: reuse the compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
         specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build` takes them.
-        subclasses: classes of tensors that the bundle holds, as ``aotpack_loader.load`` takes them; ``self_test`` needs them.
+        subclasses: the tensor subclasses in the bundle, as ``aotpack_loader.load`` takes them. ``self_test`` needs them.
         allow_untested_torch: as :func:`build` takes it.
-        observer: watches progress.
+        observer: is notified of progress.
 
     Raises:
         UnsupportedTorchError: as :func:`build`.
-        BundleError: there is no bundle, it is damaged, or of a later format.
-        BuildError: a target is there already or unknown, cannot compile the graphs, or computes something else than was recorded;
-            nothing was written.
-        TrustError: ``self_test`` of native code from a bundle that is not trusted.
+        BundleError: there is no bundle at that path, or it is damaged, or its format is too new.
+        BuildError: a target is unknown or already in the bundle, cannot compile the graphs, or computes other values
+            than those recorded. Nothing was written.
+        TrustError: ``self_test`` would run native code of a bundle that is not trusted.
     """
     if problems := layout_problems(layout):
         raise BuildError("The options are not valid.", problems)
@@ -236,10 +244,10 @@ def compile_bundle(
 
 
 def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) -> Callable[[Target], dict[str, str]]:
-    """What the record of a target's tool chain says of the fixes of torch.
+    """Check the version of torch. Return the function that makes a target's toolchain record of the torch fixes.
 
     Raises:
-        UnsupportedTorchError: this torch was not tried, and that is not allowed.
+        UnsupportedTorchError: aotpack was not tested with this torch, and ``allow_untested`` is false.
     """
     untested = check_torch(inductor=any(map(uses_inductor, targets)), allow_untested=allow_untested)
     if untested:
@@ -249,7 +257,7 @@ def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) ->
 
 @contextlib.contextmanager
 def _sizes_fixed() -> Iterator[None]:
-    """The fixes of symbolic sizes and of fake tensors, which a whole build needs."""
+    """Apply the fixes of symbolic shapes and of fake tensors. The whole build needs them."""
     with apply_fixes("symbolic_shapes"), apply_fixes("fake_tensor"):
         yield
 
@@ -259,7 +267,7 @@ def _producer() -> schema.Producer:
 
 
 def _decompositions(targets: Sequence[Target], options: Options) -> Decompositions:
-    """The first table that a target has, and what no bundle may call."""
+    """Return the first target's decompositions that exist, with those of operators that no bundle may call."""
     tables = [target.decompositions(exact_random=options.exact_random) for target in targets]
     table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE, **fix_table("decomposition")}
     return decomposed_like_kernels(table)
