@@ -1,8 +1,9 @@
-"""Second derivatives: a method's gradients, traced as a method of their own.
+"""Traces second derivatives: the gradients of a method become a method of their own.
 
-The backward graph alone cannot be differentiated again: what it reads was saved, and how that depends on the inputs (through
-``detach``, ``no_grad`` or an ``autograd.Function`` with a backward of its own) is not in the graphs. So the gradients are traced
-once more from the model, as autograd takes them with ``create_graph=True``, as a function of tangents and tensor arguments.
+The backward graph alone cannot be differentiated again, because it reads saved tensors. The graphs do not record how these
+depend on the inputs, for example through ``detach``, ``no_grad`` or an ``autograd.Function`` with its own backward. So the
+build traces the gradients again from the model, as autograd computes them with ``create_graph=True``. They are traced as a
+function of tangents and tensor arguments.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from ..signature import Convention
 
 
 class Gradients(torch.nn.Module):
-    """``(*tangents, *tensor arguments)`` to the gradients of a method, with the model's own parameters and names.
+    """A module that maps ``(*tangents, *tensor arguments)`` to the gradients of a method.
+
+    It has the model's own parameters under the model's names.
 
     Raises:
-        UnsupportedError: names what of the method has no second derivative here.
+        UnsupportedError: names the parts of the method whose second derivatives are not supported.
     """
 
     _model: torch.nn.Module
@@ -54,12 +57,12 @@ class Gradients(torch.nn.Module):
             raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
 
     def train(self, mode: bool = True) -> Gradients:
-        """The model's root is no submodule of this one."""
+        """Set the mode of the model's root as well, because it is not a submodule of this module."""
         self._model.training = mode
         return super().train(mode)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """One gradient for each primal that has one, in order."""
+        """Return one gradient for each primal that has one, in order."""
         count = len(self._results)
         tangents, leaves = tensors[:count], list(self._flat)
         for i, tensor in zip(self._tensors, tensors[count:], strict=True):
@@ -75,10 +78,11 @@ class Gradients(torch.nn.Module):
         return torch.autograd.grad(outputs, wanted, tangents, create_graph=True, allow_unused=True)
 
     def example(self, first: Convention, shapes: DynamicShapes) -> tuple[tuple[torch.Tensor, ...], DynamicShapes]:
-        """Example inputs of this module, and which of their sizes vary.
+        """Return example inputs of this module and their dynamic sizes.
 
         Raises:
-            UnsupportedError: an integer varies: gradients take tensors, and would keep the example's number.
+            UnsupportedError: an integer argument is dynamic. Gradients take tensors only, so they would keep the example's
+                value.
         """
         if shapes.integers:
             paths = [first.method["leaves"][i].path for i in shapes.integers]
@@ -107,10 +111,10 @@ def _result_of(tangent: schema.Tangent, results: list[schema.Result], problems: 
 
 
 def check(first: Convention, second: Convention) -> bool:
-    """See that the gradients can be computed from what is there after the forward; whether that draws random numbers.
+    """Check that the gradients can be computed from what exists after the forward. Return whether it draws random numbers.
 
     Raises:
-        UnsupportedError: names what cannot.
+        UnsupportedError: names what the gradients need and what no longer exists.
     """
     problems = []
     overwritten = [first.method["primals"][mutation.primal] for mutation in first.method["mutations"]]
@@ -118,7 +122,7 @@ def check(first: Convention, second: Convention) -> bool:
         if primal in overwritten and users:
             problems.append(Problem(primal.name, "is read by the gradients, and written to before they are taken again"))
     drawn, again = _draws(first.forward), _draws(second.forward)
-    # What the backward computes again it draws from the state that the forward has saved (aotpack.rng).
+    # The backward recomputes random values from the generator state that the forward has saved (aotpack.rng).
     own = {node.name for node in _draws(second.backward)} - {node.name for node in again}
     if own or [str(node.target) for node in drawn] != [str(node.target) for node in again]:
         problems.append(Problem("model", "draws random numbers, which the trace of its gradients does not draw alike"))
@@ -128,7 +132,7 @@ def check(first: Convention, second: Convention) -> bool:
 
 
 def _reads(convention: Convention) -> list[tuple[Any, list[Node]]]:
-    """Each primal, and the nodes of both graphs whose results depend on it."""
+    """Return each primal with the nodes of both graphs that read it."""
     forward, backward = convention.forward.graph, convention.backward
     inputs = [] if backward is None else backward.graph.find_nodes(op="placeholder")
     returned = list(forward.output_node().args[0])  # type: ignore[arg-type]
@@ -158,9 +162,9 @@ _TRAINING = {
     "aten.native_batch_norm_backward.default": 7,
     "aten.batch_norm_backward.default": 6,
 }
-"""Batch normalisation, and the place of the argument that says whether it is in train mode."""
+"""Batch normalisation operators, with the index of the argument that says whether they are in train mode."""
 _NEW_STATISTICS = (3, 4)
-"""Its results that depend on the running statistics, in train mode; its backward has none then."""
+"""Indices of the results that depend on the running statistics in train mode. The backward has none of them."""
 
 
 def _trains(node: Node) -> bool:
@@ -169,7 +173,10 @@ def _trains(node: Node) -> bool:
 
 
 def depends(first: Convention, second: Convention) -> list[list[int]]:
-    """For each primal of the first method the tangents without which its second derivative is none; empty: no such knowledge."""
+    """Return for each primal of the first method the tangents that its second derivative depends on.
+
+    An empty list says that this is not known, because there are fewer than two tangents.
+    """
     assert second.backward is not None
     count, primals = len(first.tangents), second.method["primals"]
     if count < 2:
@@ -197,5 +204,5 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
 
 
 def _draws(module: GraphModule | None) -> list[Node]:
-    """The nodes that draw random numbers, in order."""
+    """Return the nodes that draw random numbers, in order."""
     return [] if module is None else [node for node in module.graph.nodes if is_random(node)]

@@ -1,4 +1,4 @@
-"""What is told about a build while it runs, and afterwards."""
+"""Reports a build's progress while it runs, and its result afterwards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Watches a build."""
+    """Is notified of the progress of a build."""
 
     def stage(self, name: str, detail: str = "") -> AbstractContextManager[None]:
-        """Entered when a stage starts, left when it ends."""
+        """Return a context manager that is entered when a stage starts and left when it ends."""
 
     def note(self, message: str) -> None:
-        """A choice the build made."""
+        """Report a choice that the build made."""
 
     def warn(self, message: str) -> None:
-        """Something the user should know."""
+        """Report something that the user should know."""
 
 
 class Silent:
@@ -31,10 +31,10 @@ class Silent:
         return contextlib.nullcontext()
 
     def note(self, message: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def warn(self, message: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,11 @@ class StageTime:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build made: ``size`` in bytes, ``saved_bytes`` of activations a train step keeps at the example's sizes."""
+    """What a build made.
+
+    ``size`` is in bytes. ``saved_bytes`` are the bytes of activations that each method saves for its backward at the
+    example's sizes.
+    """
 
     out: Path
     digest: str
@@ -61,12 +65,12 @@ class BuildReport:
     cache_hits: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
+        """Return plain data for ``--json``."""
         return {**asdict(self), "out": str(self.out)}
 
 
 class Run:
-    """One run of the pipeline: times its stages, collects what was noted."""
+    """One run of the pipeline. It times the stages and collects notes and warnings."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         self._observer = observer or Silent()
@@ -87,7 +91,7 @@ class Run:
         self._observer.note(message)
 
     def warn(self, message: str, *, once: str = "") -> None:
-        """Warn the user; of messages with equal ``once`` (the same for another method) only the first."""
+        """Warn the user. Of messages with the same ``once``, only the first is shown."""
         if once and once in self._said:
             return
         self._said.add(once)

@@ -1,4 +1,4 @@
-"""A bundle that exists, as the pipeline takes it up again: its graphs for other targets to compile, its blobs as they are."""
+"""Reads an existing bundle back into the pipeline: its graphs for further targets to compile, and its blobs unchanged."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..writer.bundle import BlobStore, Existing
 
 
 def refuse_present(bundle: Bundle, targets: Sequence[Target]) -> None:
-    """Refuse targets that a bundle has already.
+    """Refuse targets that the bundle already has.
 
     Raises:
-        BuildError: names them.
+        BuildError: names these targets.
     """
     if present := [target.name for target in targets if target.name in bundle.targets]:
         raise BuildError(
@@ -33,11 +33,11 @@ def refuse_present(bundle: Bundle, targets: Sequence[Target]) -> None:
 
 
 def graphs_of(bundle: Bundle) -> list[GraphToCompile]:
-    """All graphs of a bundle, restored with fake tensors over the symbols of their methods.
+    """Restore all graphs of a bundle, with fake tensors over the symbols of their methods.
 
     Raises:
-        BuildError: this process lacks operators that they call, its torch is none that they are for, or it makes nothing of them.
-        UnsupportedError: they use names or symbols that torch does not have.
+        BuildError: this process lacks an operator of the graphs, or its torch does not match them or cannot restore them.
+        UnsupportedError: a graph uses names or symbols that torch does not have.
         CorruptBundleError: a graph is missing or damaged.
     """
     program = bundle.program
@@ -54,7 +54,7 @@ def graphs_of(bundle: Bundle) -> list[GraphToCompile]:
 
 
 def keep(bundle: Bundle, store: BlobStore) -> Existing:
-    """Put all blobs of a bundle into ``store``. It must stay open until they are written."""
+    """Add all blobs of a bundle to ``store``. The bundle must stay open until they are written."""
     manifests = [found.descriptor for found in bundle.manifests.values()]
     below = [layer for found in bundle.manifests.values() for layer in found.manifest.layers]
     blobs = [bundle.config, *manifests, *below]
@@ -64,13 +64,13 @@ def keep(bundle: Bundle, store: BlobStore) -> Existing:
 
 
 def uses_deterministic_algorithms(program: schema.Program) -> bool:
-    """Whether a method was traced for deterministic algorithms, so that its code is to use them."""
+    """Whether a method was traced for deterministic algorithms. Its compiled code must then use them too."""
     return any(method.deterministic for method in program.methods.values())
 
 
 @contextlib.contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """While code is compiled: torch as it was told when the graphs were traced."""
+    """Set torch's deterministic algorithms as they were when the graphs were traced, and restore the setting."""
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(enabled)
     try:
@@ -87,7 +87,7 @@ def _halves(bundle: Bundle, name: str, method: schema.Method) -> dict[str, schem
 
 
 def _require(program: schema.Program, graphs: Sequence[schema.Graph]) -> None:
-    """Refuse graphs that this process could not run."""
+    """Refuse graphs that this process cannot run: of another torch, or with operators that are not registered."""
     needed = program.requirements.torch
     if not torch_satisfies(torch.__version__, needed):
         raise BuildError(f"The bundle's graphs are for torch {needed}; this is {torch.__version__}.")
@@ -105,7 +105,7 @@ def _require(program: schema.Program, graphs: Sequence[schema.Graph]) -> None:
 
 @contextlib.contextmanager
 def _restoring(what: str) -> Iterator[None]:
-    """Torch checks what it is given; a document that it does not take is refused as one."""
+    """Turn torch's errors about a stored graph into a :class:`BuildError`."""
     try:
         yield
     except AotpackError:

@@ -1,4 +1,4 @@
-"""Records a bundle's self-test: example inputs, and what eager makes of them."""
+"""Records a bundle's self-test: the example inputs, and the values that eager computes from them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def record(
     """Run one eager step on a copy of ``model`` and store inputs, results, gradients and buffers.
 
     Raises:
-        BuildError: the model cannot be copied or run, or its results differ from run to run, and are not to be eager's.
-        UnsupportedError: an element type safetensors cannot hold.
+        BuildError: the model cannot be copied or run, or its results differ from run to run without ``rng="eager"``.
+        UnsupportedError: safetensors cannot store an element type.
     """
     tensors: dict[str, torch.Tensor] = {}
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
@@ -33,7 +33,7 @@ def record(
             tensors |= {name: value.clone() for name, value in selftest.stored_as(f"input.{i}", leaf)}
     first = _observe(model, method, args, kwargs)
     random: list[str] = []
-    if method.rng != "eager":  # a bundle that draws eager's numbers repeats them
+    if method.rng != "eager":  # with "eager" the bundle draws the same numbers
         second = _observe(model, method, args, kwargs, draw=1)
         random = [name for name in first if not torch.equal(first[name], second[name])]
     if random:
@@ -53,7 +53,7 @@ def record(
 def _observe(
     model: torch.nn.Module, method: schema.Method, args: tuple[Any, ...], kwargs: dict[str, Any], draw: int = 0
 ) -> dict[str, torch.Tensor]:
-    """One step on copies of everything; ``draw`` shifts the random state."""
+    """Run one step on copies of the model and its inputs. ``draw`` is the random seed."""
     try:
         copied = copy.deepcopy(model)
         copied.zero_grad(set_to_none=True)
@@ -64,7 +64,7 @@ def _observe(
         observed = selftest.observe(copied, method, given_args, given_kwargs, seed=draw)
         try:
             return {name: value.detach().clone() for name, value in observed}
-        except Exception as error:  # the model's own, as that of a leaf that is written to
+        except Exception as error:  # the model's own error, for example an in-place write to a leaf
             raise BuildError(
                 "The model fails on copies of its example inputs, which recording a self-test needs.",
                 [Problem(type(error).__name__, str(error))],

@@ -1,4 +1,7 @@
-"""Sizes for targets whose code is for fixed sizes: as the user names them, and as values of each method's symbols."""
+"""Resolves ``specializations``: turns the sizes that the user names into values of each method's symbols.
+
+Targets whose code is for fixed sizes are compiled for these values.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from aotpack_loader.format import expressions, schema
 from ..targets import GraphToCompile, Target
 
 Sizes = Mapping[str, int]
-"""Values by name: of a ``torch.export.Dim``, or of a symbol, which ``aotpack inspect`` shows."""
+"""Values by the name of a ``torch.export.Dim``, or by the name of a symbol as ``aotpack inspect`` shows it."""
 
 
 def refuse_unused(targets: Sequence[Target], asked: Sequence[Sizes]) -> None:
-    """Refuse specializations where no target takes any.
+    """Refuse specializations if no target uses them.
 
     Raises:
         BuildError: names the targets.
@@ -29,10 +32,10 @@ def refuse_unused(targets: Sequence[Target], asked: Sequence[Sizes]) -> None:
 
 
 def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list[GraphToCompile]:
-    """The graphs with the sizes that they are to be compiled for.
+    """Return the graphs with the sizes that they are compiled for.
 
     Raises:
-        BuildError: a size is unknown, missing, or one that the program does not take; lists all.
+        BuildError: a size is unknown, missing, or not accepted by the program. Lists all problems.
     """
     if not asked:
         return list(graphs)
@@ -66,13 +69,13 @@ def _unknown(sizes: Sizes, methods: Iterable[schema.Method], place: str) -> Iter
 
 
 def _values(method: schema.Method, sizes: Sizes) -> dict[str, int]:
-    """Values of a method's symbols, as far as they are given and integers."""
+    """Return the values of a method's symbols, without those that are missing or not integers."""
     found = {symbol.name: sizes.get(symbol.name, sizes.get(symbol.label)) for symbol in method.symbols}
     return {name: value for name, value in found.items() if type(value) is int}
 
 
 def _misfits(method: schema.Method, values: Mapping[str, int]) -> Iterator[str]:
-    """Why a method does not take these values."""
+    """Yield the reasons why a method does not accept these values."""
     for symbol in method.symbols:
         value = values.get(symbol.name)
         if value is None:

@@ -1,4 +1,4 @@
-"""Traces the methods of a program: each captured, partitioned and given its calling convention."""
+"""Traces the methods of a program. Each is captured, partitioned and given its calling convention."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from .progress import Run
 
 @dataclass(frozen=True)
 class TracedMethod:
-    """A method as it was traced. ``identical``, ``distinct``, ``second`` and ``flags`` as in its document.
+    """A traced method. ``identical``, ``distinct``, ``second`` and ``flags`` are those of its document.
 
-    ``gradients_only``: without gradients the model does something else. ``made_to_require``: numbers of the arguments that the
-    model calls ``requires_grad_()`` on.
+    ``gradients_only`` is true if the model does something else without gradients. ``made_to_require`` has the leaf numbers of
+    the arguments on which the model calls ``requires_grad_()``.
     """
 
     plan: MethodPlan
@@ -57,10 +57,10 @@ class TracedMethod:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What all methods of a build are traced from.
+    """The inputs that all methods of a build are traced from.
 
-    ``model`` is the user's, ``module`` the module made of it; tensors that are to be in the bundle go to ``stored``. ``gaps``:
-    numbers of leaves that are traced as if they were dense.
+    ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects the tensors that the
+    bundle stores. ``gaps`` has the numbers of leaves that have gaps and are traced as if they were dense.
     """
 
     run: Run
@@ -78,7 +78,7 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class Example:
-    """What the user gave: a model, and a call of it."""
+    """The user's model with example arguments and dynamic shapes."""
 
     model: Any
     args: tuple[Any, ...]
@@ -87,7 +87,7 @@ class Example:
 
 
 def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> BuildContext:
-    """Look at the model and its example inputs, and refuse what could not be traced."""
+    """Describe the model and its example inputs, and refuse inputs that cannot be traced."""
     model, args, kwargs = example.model, example.args, example.kwargs
     tensors = named_leaves(model, args, kwargs)
     refuse_layouts(tensors)
@@ -107,7 +107,10 @@ def _gaps(
     kwargs: dict[str, Any],
     shapes: DynamicShapes,
 ) -> frozenset[int]:
-    """Leaves with sizes that vary, but strides of which nobody knows how they vary with them: those of a slice."""
+    """Return the numbers of leaves with dynamic sizes that are slices of larger tensors.
+
+    How the strides of a slice depend on its sizes cannot be known.
+    """
     leaves = pytree.tree_leaves((args, kwargs))
     found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
     slices = {id(leaves[i]) for i in found}
@@ -118,7 +121,7 @@ def _gaps(
 
 
 def trace(context: BuildContext) -> list[TracedMethod]:
-    """Every method that was asked for, each with that of its gradients after it where those are wanted too."""
+    """Trace every method of the options. With ``second_derivatives``, the method of its gradients follows each of them."""
     traced: list[TracedMethod] = []
     for plan in context.options.plans:
         with under_autocast(plan.autocast):
@@ -130,10 +133,10 @@ def trace(context: BuildContext) -> list[TracedMethod]:
 
 
 def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
-    """The method; none where it cannot be built and need not be.
+    """Trace a method. Return an empty list if an optional method cannot be built.
 
     Raises:
-        BuildError: the method was asked for.
+        BuildError: the method cannot be built, and it is not optional.
     """
     stored = dict(context.stored.tensors)
     try:
@@ -149,7 +152,7 @@ def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
 
 
 def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
-    """The method with the modes of the submodules that it depends on. A plain function has none."""
+    """Return the method with the modes of the submodules that it depends on. A plain function has no modes."""
     if context.model is not context.module:
         return method
     with capture.as_traced(context.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
@@ -157,7 +160,7 @@ def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
 
 
 def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
-    """Trace a method; once more where the model makes arguments require gradients, with examples that do."""
+    """Trace a method. If the model calls ``requires_grad_()`` on arguments, trace again with examples that require it."""
     try:
         return _trace_as_given(context, plan)
     except SetsRequiresGradError as error:
@@ -167,7 +170,7 @@ def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
 
 
 def _with_gradients(context: BuildContext, leaves: Collection[int]) -> BuildContext:
-    """The same work with examples that require gradients, by leaf number."""
+    """Return the same context with examples that require gradients. ``leaves`` are their leaf numbers."""
     flat = pytree.tree_leaves((context.args, context.kwargs))
     made = {id(flat[i]): flat[i].detach().requires_grad_() for i in leaves}
     args, kwargs = replaced(context.args, context.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
@@ -195,7 +198,7 @@ def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
 
 
 def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMethod]:
-    """The method, and after it that of its gradients where it has any."""
+    """Return the method, followed by the method of its gradients if it has a backward."""
     if first.convention.backward is None or not first.plan.grad:
         return [first]
     context = _with_gradients(context, first.made_to_require)
@@ -209,7 +212,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     tensors, varying = gradients.example(first.convention, context.shapes)
     before = context.module.training
     try:
-        # The other front ends look for a user's function, and find torch.autograd.grad.
+        # The other front ends expect a user's function here, and would find torch.autograd.grad.
         options = replace(context.options, front_ends=("trace",))
         again = replace(context, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
         built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
@@ -221,7 +224,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
 
 
 def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
-    """Whether calls without gradients, which no other method is made for, need other graphs than ``plan``'s."""
+    """Whether calls without gradients need other graphs than those of ``plan``, and no other method is for them."""
     plans = context.options.plans
     if (
         not plan.grad
@@ -236,7 +239,7 @@ def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Se
 
 
 def _writes(convention: signature.Convention) -> Writes:
-    """What a method does to its arguments."""
+    """Return which arguments a method writes to or changes."""
     primals, mutations = convention.method["primals"], convention.method["mutations"]
     leaves = [(primals[m.primal].leaf, m) for m in mutations if isinstance(primals[m.primal], schema.InputPrimal)]
     return Writes(
@@ -248,7 +251,7 @@ def _writes(convention: signature.Convention) -> Writes:
 
 @contextlib.contextmanager
 def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]:
-    """What the model does to containers of its caller's; it is traced with that meanwhile."""
+    """Yield what the model does to its caller's containers. Inside the block it is traced with these changes as results."""
     found = Containers()
     if plan in context.options.plans:
         with capture.as_traced(context.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
@@ -258,7 +261,7 @@ def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]
 
 
 def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
-    """Capture, partition and assemble one method, traced as arranged."""
+    """Capture, partition and assemble one method, with its inputs as arranged."""
     run, shapes, options = context.run, context.shapes, context.options
     arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
     with run.stage("capture", plan.name), _containers(context, plan) as used:
@@ -331,7 +334,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
 def _without_edges(
     context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
-    """The method without the sizes of 0 and 1 at which its graphs do not do what the model does."""
+    """Return the method with constraints that exclude sizes of 0 and 1 at which its graphs differ from the model."""
     if not convention.method["symbols"]:
         return convention
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
@@ -347,14 +350,17 @@ def _without_edges(
 def _with_layouts(
     context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
-    """The method with what it does otherwise where an argument has other strides than it was traced with."""
+    """Return the method with marks on what depends on the strides of its arguments."""
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
         found = strides.sensitive(context.module, context.args, context.kwargs, convention, context.gaps)
     return strides.marked(convention, found, context.gaps)
 
 
 def _check_turned_on(convention: signature.Convention) -> None:
-    """Where the model turns gradients on itself, what the loader does after the graphs it does with gradients off."""
+    """Refuse results and writes with gradients in a method traced without gradients.
+
+    Here the model turns gradients on by itself. But the loader rebuilds views and writes to arguments with gradients off.
+    """
     results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
     written = [m for m in convention.method["mutations"] if m.requires_grad]
     if any(result.requires_grad for result in results) or written:
@@ -367,7 +373,7 @@ def _check_turned_on(convention: signature.Convention) -> None:
 def _check_dynamic(
     shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
 ) -> None:
-    """A size asked to vary must vary, over all of the range that was asked for."""
+    """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave."""
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
     problems: list[Problem] = []
     for number, dims in shapes.dims.items():
@@ -403,7 +409,7 @@ def _check_dynamic(
 
 
 def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
-    """The symbols with what the user calls them: the first name that a size of that symbol alone has."""
+    """Return the symbols with the user's names. A symbol's label is the first name of a size that is just this symbol."""
     names: dict[schema.Dim, str] = {}
     for number, bounds in shapes.integers.items():
         if isinstance(leaf := leaves[number], schema.IntegerLeaf):
