@@ -1,1 +1,1 @@
-"""When the graphs of a trace hold for sizes that torch has guarded against while it traced."""
+"""Determines for which sizes and strides of the arguments the traced graphs are valid."""

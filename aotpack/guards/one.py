@@ -1,6 +1,7 @@
-"""Sizes of 1: torch asks while it traces whether a size that varies is 1, and keeps a guard that it is not.
+"""Drops guards against sizes of 1 where the graphs are right at size 1 as well.
 
-It asks to find strides, or the model to see whether there is anything to broadcast. The graphs may be right at 1 all the same.
+While tracing, torch asks whether a dynamic size is 1, and keeps a guard that it is not. Torch asks in order to compute strides.
+The model may ask as well, in order to see whether it must broadcast.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..capture.inputs.dynamic_shapes import DynamicShapes
 from . import zero_one
 
 Guards = Mapping[str, Sequence[str]]
-"""By symbol, the constraints on it alone that refuse 1."""
+"""By symbol: the constraints that involve only this symbol and refuse 1."""
 
 
 def with_ones(
@@ -31,9 +32,9 @@ def with_ones(
     shapes: DynamicShapes,
     convention: signature.Convention,
 ) -> signature.Convention:
-    """The method with the sizes of 1 that torch has guarded against, where its graphs are right for them all the same.
+    """Return the method without those guards against 1 that its graphs do not need.
 
-    ``model`` is in the mode that it was traced in.
+    ``model`` must be in the mode in which it was traced.
     """
     constraints: list[str] = convention.method["constraints"]
     symbols: list[schema.Symbol] = convention.method["symbols"]
@@ -56,12 +57,12 @@ def with_ones(
 
 
 def allows(constraint: str, symbol: str, size: int) -> bool:
-    """Whether ``size`` meets a constraint on ``symbol`` alone."""
+    """Whether ``size`` meets a constraint on ``symbol`` alone. True for constraints on other symbols too."""
     if expressions.symbols(constraint) != {symbol}:
         return True
     try:
         return bool(expressions.parse(constraint)({symbol: size}))
-    except expressions.UNDEFINED:  # without a value it is not met (A5)
+    except expressions.UNDEFINED:  # a constraint without a value is not met (A5)
         return False
 
 
@@ -72,10 +73,10 @@ def _takes_one(
     convention: signature.Convention,
     names: Collection[str],
 ) -> bool:
-    """Whether the graphs do what the model does where sizes are 1, though torch has asked whether they are.
+    """Whether the graphs do what the model does when the sizes ``names`` are 1.
 
-    At 1, at the example's size and at another, the model must call the same functions of torch on the same values. And on fake
-    tensors the graphs must agree with the model at 1.
+    The model must call the same torch functions on the same values at 1, at the example's size and at a third size. On fake
+    tensors, the graphs must agree with the model at 1.
     """
     symbols: Sequence[schema.Symbol] = convention.method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
@@ -103,9 +104,9 @@ def _takes_one(
 
 
 def _with_companions(names: Collection[str], convention: signature.Convention, example: Mapping[str, int]) -> list[str]:
-    """``names``, and the symbols that must be 1 together with them.
+    """Return ``names`` and the symbols that must be 1 together with them.
 
-    A size that the model takes for another (``mask.view(batch, -1)``) has a symbol of its own, and constraints tie the two.
+    The model may use one size as another (``mask.view(batch, -1)``). Each has its own symbol, and constraints tie the two.
     """
     constraints = convention.method["constraints"]
     varying = [*names]
@@ -122,7 +123,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
 
 
 def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: str) -> list[list[str]]:
-    """What to try: no constraint, then that all sizes that the user gave this one's name are equal, as the name says."""
+    """Return the constraints to try: none, then that this size equals the other sizes with the same user-given name."""
     leaves = convention.method["leaves"]
     named: dict[str, set[str]] = {}
     for number, dims in shapes.dims.items():
@@ -140,7 +141,7 @@ def _with_constraints(convention: signature.Convention, texts: Sequence[str]) ->
 
 
 def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:
-    """The method with sizes of 1 for these symbols."""
+    """Return the method with size 1 allowed for these symbols."""
     dropped = {text for name in names for text in guards[name]}
     symbols = [
         structs.replace(symbol, minimum=min(symbol.minimum, 1)) if symbol.name in names else symbol
@@ -151,7 +152,7 @@ def _free(convention: signature.Convention, names: Sequence[str], guards: Guards
 
 
 def _refuses_one_alone(constraint: str, symbol: str) -> bool:
-    """Whether a constraint is on this symbol alone and refuses 1, and none of the sizes after it."""
+    """Whether a constraint is on this symbol alone, refuses 1 and allows the sizes from 2 to 8."""
     return (
         expressions.symbols(constraint) == {symbol}
         and [allows(constraint, symbol, n) for n in range(1, 9)] == [False] + [True] * 7
@@ -159,7 +160,7 @@ def _refuses_one_alone(constraint: str, symbol: str) -> bool:
 
 
 def _smallest(shapes: DynamicShapes, convention: signature.Convention, symbol: str) -> int:
-    """The smallest size that was asked for."""
+    """Return the smallest size that the user asked for."""
     leaves = convention.method["leaves"]
     found = [
         low or 0

@@ -1,9 +1,10 @@
-"""Arguments laid out otherwise than at build, tried: a call copies such an argument, and goes on as it was traced.
+"""Finds what in a method depends on the strides of its arguments, by running the model with other strides.
 
-That is right as long as the model does the same. But where it meets other strides, eager copies what it would take a view of
-(``contiguous``, ``reshape``, ``ravel``): what is written to that copy does not reach the argument, and a result that is that copy
-is no view of it. And ``as_strided`` counts places in memory, which are others. So a model that writes to its arguments, returns
-views of them, or counts places runs on fake tensors of both layouts.
+A call copies an argument whose strides differ from those at build, and runs the graphs on the copy. That is right only if the
+model does not depend on strides. Eager may copy where it otherwise takes a view (``contiguous``, ``reshape``, ``ravel``). Writes
+to that copy do not reach the argument, and a result that is that copy is not a view of it. ``as_strided`` computes addresses
+from offsets and strides, so it depends on the layout as well. A model that writes to its arguments, returns views of them or
+calls ``as_strided`` therefore runs on fake tensors with several layouts.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ Strides = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Sensitive:
-    """What depends on layouts, by number.
+    """The arguments and results that depend on layouts, by number.
 
     Args:
-        leaves: arguments that the model writes to otherwise, or by whose layouts it counts places.
-        copied: results that are copies wherever the layout is another (``contiguous``).
-        reshaped: results that are copies where no view can be taken (``reshape``).
+        leaves: arguments that the model writes to differently with other strides, or whose layout ``as_strided`` uses.
+        copied: results that are copies for every other layout (``contiguous``).
+        reshaped: results that are copies if no view is possible (``reshape``).
     """
 
     leaves: frozenset[int] = frozenset()
@@ -52,20 +53,20 @@ def sensitive(
     convention: signature.Convention,
     gaps: Collection[int],
 ) -> Sensitive:
-    """What of a method depends on how its arguments are laid out.
+    """Return what in a method depends on the strides of its arguments.
 
     Args:
-        model: in the state in which it was traced, as are gradients.
-        args: the example.
-        kwargs: the example's.
+        model: the model, in the mode in which it was traced. Gradients must be on or off as at tracing.
+        args: the positional example arguments.
+        kwargs: the example's keyword arguments.
         convention: the method.
-        gaps: leaf numbers of arguments that were traced dense, and are not.
+        gaps: leaf numbers of arguments that were traced as dense and have gaps.
     """
     flat = pytree.tree_leaves((args, kwargs))
     written, returned = _exposed(convention.method)
     plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method["leaves"][i], x)}
     traced = {i: dense_stride(tensor) if i in gaps else tensor.stride() for i, tensor in plain.items()}
-    # What is copied in this layout may be a view in another, and written to.
+    # A copy in this layout may be a view in another layout, and the model may write to it.
     counts = _counts_places(convention)
     tensors = {i: x for i, x in plain.items() if counts or i in written | returned or traced[i] != _contiguous(x.shape)}
     if not tensors:
@@ -77,7 +78,7 @@ def sensitive(
         first = first or _run(model, args, kwargs, traced)
         second = _run(model, args, kwargs, {**traced, **other})
         if first is None or second is None:
-            continue  # the model takes no such layout, or nobody can tell on fake tensors
+            continue  # the model rejects this layout, or fake tensors cannot show what it does
         if first.operators != second.operators:
             leaves |= written & other.keys()
         if counts and first.places != second.places:
@@ -90,10 +91,10 @@ def sensitive(
 
 
 def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[int]) -> signature.Convention:
-    """The method with what a call with other strides must not do.
+    """Return the method with its sensitive arguments and results marked.
 
     Raises:
-        UnsupportedError: the example itself has other strides than those it was traced with (``gaps``).
+        UnsupportedError: a sensitive argument is in ``gaps``: the example itself has other strides than the trace.
     """
     method = convention.method
     if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
@@ -110,7 +111,7 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
 
 
 def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
-    """The result without what it has in common with another alias, if that one is of the argument in another layout."""
+    """Return the result without ``shared`` if it and the alias that it shares views with differ in ``laid_out``."""
     if not isinstance(result, schema.AliasResult) or result.shared is None:
         return result
     other = results[result.shared.result]
@@ -123,7 +124,7 @@ def _counts_places(convention: signature.Convention) -> bool:
 
 
 def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
-    """Leaf numbers of arguments that are written to, and that are returned, whole or as views."""
+    """Return two sets of leaf numbers: arguments that are written to, and arguments that are returned, whole or as views."""
     primals = method["primals"]
     seen = [r.primal for r in method["results"] if isinstance(r, (schema.InputResult, schema.AliasResult))]
 
@@ -139,7 +140,11 @@ def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
 
 
 def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, *, turned: bool) -> Iterator[tuple[str, Strides]]:
-    """Layouts to try: the example's own; gaps that leave all views possible; gaps between all rows, too; rows; columns."""
+    """Yield the layouts to try, with their names.
+
+    ``own``: the example's strides. ``doubled``: gaps that leave all views possible. ``apart``: gaps between all rows as well.
+    ``rows``: row-major. ``columns``: column-major, with ``turned`` only.
+    """
     kinds: dict[str, Strides] = {
         "own": {i: tensor.stride() for i, tensor in tensors.items()},
         "doubled": {i: tuple(2 * step for step in traced[i]) for i in tensors},
@@ -157,7 +162,10 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """Strides in the same order in which no two dimensions are one, and no two elements are neighbours."""
+    """Return strides with gaps and the dimensions in the same order.
+
+    No two dimensions can be merged into one, and no two elements are adjacent in memory.
+    """
     step, found = 2, [0] * len(shape)
     for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
         found[dim], step = step, step * (shape[dim] + 1)
@@ -165,7 +173,10 @@ def _spread(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Seen(NamedTuple):
-    """A run: operators in order, arguments whose version counter moved, and which argument's memory each result lies in."""
+    """What a run did: its operators in order, arguments whose version counters moved, and each result's storage.
+
+    ``results`` has for each result the leaf number of the argument whose storage it shares.
+    """
 
     operators: list[compat.OperatorCall]
     touched: frozenset[int]
@@ -173,12 +184,12 @@ class _Seen(NamedTuple):
 
     @property
     def places(self) -> list[compat.OperatorCall]:
-        """The operators that count places in memory."""
+        """The operators that compute addresses from strides, such as ``as_strided``."""
         return [called for called in self.operators if called.strides is not None]
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
-    """Run the model on fake tensors, some with other strides; null where it cannot be run so."""
+    """Run the model on fake tensors, some of them with other strides. Return None if that fails."""
     mode, operators = compat.fake_mode_with_shapes(), list[compat.OperatorCall]()
     flat = pytree.tree_leaves((args, kwargs))
     with mode:
@@ -187,7 +198,7 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     try:
         with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
             run = compat.run_on_fake_tensors(mode, model, *given, operators=operators)
-    except Exception as error:  # eager does not take such a layout (view), or it depends on data
+    except Exception as error:  # eager rejects this layout (view), or the model depends on data
         repeat.refuse_if_broken(error)
         return None
     owners = [(compat.StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]

@@ -1,9 +1,9 @@
-"""Sizes of 0 and 1, tried: torch answers while it traces whether a size that varies is one of them with no, and keeps no guard.
+"""Finds sizes of 0 and 1 at which the graphs differ from the model, by running both on fake tensors.
 
-So a size may vary down to 0. But where the model, or an operator in torch's own C++, goes another way for such a size, the graphs
-do not. What was traced is therefore run at these sizes on fake tensors, beside the model itself.
+While tracing, torch answers "no" to whether a dynamic size is 0 or 1, and keeps no guard. So the size may vary down to 0. But
+the model, or an operator in torch's C++, may do something else at such a size, and the graphs do not.
 
-Comparisons in the model's own Python are seen while it is traced (``zero_sizes.questions_about_zero``).
+Comparisons in the model's own Python are detected while it is traced (``zero_sizes.questions_about_zero``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class SizeGuard:
-    """A size of 0 or 1 that the model takes and what was traced does not, first found at ``path`` (or several, at once)."""
+    """A size of 0 or 1 that the model accepts and the graphs do not.
+
+    ``path`` names the argument in which the size first appears. For several sizes at once it names all paths.
+    """
 
     path: str
     size: int
@@ -47,9 +50,9 @@ class SizeGuard:
 def find_zero_one_guards(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convention: signature.Convention
 ) -> Iterator[SizeGuard]:
-    """Try each size of a method at 0 and at 1, the others as in the example, then all together.
+    """Try each size of a method at 0 and at 1 with the others as in the example, then all sizes together.
 
-    What the model itself refuses there is no matter; neither is what cannot be run on fake tensors.
+    Sizes that the model itself rejects are ignored. So are sizes at which it cannot run on fake tensors.
     """
     method = convention.method
     symbols: Sequence[schema.Symbol] = method["symbols"]
@@ -65,7 +68,7 @@ def find_zero_one_guards(
         return tried(example)
 
     def differs(names: Collection[str], size: int) -> str:
-        """How the graphs fail the model where these sizes are ``size``, or nothing."""
+        """Return how the graphs differ from the model if these sizes are ``size``, or an empty string."""
         if (sizes := example | dict.fromkeys(names, size)) == example:
             return ""
         trial, usual = tried(sizes), at_the_example()
@@ -99,7 +102,7 @@ def take(constraints: Sequence[str], sizes: Sizes) -> bool:
 
 
 def _together(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
-    """Those that may be ``size`` at once, as far as the constraints let them."""
+    """Return those names that may be ``size`` at the same time without breaking a constraint."""
     if take(constraints, example | dict.fromkeys(names, size)):
         return [*names]
     found = list[str]()
@@ -113,24 +116,24 @@ _COPIES = {torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default}
 
 
 def _has_memory(value: Any) -> bool:
-    """Whether it is a tensor, in memory of one piece."""
+    """Whether a value is a plain strided tensor, with a single storage."""
     return isinstance(value, torch.Tensor) and compat.is_plain_tensor(value) and value.layout == torch.strided
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Strides that mean something."""
+    """Return the strides of dimensions with more than one element. The other strides have no effect."""
     return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1] if tensor.numel() else []
 
 
 def _holds(constraint: str, sizes: Sizes) -> bool:
     try:
         return not expressions.symbols(constraint) <= sizes.keys() or bool(expressions.evaluate(constraint, sizes))
-    except CorruptBundleError:  # it divides by such a size: a call is refused
+    except CorruptBundleError:  # the constraint divides by this size, so a call is refused
         return False
 
 
 def _path_of_size(symbol: str, leaves: Sequence[schema.InputLeaf]) -> str:
-    """Where a symbol is first found among the arguments."""
+    """Return the path of the first argument whose sizes contain the symbol."""
     for leaf in leaves:
         if isinstance(leaf, schema.TensorLeaf) and symbol in leaf.shape:
             return f"{leaf.path}.shape[{leaf.shape.index(symbol)}]"
@@ -144,13 +147,14 @@ class SizeRun:
     """The model and its graphs at chosen sizes, on fake tensors.
 
     Attributes:
-        ran: whether the model takes the sizes, and can be run on fake tensors.
-        operators: what the model calls, but for views and copies, which contiguous tensors or ones of few elements need not.
-        empty: whether no result has elements, so that it is no matter how the model finds them.
-        marks: which arguments' version counters the model moves, and which results require a gradient.
-        differs: what the graphs do otherwise than the model, by kind: fails, sizes, layout, gradients, memory.
-        simplified: what compiled code computes otherwise than the graphs, or nothing.
-        strict: whether tensors of other sizes than the graphs say, and outputs of other strides, count as that.
+        ran: whether the model accepts the sizes and can be run on fake tensors.
+        operators: the operators that the model calls, without views and copies. Tensors with contiguous strides or few
+            elements may not need these.
+        empty: whether no result has elements. Then it does not matter which operators compute it.
+        marks: the arguments whose version counters the model moves, and which results require a gradient.
+        differs: how the graphs differ from the model, by kind: fails, sizes, layout, gradients, memory.
+        simplified: how compiled code differs from the graphs, or an empty string.
+        strict: whether sizes other than the graphs say, and output strides, count as ``simplified`` too.
     """
 
     convention: signature.Convention
@@ -165,12 +169,12 @@ class SizeRun:
     simplified: str = ""
 
     def run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run both."""
+        """Run the model and its graphs, and record how they differ."""
         with compat.quiet_torch_logs():
             self.differs = self._difference(model, args, kwargs)
 
     def calls(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Calls) -> bool:
-        """Run the model, and note in ``watch`` what it calls; false where it does not run."""
+        """Run the model and record its calls in ``watch``. Return False if it does not run."""
         try:
             with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
                 watch.returned(compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
@@ -180,12 +184,12 @@ class SizeRun:
         return True
 
     def another_way(self, other: SizeRun) -> str:
-        """How the model itself goes another way than at the sizes of the ``other`` trial, or nothing."""
+        """Return how the model itself does something else than at the sizes of ``other``, or an empty string."""
         if not (self.ran and other.ran):
             return ""
         if self.marks != other.marks:
             return "the model writes to other arguments, or other results require gradients, than at the example's sizes"
-        if self.empty or 0 not in self.sizes.values():  # of 1 torch leaves guards
+        if self.empty or 0 not in self.sizes.values():  # torch keeps guards for size 1
             return ""
         for own, others in itertools.zip_longest(self.operators, other.operators):
             if own != others:
@@ -235,7 +239,7 @@ class SizeRun:
         return run
 
     def _other_memory(self, run: compat.FakeRun) -> str:
-        """What the model returns in an argument's memory, and the graphs in memory of its own."""
+        """Return which result shares an argument's storage here and not at the example's sizes, or an empty string."""
         method = self.convention.method
         owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
         for i, (result, described) in enumerate(zip(result_leaves(run.result), method["results"], strict=False)):
@@ -262,7 +266,7 @@ class SizeRun:
         return ""
 
     def _fresh(self, outputs: Sequence[Any], result: Any) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Results that are computed, of the graph and of the model, whose sizes do not depend on data."""
+        """Yield computed results of the graph and of the model, if their sizes do not depend on data."""
         method = self.convention.method
         if method["subclasses"]:
             return
@@ -280,7 +284,7 @@ class SizeRun:
         return ""
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The example with other sizes; one tensor in two places stays one."""
+        """Return the example with other sizes. A tensor that is two arguments at once stays one tensor."""
         flat, spec = pytree.tree_flatten((args, kwargs))
         made: dict[int, Any] = {}
         for value, leaf in zip(flat, self.convention.method["leaves"], strict=True):
@@ -301,10 +305,10 @@ class SizeRun:
             return made if value.is_leaf else made.clone()
 
     def _inputs(self, half: GraphModule) -> list[Any]:
-        """What a graph is given.
+        """Return the inputs of a graph at the chosen sizes.
 
         Raises:
-            CorruptBundleError: sizes that depend on data.
+            CorruptBundleError: a size depends on data.
         """
         return [self._value(node.meta["val"]) for node in half.graph.find_nodes(op="placeholder")]
 
@@ -325,7 +329,7 @@ class SizeRun:
                 torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
 
     def _look(self, node: Node, value: Any) -> None:
-        """Note a number that a graph computes of sizes otherwise than torch has simplified it, for positive sizes."""
+        """Record a number computed from sizes that differs from torch's expression, simplified for positive sizes."""
         described = node.meta.get("val")
         if self.strict and isinstance(described, torch.Tensor) and isinstance(value, torch.Tensor):
             self._look_at_sizes(node, described, value)
@@ -333,12 +337,12 @@ class SizeRun:
             return
         size = size_expression(described, self.convention.shape_env)
         if isinstance(size, str) and not expressions.symbols(size) <= self.sizes.keys():
-            return  # it depends on data
+            return  # the size depends on data
         if (simplified := expressions.evaluate(size, self.sizes)) != value:
             self.simplified = f"{node.target} of sizes is {value}, and {simplified} where torch has simplified it"
 
     def _look_at_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
-        """Note a tensor of other sizes than the graph says; of what it returns, strides too."""
+        """Record a tensor whose sizes differ from those in the graph. Compare the strides of the graph's outputs too."""
         is_output = any(user.op == "output" for user in node.users)
         for kind, told, found in (("sizes", described.shape, value.shape), ("strides", described.stride(), value.stride())):
             expected = [size_expression(size, self.convention.shape_env) for size in told]
@@ -346,11 +350,11 @@ class SizeRun:
             if known and (kind == "sizes" or is_output) and not self.simplified:
                 values = [expressions.evaluate(size, self.sizes) for size in expected]
                 compared = range(value.dim()) if kind == "sizes" else [i for i, n in enumerate(value.shape) if n != 1]
-                if any(values[i] != found[i] for i in compared):  # the stride of one element means nothing
+                if any(values[i] != found[i] for i in compared):  # the stride of a dimension of size 1 has no effect
                     self.simplified = f"{node.target} has the {kind} {[*found]}, and {values} by the graph"
 
     def _run(self, half: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
-        """What a graph gives, and why it cannot."""
+        """Run a graph. Return its outputs and the reason why it failed, or an empty string."""
         runner = _Runner(half, self._look)
         try:
             with self.mode, torch.no_grad():
@@ -362,7 +366,7 @@ class SizeRun:
 
 
 class _Runner(Interpreter):
-    """Runs a graph, knows where it is, and shows what it finds."""
+    """Runs a graph, remembers the current node, and passes each value to ``look``."""
 
     def __init__(self, graph: GraphModule, look: Callable[[Node, Any], None]) -> None:
         super().__init__(graph)
