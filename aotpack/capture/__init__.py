@@ -1,4 +1,4 @@
-"""Model to joint graph: front ends trace the model's Python; beside them, what is to be known of a run and of its example."""
+"""Captures a model as a joint graph: front ends trace it, and dry runs find out what the trace cannot show."""
 
 from .flags import flags_read as flags_read
 from .front_end_input import has_modes as has_modes

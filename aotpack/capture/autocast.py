@@ -1,4 +1,7 @@
-"""The autocast that a method is traced under: its graphs then hold the casts, and only calls under the same one may take it."""
+"""Sets the autocast under which a method is traced.
+
+The graphs then contain the casts. So only calls under the same autocast may use the method.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from ..graph.literals import dtype_name
 
 
 def current_autocast() -> schema.DType | None:
-    """The element type of the caller's autocast on the CPU; null: it is off."""
+    """Return the element type of the caller's autocast on the CPU, or None if it is off."""
     return dtype_name(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
 
 
 def under_autocast(dtype: schema.DType | None) -> contextlib.AbstractContextManager[object]:
-    """Turn autocast to ``dtype`` on, or off, unless it is so already."""
+    """Turn autocast to ``dtype`` on inside the block, or off for None. Does nothing if it is already so."""
     if dtype == current_autocast():
         return contextlib.nullcontext()
     if dtype is None:

@@ -1,6 +1,7 @@
-"""What the model's Python calls at several sizes: whether it is one program for all of them.
+"""Compares what the model's Python calls at several sizes, to find out whether it is one program for all of them.
 
-A model that asks whether a size is 1 goes another way there, or does the same in other words (``expand`` where it is needed).
+A model that tests whether a size is 1 may do something else there. Or it may do the same with other calls, for example with
+an ``expand`` only where one is needed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _SAME_ELEMENTS = (
     *("view", "view_as", "reshape", "reshape_as", "flatten"),
     *("expand", "expand_as", "squeeze", "unsqueeze", "contiguous"),
 )
-"""Functions whose result has the elements of their first argument, in the same order: a model may leave these out."""
+"""Functions whose result has the same elements as their first argument, in the same order. A model may omit such calls."""
 
 Call = tuple[str, tuple[Any, ...]]
 
 
 class Calls(TorchFunctionMode):
-    """Notes the functions of torch that a run calls: on which tensors, by what made them, and with which numbers."""
+    """Records the torch functions that a run calls, with their arguments. Tensors are named by the call that made them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +32,11 @@ class Calls(TorchFunctionMode):
         self._names: dict[int, tuple[str, torch.Tensor]] = {}
 
     def begin(self, given: Mapping[str, torch.Tensor]) -> None:
-        """Name what the model is given: its arguments, parameters and buffers."""
+        """Name the model's inputs: its arguments, parameters and buffers."""
         self._names = {id(tensor): (name, tensor) for name, tensor in given.items()}
 
     def returned(self, result: Any) -> None:
-        """Note what the run returns."""
+        """Record what the run returns."""
         self.made.append(("return", tuple(map(self._word, pytree.tree_leaves(result)))))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +54,7 @@ class Calls(TorchFunctionMode):
         return result
 
     def _word(self, value: Any) -> Any:
-        """What a call is given: numbers as they are, tensors by their names."""
+        """Return the record of an argument: a number itself, or a tensor's name."""
         if isinstance(value, torch.Tensor):
             return self._names.setdefault(id(value), (f"tensor {len(self._names)}", value))[0]
         return value if isinstance(value, (int, float)) else str(value)
@@ -64,7 +65,7 @@ def _parts(leaf: Any) -> Sequence[Any]:
 
 
 def is_one_program(runs: Sequence[tuple[int, Sequence[Call]]]) -> bool:
-    """Whether runs at three sizes call the same: numbers are the same, or grow with the size as a line does."""
+    """Whether runs at three sizes make the same calls. Numbers must be equal, or linear functions of the size."""
     (a, first), (b, second), (c, third) = runs
     if not len(first) == len(second) == len(third):
         return False

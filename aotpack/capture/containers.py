@@ -1,7 +1,8 @@
-"""Dictionaries and lists among the arguments that the model changes or returns: found in a run, and traced as results.
+"""Finds dictionaries and lists among the arguments that the model changes or returns, and traces them as results.
 
-A trace holds tensors. So the model is given dictionaries and lists of its own, which a front end follows like any others that
-the model makes, and what is in them afterwards is returned beside the model's result. The loader changes the caller's.
+A trace contains tensors only. So while it is traced, the model gets its own copies of these containers. A front end follows
+them like containers that the model creates. The new items are returned beside the model's result, and the loader then
+changes the caller's containers.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from .inputs.examples import argument_names
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _OPEN = (*_DICTIONARIES, list, tuple)
 Path = tuple[int, ...]
-"""Numbers of items, from ``(args, kwargs)`` or from a result on."""
+"""Item numbers that lead to an object, starting at ``(args, kwargs)`` or at a result."""
 Inside = tuple[tuple[Path, Path], ...]
-"""Where a value holds objects of the caller's, each with its path among the arguments."""
+"""The caller's objects inside a value: for each, its path in the value and its path in the arguments."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An item of a changed container: the caller's own object at ``given``, or a new value."""
+    """An item of a changed container: the caller's own object with the path ``given``, or a new value if that is None."""
 
     key: Any
     given: Path | None = None
@@ -47,7 +48,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Changed:
-    """A container at ``path`` among the arguments, which ``keys`` lead to, and its items after a call."""
+    """An argument container that a call changes, and its items after the call.
+
+    ``path`` is its path in the arguments by item numbers, and ``keys`` is the same path by keys.
+    """
 
     path: Path
     keys: tuple[Any, ...]
@@ -57,7 +61,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Containers:
-    """What a call does to the caller's containers: which it changes, and what of the result is the caller's own."""
+    """What a call does to the caller's containers: those it changes, and those that its result contains."""
 
     changed: tuple[Changed, ...] = ()
     returned: Inside = ()
@@ -66,7 +70,10 @@ class Containers:
         return bool(self.changed or self.returned)
 
     def trees(self, result: schema.Tree, changes: schema.Tree) -> tuple[schema.Tree, list[schema.Update]]:
-        """The trees of what :func:`traced` makes the model return, as a bundle describes them."""
+        """Return the trees of the result and of the changes, as a bundle describes them.
+
+        ``result`` and ``changes`` are the two values that the model returns inside :func:`traced`.
+        """
         updates = []
         for change, values in zip(self.changed, changes.items, strict=True):  # type: ignore[union-attr]
             new = iter(values.items)
@@ -81,7 +88,7 @@ class Containers:
 
 
 def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schema.Tree:
-    """``tree`` with objects of the caller's in their places, where the trace has empty tuples."""
+    """Return ``tree`` with the caller's objects in place of the trace's empty tuples."""
     if not inside:
         return tree
     if not inside[0][0]:
@@ -92,19 +99,20 @@ def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schem
 
 
 def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_copies: bool = False) -> Containers:
-    """What a run of the model on fake tensors does to containers among its arguments.
+    """Run the model on fake tensors and return what it does to containers among its arguments.
 
-    Nothing is found where it cannot be run so, as a front end then says; ``on_copies``: it is run on copies instead.
+    If that run fails, the result is empty, and a front end reports the error later. With ``on_copies`` the model then runs on
+    copies of its arguments instead.
 
     Raises:
-        UnsupportedError: it changes an argument that is neither a dictionary nor a list, or lies in one.
+        UnsupportedError: the model changes a container other than a dictionary or list, or one that is given twice.
     """
     if not any(_is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
     with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
         try:
             compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-        except Exception:  # a front end tells what is wrong
+        except Exception:  # a front end reports the error later
             if not on_copies:
                 return Containers()
             _run_on_copies(model, args, kwargs)
@@ -138,10 +146,10 @@ def _run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 @contextlib.contextmanager
 def refused(model: torch.nn.Module) -> Iterator[None]:
-    """Refuse a trace in which the model changes containers among its arguments, which :func:`find` has not found.
+    """Refuse a trace in which the model changes containers that :func:`find` did not report.
 
     Raises:
-        UnsupportedError: names them.
+        UnsupportedError: names these containers.
     """
     with _watched(model) as seen:
         yield
@@ -154,9 +162,10 @@ def refused(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
-    """Let the model work on containers of its own, and return its result and, for each that it changes, the new items.
+    """Let the model work on its own copies of containers, and return its result with the new items of changed ones.
 
-    What is the caller's own is an empty tuple there. Set as an attribute of the instance.
+    In these values, an empty tuple stands for each of the caller's own objects. The wrapper is set as the ``forward``
+    attribute of the instance.
     """
     if not containers:
         yield
@@ -179,7 +188,7 @@ def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
 
 
 def _own(value: Any) -> Any:
-    """A container of the model's own, with the same items."""
+    """Return a copy of a container with the same items."""
     if type(value) is dict:
         return {key: _own(item) for key, item in value.items()}
     if type(value) is OrderedDict:
@@ -192,7 +201,7 @@ def _own(value: Any) -> Any:
 
 
 def _without(value: Any, inside: Inside) -> Any:
-    """``value`` with empty tuples for what is the caller's own."""
+    """Return ``value`` with empty tuples in place of the caller's own objects."""
     if len(inside) == 0:
         return value
     if len(inside[0][0]) == 0:
@@ -212,7 +221,7 @@ def _at(call: Any, keys: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def _forward(model: torch.nn.Module, function: Any) -> Iterator[None]:
-    """Let ``function`` be the model's ``forward``, with the parameters that it has."""
+    """Use ``function`` as the model's ``forward`` inside the block, with the signature of the original."""
     before, own = model.forward, "forward" in vars(model)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *inspect.signature(before).parameters.values()]
     if parameters[1:] and parameters[1].name == "self":
@@ -230,12 +239,12 @@ def _forward(model: torch.nn.Module, function: Any) -> Iterator[None]:
             model.__dict__.pop("forward", None)
 
 
-# ---------------------------------------------------------------- what a run does
+# ---------------------------------------------------------------- observing a run
 
 
 @contextlib.contextmanager
 def _watched(model: torch.nn.Module) -> Iterator[list[_Run]]:
-    """Collects the calls of the model that the block makes; the last of them is complete."""
+    """Yield a list that holds the model's last call in the block."""
     found: list[_Run] = []
     forward = model.forward
 
@@ -250,7 +259,7 @@ def _watched(model: torch.nn.Module) -> Iterator[list[_Run]]:
 
 @contextlib.contextmanager
 def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
-    """Collects the lines of the model, or of a library below it, that change a container; the first one only."""
+    """Yield a list that receives the first source line of the model, or of a library, that changes a container."""
     found: list[str] = []
     forward = model.forward
 
@@ -282,7 +291,7 @@ def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container before a call: its keys and items; of what is neither dictionary nor list nor tuple, its leaves."""
+    """A container before a call, with its keys and items. Other kinds than dictionary, list and tuple have their leaves."""
 
     value: Any
     keys: tuple[Any, ...]
@@ -299,7 +308,7 @@ class _Held:
 
 
 class _Run:
-    """A call of the model: what containers hold before it, and afterwards."""
+    """A call of the model, with the contents of its containers before and after the call."""
 
     def __init__(self, model: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         self._model = model
@@ -326,7 +335,7 @@ class _Run:
         return any(held.changed() for held in self._held.values())
 
     def after(self) -> tuple[Containers, list[Problem]]:
-        """What the call did, and what of it cannot be repeated."""
+        """Return what the call did, and the changes that a bundle cannot repeat."""
         changed, problems = [], []
         for path, held in self._held.items():
             if not held.changed():
@@ -349,12 +358,12 @@ class _Run:
         return tuple(entries)
 
     def _given(self, value: Any) -> Path | None:
-        """Where the caller gave this very object, if that can be told."""
+        """Return the path at which the caller gave this object. None if there is no such path, or more than one."""
         paths = self._paths.get(id(value), [])
         return paths[0] if len(paths) == 1 else None
 
     def _inside(self, value: Any, place: Path) -> Iterator[tuple[Path, Path]]:
-        """The caller's own containers in a value."""
+        """Yield the caller's own containers inside a value, with both paths."""
         if not _is_container(value):
             return
         given = self._given(value)
@@ -373,7 +382,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Keys or positions, and items; of a container of another kind its structure, and its leaves."""
+    """Return the keys or positions of a container, and its items. Other kinds give their structure and leaves."""
     if type(value) in _DICTIONARIES:
         return tuple(value), tuple(value.values())
     if type(value) in (list, tuple):
@@ -385,7 +394,7 @@ def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def _problems_of_twice(
     model: torch.nn.Module, containers: Containers, call: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> list[Problem]:
-    """Containers that change and are given twice: each call would have to be given them so."""
+    """Return a problem for each changed container that is given twice. Calls with two containers would differ."""
     run = _Run(model, call)
     problems = []
     for changed in containers.changed:
@@ -397,6 +406,6 @@ def _problems_of_twice(
 
 
 def _shown(model: torch.nn.Module, keys: Sequence[Any]) -> str:
-    """What the model's author calls an argument: ``batch['x']``."""
+    """Return the path of the argument as its user writes it: ``batch['x']``."""
     first = keys[1] if keys[0] else argument_names(model, keys[1] + 1)[-1]
     return str(first) + "".join(f"[{key!r}]" for key in keys[2:])

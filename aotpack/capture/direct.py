@@ -1,4 +1,4 @@
-"""The third front end: the model is traced as it runs on fake tensors, and integers may vary."""
+"""The third front end, direct tracing: AOTAutograd traces the model's Python on fake tensors. Integers may be dynamic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .inputs.dynamic_shapes import DynamicShapes
 
 
 def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
-    """The joint graph, and the user's lines whose checkpoints left no trace in it."""
+    """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
     model, args, kwargs = given.model, given.args, given.kwargs
     shapes = given.shapes
     mode = compat.fake_mode_with_shapes()
@@ -44,7 +44,10 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 
 
 def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:
-    """AOTAutograd makes symbols of all integers: the model is given those that do not vary as they are. Set on the instance."""
+    """Pass static integer arguments to the model as plain numbers. AOTAutograd turns all integers into symbols.
+
+    The wrapper is set as the ``forward`` attribute of the instance.
+    """
     forward = model.forward
 
     def fixed(*args: Any, **kwargs: Any) -> Any:

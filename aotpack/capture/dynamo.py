@@ -1,4 +1,4 @@
-"""The first front end: Dynamo, which keeps activation checkpoints and the caller's order of arguments."""
+"""The first front end: Dynamo. It keeps activation checkpoints and the caller's order of arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .front_end_input import FrontEndInput, refuse_storage_changes
 
 
 def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
-    """The joint graph, and the user's lines whose checkpoints it does not recompute."""
+    """Return the joint graph, and the user's lines whose checkpoints it does not recompute."""
     model, args, kwargs = given.model, given.args, given.kwargs
     with compat.marked_dynamic(given.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
@@ -38,15 +38,18 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 
 
 def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.VersionedWrites | None:
-    """Whose version counters what Dynamo captured moves; None where it does not run on fake tensors."""
+    """Return whose version counters the captured graph moves. None if the graph does not run on fake tensors."""
     try:
         return compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
-    except Exception:  # the graph may depend on data; that every write moves a counter is then assumed
+    except Exception:  # the graph may depend on data; then every write is assumed to move a counter
         return None
 
 
 def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
-    """What a first call sets up is often guarded by a lock, which Dynamo cannot enter: then a run on fake tensors comes first."""
+    """Capture the model with Dynamo. If Dynamo meets a lock, run the model once on fake tensors and capture again.
+
+    Code that a first call runs to set something up is often behind a lock, and Dynamo cannot enter locks.
+    """
     try:
         return compat.capture_with_dynamo(model, args, kwargs)
     except torch._dynamo.exc.Unsupported as error:
@@ -58,7 +61,7 @@ def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
 
 @contextlib.contextmanager
 def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
-    """Errors raised while control flow is differentiated know no line of the user's: tell where it stands in the model."""
+    """Add the user's lines of control flow to errors. Errors raised while it is differentiated have no line of the user's."""
     try:
         yield
     except Exception as error:
@@ -70,7 +73,7 @@ def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
-    """Outputs that an error names by position get the user's lines that made them."""
+    """Add the user's lines to an error that names outputs by position."""
     try:
         yield
     except compat.AliasedOutputsError as error:

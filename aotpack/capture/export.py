@@ -1,4 +1,7 @@
-"""The second front end: non-strict ``torch.export``, which takes models that Dynamo rejects; our help keeps their checkpoints."""
+"""The second front end: non-strict ``torch.export``. It takes models that Dynamo rejects.
+
+:mod:`.._torch.checkpoint` keeps their activation checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from .inputs.examples import spelled_out
 
 
 def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
-    """The joint graph, and the user's lines whose checkpoints left no trace in it."""
+    """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
     model, args, kwargs = given.model, given.args, given.kwargs
     shapes = given.shapes
     if shapes.original is None and shapes.dims:
@@ -32,7 +35,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         if dry_run.reads_nodes:
             raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
-        # Of a function torch.export would know no line: it looks for those of modules.
+        # torch.export records source lines of modules only, so for a plain function they are recorded here.
         lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
         with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
@@ -47,7 +50,10 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 
 
 def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    """``torch.export`` finds no sizes of what a model takes as ``**rest``. Set as an attribute of the instance."""
+    """Give the model's ``forward`` a signature with named parameters in place of ``**rest``.
+
+    ``torch.export`` finds no dynamic sizes for arguments in ``**rest``. The wrapper is set as an attribute of the instance.
+    """
     forward = model.forward
 
     @functools.wraps(forward)
@@ -59,7 +65,7 @@ def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def _check_bounds(graph: torch.fx.Graph) -> None:
-    """This front end makes ``resize_`` a view, which reaches beyond an argument's storage where the argument grows."""
+    """Refuse views that reach beyond an argument's storage. ``torch.export`` turns a growing ``resize_`` into such a view."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
         source = views.root(node)
         if source.op == "placeholder" and views.reach(node) > views.reach(source):

@@ -1,4 +1,4 @@
-"""Which submodules' modes a method depends on: those whose ``training`` is read while the model runs."""
+"""Finds the submodules whose mode a method depends on: those whose ``training`` is read while the model runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .dry_run import repeat
 
 
 def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
-    """The modes of the submodules that matter, by path, in the mode that the model is in now.
+    """Return the modes of the submodules that read them, by path. The model is in its current mode.
 
-    Modules of torch tell by their code whether they read theirs. Where there are others, the model is run on fake tensors. If
-    that fails, the modes of all others are taken to matter.
+    For modules of torch, their code shows whether they read their mode. If there are other modules, the model runs on fake
+    tensors. If that run fails, all other modules are assumed to read their mode.
     """
     below = {name: module for name, module in model.named_modules() if name}
     others = {id(module) for module in below.values() if not _is_torchs(module)}
@@ -36,7 +36,7 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _reads(module: nn.Module) -> bool:
-    """Whether the code of a module of torch asks for its mode. A dropout of nothing is the same in both."""
+    """Whether the code of a torch module reads its mode. A dropout with probability 0 does the same in both modes."""
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
         return False
     if isinstance(module, nn.RNNBase) and module.dropout == 0:
@@ -54,7 +54,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _noted() -> Iterator[set[int]]:
-    """The modules whose ``training`` is read in the block: a descriptor of the class comes before what a module holds."""
+    """Yield a set that receives the ids of modules whose ``training`` is read in the block.
+
+    A data descriptor on the class takes precedence over the module's own attribute.
+    """
     read: set[int] = set()
 
     class Training:

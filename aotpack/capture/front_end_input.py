@@ -1,4 +1,4 @@
-"""What the front ends have in common: what they are given, what they refuse, and what a trial run adds to a joint graph."""
+"""Shared by the front ends: their input, what they refuse, and what a dry run adds to a joint graph."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from .returned import Returned
 
 @dataclass(frozen=True)
 class FrontEndInput:
-    """What a front end is given: a model, the example it is traced on, with its sizes, what its operators become, and where it
-    notes what the model returned.
+    """The input of a front end.
+
+    ``args`` and ``kwargs`` are the example, and ``shapes`` its dynamic sizes. ``decompositions`` is the table for the model's
+    operators. The front end records in ``returned`` what the model returns.
     """
 
     model: torch.nn.Module
@@ -34,7 +36,7 @@ class FrontEndInput:
 
 
 def has_modes(model: torch.nn.Module) -> bool:
-    """Whether the model can be put in train and eval mode: what ``torch.export`` has made is in one mode for ever."""
+    """Whether the model has a train and an eval mode. A module that ``torch.export`` made has one fixed mode."""
     with repeat.unchanged(model):
         try:
             model.train(model.training)
@@ -50,10 +52,10 @@ _STORAGE_CHANGES = {
 
 
 def refuse_storage_changes(graph: torch.fx.Graph) -> None:
-    """What is done to storage beside the graph would be left out of it.
+    """Refuse operations on the storage of tensors. The graph would not contain their effects.
 
     Raises:
-        UnsupportedError: names each place.
+        UnsupportedError: names the source line of each operation.
     """
     calls = [(node, getattr(node.target, "_opname", getattr(node.target, "__name__", ""))) for node in graph.nodes]
     problems = [
@@ -68,5 +70,5 @@ def with_dry_run(dry_run: repeat.DryRun, joint: compat.Joint) -> compat.Joint:
 
 
 def lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
-    """The user's lines of checkpoints that left no trace in the joint graph."""
+    """Return the user's lines of checkpoints that are missing from the joint graph."""
     return tuple(dict.fromkeys(source_lines.of_stack(stack) for stack in regions.lost(joint.graph_module.graph)))

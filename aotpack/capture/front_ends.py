@@ -1,8 +1,8 @@
-"""Model to joint graph: the front ends, in one order of preference.
+"""Traces a model to a joint graph with the first front end that accepts it.
 
-A front end turns the user's Python into something AOTAutograd can trace. Dynamo comes first because it keeps
-activation checkpoints and the caller's argument order; non-strict ``torch.export`` and direct tracing take
-models that Dynamo rejects, and keep checkpoints with our help (:mod:`.._torch.checkpoint`).
+A front end turns the user's Python into something that AOTAutograd can trace. Dynamo comes first because it keeps
+activation checkpoints and the caller's argument order. Non-strict ``torch.export`` and direct tracing accept models
+that Dynamo rejects. They keep activation checkpoints with the help of :mod:`.._torch.checkpoint`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ FRONT_ENDS = ("dynamo", "export", "trace")
 
 @dataclass(frozen=True)
 class Captured:
-    """A traced method: the joint graph, how it was got, the user's lines whose checkpoints it does not recompute, and the Python
-    branches that were taken as on the example inputs.
+    """A traced method.
+
+    ``front_end`` made the joint graph, and ``rejected`` has the reasons of those tried before. ``lost_checkpoints`` are the
+    user's lines whose checkpoints the graph does not recompute. ``branches`` are the Python branches that were taken as on
+    the example inputs.
     """
 
     joint: compat.Joint
@@ -68,16 +71,17 @@ def capture(
     front_ends: Sequence[str] = FRONT_ENDS,
     follow_example: bool = False,
 ) -> Captured:
-    """Trace ``model`` in one mode with the first front end that takes it.
+    """Trace ``model`` in one mode with the first front end that accepts it.
 
-    Nothing of the model is run on real data, unless all front ends refuse it: then runs in eager tell whether the model fails
-    by itself, and whether ``follow_example`` would help. The model's mode is restored. ``exact_random`` keeps every draw. With
-    ``follow_example`` the model is run once if Dynamo does not take it as it is, and the other front ends follow the way that
-    its Python branches go (:mod:`.branches`).
+    The model does not run on real data unless all front ends refuse it. Then eager runs find out whether the model itself
+    fails, and whether ``follow_example`` would help. The model's mode is restored. ``exact_random`` keeps every random draw.
+
+    With ``follow_example``, the model runs once on copies of the example inputs if Dynamo refuses it. The other front ends
+    then follow the Python branches of that run (:mod:`.dry_run.branches`).
 
     Raises:
-        CaptureError: every front end refused; the message has the reason of each.
-        SetsRequiresGradError: to be traced with arguments that require gradients.
+        CaptureError: every front end refused the model. The message has the reason of each.
+        SetsRequiresGradError: the model must be traced again with arguments that require gradients.
     """
     refused: list[Reason] = []
     cause: Exception | None = None
@@ -114,7 +118,7 @@ def capture(
             raise _refused_dirty_argument(error) from error
         except PackedSequenceError as error:
             raise _refused_packing(error) from error
-        except Exception as error:  # a front end may raise anything; the reason is kept and shown
+        except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
             refused.append(reason(name, error))
             cause = cause or error
             continue
@@ -137,20 +141,20 @@ def capture(
 def depends_on_gradients(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], branches: Sequence[Branch], *, training: bool
 ) -> bool:
-    """Whether the model does something else where the caller has turned gradients off; also where that cannot be told.
+    """Whether the model does something else if the caller has turned gradients off. True if this cannot be known.
 
-    ``branches``: what was taken for given while it was traced.
+    ``branches`` are the branches that were followed while the model was traced.
     """
     with as_traced(model, branches, training=training):
         try:
             return repeat.depends_on_gradients(model, args, kwargs)
-        except Exception:  # traced, but not to be run on fake tensors: then it serves no calls without gradients
+        except Exception:  # it was traced but fails on fake tensors: then it serves no calls without gradients
             return True
 
 
 @contextlib.contextmanager
 def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: bool) -> Iterator[None]:
-    """The model as it was while it was traced: in that mode, and going the way that ``branches`` were taken."""
+    """Restore the state of tracing inside the block: the model's mode, torch's changes, and the followed ``branches``."""
     with _traced(model, training=training, exact_random=False):
         if branches:
             follow(model, branches)
@@ -159,7 +163,7 @@ def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: b
 
 @contextlib.contextmanager
 def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> Iterator[None]:
-    """The model in its mode, and what of torch is traced otherwise than it would be."""
+    """Put the model into its mode inside the block, and apply the changes to torch that tracing needs."""
     with (
         _mode(model, training),
         compat.own_warnings(),
@@ -175,16 +179,19 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
 
 
 def _can_follow(capture_again: Callable[..., Captured], decompositions: compat.Decompositions | None) -> bool:
-    """Whether the model can be traced where its branches go the way that they go on the example inputs."""
+    """Whether the model can be traced if its branches are followed as on the example inputs."""
     try:
         capture_again(decompositions=decompositions, follow_example=True)
-    except Exception:  # a front end may raise anything; the reasons without it are shown
+    except Exception:  # a front end may raise any error; only the earlier reasons are reported
         return False
     return True
 
 
 def _no_front_end(refused: Sequence[Reason], *, training: bool, follows: bool) -> CaptureError:
-    """``follows``: whether the model could be traced with ``branches="example"``."""
+    """Return the error that no front end traced the model.
+
+    ``follows`` says whether it could be traced with ``branches="example"``.
+    """
     hints = [_SEVERAL_REASONS] if len(refused) > 1 else []
     if follows:
         hints.append(_BRANCH_HINT)
@@ -220,8 +227,8 @@ def _refused_overlap(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: compat.OverlapError
 ) -> UnsupportedError:
     where = line_of(error)
-    if not where:  # what Dynamo captured has no lines of the user's: the model itself has
-        with contextlib.suppress(Exception):  # on fake tensors it may fail elsewhere, earlier
+    if not where:  # Dynamo's graph has no lines of the user's, so run the model itself
+        with contextlib.suppress(Exception):  # on fake tensors the model may fail earlier, for another reason
             try:
                 compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
             except compat.OverlapError as found:
@@ -251,10 +258,10 @@ def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedErro
 
 
 def _refuse_writes_in_backward(joint: compat.Joint) -> None:
-    """Refuse an ``autograd.Function`` whose backward writes to a tensor that the call was given: gradients come from pure graphs.
+    """Refuse an ``autograd.Function`` whose backward writes to an input of the call. Backward graphs must be pure.
 
     Raises:
-        UnsupportedError: names the line of each write.
+        UnsupportedError: names the source line of each write.
     """
     writes = joint.graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written = [node.args[1] for node in writes if node.args[0].op == "placeholder"]
@@ -279,7 +286,7 @@ def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
 
 
 def _check_constants(joint: compat.Joint) -> None:
-    """Tensors a graph closes over must be real ones: a front end that lost their values has not traced the model."""
+    """Check that the tensors that a graph closes over have values. A front end that lost values did not trace the model."""
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(joint.graph_module)
         if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
@@ -287,10 +294,10 @@ def _check_constants(joint: compat.Joint) -> None:
 
 
 def _check_layouts(joint: compat.Joint) -> None:
-    """A graph's values lie in memory by strides.
+    """Check that all values of a graph are strided tensors.
 
     Raises:
-        UnsupportedError: names the lines that make others, in the forward or for a gradient.
+        UnsupportedError: names the lines that make other tensors, in the forward or in a gradient.
     """
     made = [
         (node, value)
@@ -311,8 +318,8 @@ def _check_layouts(joint: compat.Joint) -> None:
 
 @contextlib.contextmanager
 def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    # A trace must not leave its fake tensors in the user's model (torch's own reparametrization does, where one submodule has two
-    # names), nor what a first call sets up.
+    # A trace must not leave fake tensors in the user's model, nor state that a first call sets up. torch's own
+    # reparametrization leaves fake tensors if one submodule has two names.
     with repeat.unchanged(model), _unvalidated_distributions():
         if model.training != training and has_modes(model):
             model.train(training)
@@ -321,7 +328,7 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unvalidated_distributions() -> Iterator[None]:
-    """``torch.distributions`` checks its arguments by their values: like ``torch.compile``, a build leaves these checks out."""
+    """Turn off the argument checks of ``torch.distributions``, as ``torch.compile`` does. They depend on values."""
     before: bool = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:

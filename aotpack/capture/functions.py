@@ -1,4 +1,4 @@
-"""A plain function as a module, which is what the front ends trace."""
+"""Wraps a plain function as a module, because the front ends trace modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class FunctionModule(torch.nn.Module):
-    """A plain function as a module without state."""
+    """A module without state that calls a plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

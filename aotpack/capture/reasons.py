@@ -1,6 +1,6 @@
-"""Why front ends refused a model, in words for its author: ours first, then torch's, and the line of the model.
+"""Explains why front ends refused a model: our own words, then torch's message, then the source line of the model.
 
-Front ends that give the same reason are named together. Advice of torch's that is about ``torch.compile`` is left out.
+Front ends with the same reason are merged. Advice in torch's messages that applies only to ``torch.compile`` is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BRANCH = "a Python branch depends on the value of a tensor"
 NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
-# All of torch's words for it are about graph breaks.
+# torch's own message for this is about graph breaks only, so it is left out.
 _STRIDED = "the model writes to a chain of views with as_strided in it; write by an index, or to a clone that you copy back"
 _KINDS = (
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
@@ -33,7 +33,10 @@ _ON_FAKE_TENSORS = re.compile(r"with fake tensors: .*: got (\w+)\((['\"])(.*)\2\
 
 @dataclass(frozen=True)
 class Reason:
-    """What the front ends ``names`` said: ``ours`` (or nothing), ``torch``'s words, and ``where``, a line of the model."""
+    """The reason of the front ends ``names``.
+
+    ``ours`` is our explanation or empty, ``torch`` is torch's message, and ``where`` is a source line of the model.
+    """
 
     names: tuple[str, ...]
     ours: str
@@ -42,13 +45,13 @@ class Reason:
 
     @property
     def problem(self) -> Problem:
-        """As one finding."""
+        """The reason as one problem of an error."""
         text = f"{self.ours}: {self.torch}" if self.ours and self.ours != _STRIDED else self.ours or self.torch
         return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
 
 
 def reason(name: str, error: Exception) -> Reason:
-    """The reason of one front end."""
+    """Return the reason of one front end."""
     text = str(error).strip() or type(error).__name__
     shown = _words(type(error).__name__, text)
     ours = next((words for words, pattern in _KINDS if re.search(pattern, f"{type(error).__name__}: {text}")), "")
@@ -56,12 +59,12 @@ def reason(name: str, error: Exception) -> Reason:
 
 
 def line_of(error: Exception) -> str:
-    """The model's line behind an exception, or nothing."""
+    """Return the model's source line behind an exception, or an empty string."""
     return source_lines.of_error(error) or "; ".join(getattr(error, "__notes__", []))
 
 
 def merged(reasons: Iterable[Reason]) -> list[Reason]:
-    """Equal reasons as one, in the order of the first of each. A line that only one of them knows is that of all."""
+    """Merge equal reasons, in the order of their first occurrence. A source line that only one has becomes that of all."""
     found: list[Reason] = []
     for new in reasons:
         i = next((i for i, old in enumerate(found) if _same(old, new)), None)
@@ -75,7 +78,7 @@ def merged(reasons: Iterable[Reason]) -> list[Reason]:
 
 
 def by_use(reasons: Sequence[Reason]) -> list[Reason]:
-    """Those first that name a line of the model, and of these the ones that we have words for."""
+    """Sort reasons with a source line first, and among these the ones with our explanation."""
     return sorted(reasons, key=lambda each: (not each.where, not each.ours))
 
 
@@ -86,15 +89,15 @@ def _same(old: Reason, new: Reason) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Words without the class of the exception."""
+    """Return a message without the class of the exception."""
     return re.sub(r"^\w+: ", "", text).strip().rstrip(".")
 
 
 def _words(kind: str, text: str) -> str:
-    """What torch says, in a line: its first paragraph, without advice that does not hold here."""
+    """Return torch's message in one line: its first paragraph, without advice that does not apply here."""
     if found := _ON_FAKE_TENSORS.search(text):  # Dynamo repeats an operator's own error
         return f"{found[1]}: {_first_paragraph(found[3])}"
-    _, dynamo, raised = text.partition("raised exception ")  # eager's own exception, met while tracing
+    _, dynamo, raised = text.partition("raised exception ")  # an exception of eager, raised while tracing
     lines = raised.splitlines()[:1] if dynamo else _first_paragraph(text).splitlines()
     lines = [line.strip() for line in lines]
     useful = [line for line in lines if not (line.startswith("Hint:") and _MISLEADING.search(line))]
@@ -103,6 +106,6 @@ def _words(kind: str, text: str) -> str:
 
 
 def _first_paragraph(text: str) -> str:
-    """The first paragraph, and the second as well where the first only announces it."""
+    """Return the first paragraph, with the next one if the first ends in a colon."""
     first, _, rest = (part.strip() for part in text.partition("\n\n"))
     return f"{first} {_first_paragraph(rest)}" if first.endswith(":") and rest else first
