@@ -1,4 +1,4 @@
-"""What the model returned while it was traced: values and identities that AOTAutograd's outputs do not keep."""
+"""Records what the model returned while it was traced: the values and identities that AOTAutograd's outputs lose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
-"""What AOTAutograd takes as a result."""
+"""The types that AOTAutograd accepts as results."""
 
 _HINT = (
     "Return tensors, numbers, strings, dtypes, devices, None, and tuples, lists, dictionaries, named tuples or dataclasses of "
@@ -27,7 +27,7 @@ _CACHE_HINT = (
 
 @dataclass(frozen=True)
 class Family:
-    """Leaves (``views``) whose ``_base`` is one tensor that needs no gradient, or one that is leaf ``base`` itself."""
+    """Leaves (``views``) that are views of one tensor: of leaf ``base``, or of a tensor that requires no gradient."""
 
     base: int | None
     views: list[int]
@@ -35,12 +35,16 @@ class Family:
 
 @dataclass
 class Returned:
-    """Notes on what the model returned: how it is nested, and on its leaves, by number.
+    """The structure of the model's result, and facts about its leaves by number.
 
-    ``spec``: the nesting, as a pytree spec. ``constants``: values that are neither tensors nor numbers; None is traced in their
-    place. ``same``: a leaf to an earlier one that is the very same tensor. ``families``: leaves that are views of one tensor.
-    ``apart``: leaves that are no views of an argument to autograd, whatever memory they are in, each with whether it is a view at
-    all. The model runs several times while it is traced: the last time counts.
+    The model runs several times while it is traced. The last run counts.
+
+    - ``spec``: the nesting, as a pytree spec.
+    - ``constants``: values that are neither tensors nor numbers. The trace has None instead.
+    - ``same``: maps a leaf to an earlier leaf that is the same tensor.
+    - ``families``: leaves that are views of one tensor.
+    - ``apart``: leaves that autograd does not treat as views of an argument, whatever their storage. The value says whether
+      the leaf is a view at all.
     """
 
     spec: Any = None
@@ -50,7 +54,9 @@ class Returned:
     apart: dict[int, bool] = field(default_factory=dict)
 
     def note(self, result: Any, arguments: list[Any]) -> list[Any]:
-        """The leaves of the model's result with what is not traced taken out; ``arguments`` are those of the traced function.
+        """Record the model's result and return its leaves, with None for values that cannot be traced.
+
+        ``arguments`` are those of the traced function.
 
         Raises:
             UnsupportedError: names every value that a bundle cannot return.
@@ -83,13 +89,16 @@ class Returned:
 
 
 def _with_bases(arguments: list[Any]) -> set[int]:
-    """Ids of the arguments and of their bases: where sizes change in place, AOTAutograd gives the model a view of an argument."""
+    """Return the ids of the arguments and of their bases.
+
+    If the model changes the sizes of an argument in place, AOTAutograd passes a view of that argument.
+    """
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     return {id(tensor) for tensor in tensors} | {id(tensor._base) for tensor in tensors if tensor._base is not None}
 
 
 def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:
-    """``places``: the first leaf that each tensor is, by its id."""
+    """Group the leaves by the tensor that they are views of. ``places`` maps the id of a tensor to its first leaf."""
     bases: dict[int, tuple[torch.Tensor, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf._base is not None:
@@ -98,12 +107,12 @@ def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:
 
 
 def result_leaves(result: Any) -> list[Any]:
-    """The leaves of a model's result, numbered as those of its traced results are."""
+    """Return the leaves of a model's result, in the same order as its traced results."""
     return pytree.tree_leaves(_opened(result))
 
 
 class Opened:
-    """A dataclass that pytree does not know, as its fields."""
+    """The fields of a dataclass that is not registered with pytree."""
 
     def __init__(self, kind: type, fields: tuple[str, ...], values: list[Any]) -> None:
         self.kind, self.fields, self.values = kind, fields, values
@@ -118,7 +127,7 @@ pytree.register_pytree_node(
 
 
 def _opened(result: Any) -> Any:
-    """``result`` with dataclasses that pytree takes for leaves turned into containers."""
+    """Return ``result`` with unregistered dataclasses turned into containers, because pytree treats them as leaves."""
     if not any(_is_dataclass(leaf) for leaf in pytree.tree_leaves(result)):
         return result
     return pytree.tree_map(_open, result)
@@ -140,5 +149,5 @@ def _name(kind: type) -> str:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is one of the caches of keys and values of transformers."""
+    """Whether a value is one of the key-value caches of ``transformers``."""
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)

@@ -1,4 +1,4 @@
-"""Where in a model's code something happened: the user's own line, and the line of a library below it."""
+"""Finds source lines of the model for messages: the user's own line, and the line of a library that it calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .. import origin
 
 
 def of_error(error: BaseException) -> str:
-    """``file:line: source`` of the model's innermost line behind an exception, or nothing.
+    """Return ``file:line: source`` of the model's innermost line behind an exception, or an empty string.
 
-    Where that is a library's, the user's line that led there is named as well.
+    If that is a library's line, the text also names the user's line that called it.
     """
     lines = _model_lines(traceback.extract_tb(error.__traceback__)) or _model_lines(_frames_in(str(error)))
     own = [text for path, text in lines if origin.is_users_own(path)]
@@ -27,18 +27,18 @@ def of_error(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """``file:line: source`` of the user's lines behind an exception, outermost first; a library's where there are none."""
+    """Return ``file:line: source`` of the user's lines behind an exception, outermost first, or else of a library's."""
     lines = _model_lines(traceback.extract_tb(error.__traceback__))
     return [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
 
 
 def of_stack(stack: traceback.StackSummary) -> str:
-    """``file:line: source`` of the user's innermost line, or nothing."""
+    """Return ``file:line: source`` of the user's innermost line, or an empty string."""
     return next((text for path, text in reversed(_model_lines(stack)) if origin.is_users_own(path)), "")
 
 
 def here() -> str:
-    """The innermost line of the model that runs now, be it a library's, or nothing."""
+    """Return the innermost line of the model or of a library that runs now, or an empty string."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not origin.is_model(frame.f_code.co_filename):
         frame = frame.f_back
@@ -48,18 +48,18 @@ def here() -> str:
 
 
 def of_frame(frame: FrameType) -> str:
-    """``file:line: source`` of what runs in a frame."""
+    """Return ``file:line: source`` of a frame's current line."""
     path, line = frame.f_code.co_filename, frame.f_lineno
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 
 
 def _model_lines(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:
-    """File and text of the frames that are the model's: neither torch's nor Python's nor ours."""
+    """Return file and text of the model's frames, which are not torch's, Python's or aotpack's."""
     return [(f.filename, f"{f.filename}:{f.lineno}: {(f.line or '').strip()}") for f in frames if origin.is_model(f.filename)]
 
 
 def _frames_in(text: str) -> list[traceback.FrameSummary]:
-    """Dynamo tells the model's lines in its message, below "from user code:"."""
+    """Parse the model's lines from a message of Dynamo, which lists them below "from user code:"."""
     lines = text.partition("from user code:")[2].splitlines()
     return [
         traceback.FrameSummary(match.group(1), int(match.group(2)), "", line=code.strip())

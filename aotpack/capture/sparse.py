@@ -1,6 +1,7 @@
-"""Sparse results: a graph holds strided tensors only, so a result that the model makes sparse last leaves its graph dense.
+"""Returns sparse results as dense tensors, because a bundle's graphs contain strided tensors only.
 
-The loader makes it sparse then. What is sparse in between, and what carries a gradient, stays in the graph, and is refused.
+This applies if the model's last step makes a result sparse. The loader then makes the dense result sparse again. Sparse
+intermediate values and sparse results with gradients stay in the graph, and are refused later.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from .. import _torch as compat
 
 
 def with_dense_results(joint: compat.Joint) -> compat.Joint:
-    """The joint graph with a dense copy in place of each sparse result, and :attr:`Joint.sparse` saying which they are.
+    """Return the joint graph with a dense copy in place of each sparse result. :attr:`Joint.sparse` lists these results.
 
-    A copy: the loader writes to arguments before it makes results, and what was made sparse does not follow its source.
+    The graph returns a copy because the loader writes to arguments before it makes results. A sparse tensor does not follow
+    later writes to its source.
     """
-    if joint.gradient_metas is not None:  # beside subclasses, outputs of the graph are not results one by one
+    if joint.gradient_metas is not None:  # with subclasses, outputs of the graph do not match results one by one
         return joint
     graph = joint.graph_module.graph
     infos = joint.metadata.output_info
@@ -28,7 +30,7 @@ def with_dense_results(joint: compat.Joint) -> compat.Joint:
     found: dict[int, int] = {}
     for i, (info, node) in enumerate(zip(infos, results, strict=True)):
         sparse_dim = _sparse_dim(node) if isinstance(node, Node) else None
-        # A result returned twice is one object, which two copies would not be.
+        # A result that is returned twice must stay one object, so it cannot become two copies.
         if sparse_dim is None or info.requires_grad or results.count(node) > 1 or [*node.users] != [graph.output_node()]:
             continue
         with graph.inserting_before(node):
@@ -44,7 +46,7 @@ def with_dense_results(joint: compat.Joint) -> compat.Joint:
 
 
 def _sparse_dim(node: Node) -> int | None:
-    """How many dimensions of a dense tensor ``node`` makes sparse; None where it does something else."""
+    """Return how many dimensions of a dense tensor ``node`` makes sparse. None if it does something else."""
     source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
         return None

@@ -1,1 +1,1 @@
-"""Runs of the model on fake tensors: what it does to Python state, and which branches it takes."""
+"""Runs the model outside a trace, to find out what it does to Python state and which branches it takes."""

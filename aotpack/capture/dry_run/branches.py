@@ -1,13 +1,13 @@
-"""Python branches on values of tensors: traced the way they go on the example inputs, with a check of it in the graph.
+"""Follows Python branches on tensor values as the example inputs take them, with assertions in the graph.
 
-A trace follows one way of an ``if``. Where the user agrees (``branches="example"``), the model is run once on copies of its
-example inputs. What Python reads there is taken for given while tracing, and the graphs assert it:
+A trace contains only one side of an ``if``. With ``branches="example"``, the model runs once on copies of its example inputs.
+While tracing, Python reads the same values as in that run, and the graphs assert them:
 
 - truth values of tensors (``if tensor:``, ``tensor.all().item()``), and lists of them (``mask.tolist()``);
-- truth values of comparisons of their numbers (``if tensor.item() < 5:``, :mod:`.numbers`);
-- whole numbers that Python itself makes of tensors (``int(tensor)``, ``range(tensor)``).
+- truth values of comparisons of numbers from tensors (``if tensor.item() < 5:``, :mod:`.numbers`);
+- whole numbers that Python itself makes from tensors (``int(tensor)``, ``range(tensor)``).
 
-A call on which one of them is another fails before anything is written.
+A call with another value fails before anything is written.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .eager import run_on_copies
 
 @dataclass(frozen=True)
 class Branch:
-    """A value that was read, and the ``file:line: source`` that read it, be it the user's own or a library's."""
+    """A value that Python read from a tensor, and the ``file:line: source`` of the user's or a library's code that read it."""
 
     value: bool | int | float
     where: str
 
 
 def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Branch]:
-    """What Python reads in one run on copies of the example inputs and of the state, in order."""
+    """Run the model on copies of the example inputs and the state. Return the values that Python reads, in order."""
     found: list[Branch] = []
 
     def read(function: _Read, tensor: torch.Tensor) -> Any:
@@ -57,10 +57,11 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bool = True) -> list[Branch]:
-    """From now on, runs of ``model`` read the values of ``branches``, and assert them; gives those that the last run read.
+    """Make later runs of ``model`` read the values of ``branches`` and assert them.
 
-    A model that knows that it is traced may leave out some that it read on the example inputs, so each line has its own queue.
-    Set as an attribute of the instance. ``of_numbers``: also those of numbers; else the run fails at the first one.
+    Returns a list that holds the branches read by the last run. A model may omit some reads while it is traced, so each
+    source line has its own queue. The wrapper is set as the ``forward`` attribute of the instance. With ``of_numbers`` false,
+    a run fails at its first comparison of a number.
     """
     forward = model.forward
     taken: list[Branch] = []
@@ -100,7 +101,7 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 
 
 def _is(tensor: torch.Tensor, value: bool | int | float) -> torch.Tensor:
-    """Whether Python reads ``value`` of a tensor with one element."""
+    """Return a tensor that says whether Python would read ``value`` from a tensor with one element."""
     if isinstance(value, bool):
         return (tensor.bool() == value).reshape(())
     whole = tensor.trunc() if tensor.is_floating_point() else tensor
@@ -112,7 +113,7 @@ def _message(branch: Branch) -> str:
 
 
 class _Numbers(TorchFunctionMode):
-    """Lets ``made`` make the numbers that Python reads off tensors, but not off ``constants``."""
+    """Passes the numbers that Python reads from tensors through ``made``, except those from ``constants``."""
 
     def __init__(self, constants: KnownConstants, made: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ _Read = Callable[[torch.Tensor], bool | int | float]
 
 
 class _Reads(TorchFunctionMode):
-    """Lets ``read(function, tensor)`` answer where Python reads a tensor's truth value, or makes a whole number of it."""
+    """Calls ``read(function, tensor)`` for the result when Python reads a tensor's truth value or makes a whole number."""
 
     def __init__(self, constants: KnownConstants, read: Callable[[_Read, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -149,13 +150,13 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _list(self, tensor: torch.Tensor) -> Any:
-        """Truth values as a list, each of them read."""
+        """Return truth values as a list. Each of them is read."""
         return [self._list(part) for part in tensor] if tensor.dim() else self._read(torch.Tensor.item, tensor)
 
     def _compared(
         self, elementwise: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any
     ) -> bool:
-        """Whether two tensors are equal: of other sizes they are not, and one is equal to itself."""
+        """Return whether two tensors are equal or close. A tensor equals itself, and different sizes are not equal."""
         if one is other:
             return True
         if elementwise is torch.eq and one.shape != other.shape:
@@ -175,5 +176,5 @@ _WHOLE = frozenset({torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor._
 
 
 def _gives_fraction(function: Any, tensor: torch.Tensor) -> bool:
-    """A fraction is another at nearly every call: to assert it is of no use."""
+    """Whether ``float(tensor)`` is a fraction. It differs at nearly every call, so asserting it is of no use."""
     return function is torch.Tensor.__float__ and tensor.is_floating_point()

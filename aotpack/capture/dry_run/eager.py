@@ -1,4 +1,4 @@
-"""Runs of the model in eager, on copies: to warm it up before a build, and to explain why it cannot be traced."""
+"""Runs copies of the model in eager, to warm it up before a build and to explain why it cannot be traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import repeat
 
 
 class Mode(Protocol):
-    """Train (or eval) mode, gradients on (or off)."""
+    """A mode: train or eval, with gradients on or off."""
 
     @property
     def training(self) -> bool: ...
@@ -27,7 +27,7 @@ class Mode(Protocol):
 
 
 def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``model`` on copies of its arguments and of its state, with random state of its own."""
+    """Call ``model`` on copies of its arguments and state. The global random state does not change."""
     state = {name: _twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
@@ -35,7 +35,7 @@ def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: CaptureError) -> CaptureError:
-    """``refusal``, or the model's own error where it fails in eager too, in the mode that it and torch are in now."""
+    """Return ``refusal``, or the model's own error if it also fails in eager, in the current modes of model and torch."""
     try:
         with repeat.unchanged(model):
             run_on_copies(model, args, kwargs)
@@ -53,15 +53,15 @@ def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def warmed_up(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Sequence[tuple[Mode, bool]]) -> Iterator[Any]:
-    """A copy of ``model`` that was called in each of ``modes``, so that its caches are filled.
+    """Yield a copy of ``model`` that was called in each of ``modes``, so that its caches are filled.
 
-    ``modes``: each with whether the model must not fail in it.
+    Each mode comes with a flag that says whether a failure of the model is an error.
 
-    Values that every call changes (the statistics of BatchNorm) are as before. Those that only a first call changes stay changed,
-    and then all others that it has changed do: it has set the model up.
+    Values that every call changes, such as the statistics of BatchNorm, are restored. If a first call changes a value that
+    the second call does not, it has set up the model. Then all values keep what the first call wrote.
 
     Raises:
-        BuildError: the model cannot be copied, or fails.
+        BuildError: the model cannot be copied, or it fails.
     """
     is_module = isinstance(model, torch.nn.Module)
     with repeat.unchanged(model if is_module else _Function(model)):
@@ -88,7 +88,7 @@ class _Function(torch.nn.Module):
 
 
 def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, grad: bool) -> None:
-    """The second call shows which values every call changes."""
+    """Call the model twice and restore values that every call changes. The second call shows which these are."""
     if isinstance(model, torch.nn.Module):
         model.train(training)
     before = _values(model)

@@ -1,7 +1,7 @@
-"""Numbers that Python reads off tensors: the truth values of their comparisons, in eager and while tracing.
+"""Observes comparisons of numbers that Python reads from tensors, in eager and while tracing.
 
-A trace gives a symbol for ``tensor.item()``, and knows no truth value of it. Eager gives a number: here one that tells
-where Python asks for the truth of a comparison with it, or with what is computed from it.
+In a trace, ``tensor.item()`` is a symbol whose comparisons have no known truth value. In eager it is a number. Here that number
+reports each truth value that the model reads from its comparisons, and from those of numbers computed from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPUTED = ("__neg__", "__pos__", "__abs__", *(f"__{r}{name}__" for name in _BI
 
 
 def numbered(note: Callable[[bool, str], None]) -> Callable[[Any], Any]:
-    """A function that makes numbers which tell ``note`` the truth values that the model reads of them, and the line."""
+    """Return a function that wraps numbers. The wrapped numbers report to ``note`` each truth value and its source line."""
 
     def truth(value: bool) -> bool:
         if line := _line():
@@ -60,7 +60,7 @@ def numbered(note: Callable[[bool, str], None]) -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
-    """Let ``decide`` answer where the model's own code asks for the truth of an expression whose value depends on data."""
+    """Let ``decide`` return the truth value when the model's code needs that of a data-dependent expression."""
     original = torch.SymBool.__bool__
 
     def truth(expression: torch.SymBool) -> bool:
@@ -75,7 +75,7 @@ def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
 
 
 def _line() -> str:
-    """The line of the model that asks, without a function of torch or Python between."""
+    """Return the model's line that directly needs the truth value, or an empty string if torch or Python calls between."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in (torch.__file__, __file__):
         frame = frame.f_back

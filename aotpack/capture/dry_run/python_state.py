@@ -1,7 +1,7 @@
-"""Watching a model run as Python: does it ask which tensors are the same, does it change values that it has read, what is called?
+"""Watches the Python of a running model: comparisons of identity, changes of values that it read, and its calls.
 
-For the front ends that run the model's Python instead of reading it: what they see is one run, and these are the ways
-in which another call could go another way without the graphs noticing.
+Some front ends run the model's Python instead of analysing it, and see a single run. What is watched here could make another
+call behave differently without the graphs noticing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from .. import source_lines
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
 KEPT = "a tensor of an earlier call"
-"""What a step calls a tensor that an earlier run made."""
+"""How a step names a tensor that an earlier run made."""
 _IDENTITY = (id, operator.is_, operator.is_not)
 _HASH = torch.Tensor.__hash__.__code__
 
 
 @dataclass
 class Watched:
-    """``compares``: code that ran holds ``a is b``, or asked for an ``id`` or for a tensor's place in a dictionary or set.
-    ``changed``: attributes that were read, then changed.
+    """What the model's code did.
+
+    ``compares``: it contains ``a is b``, or it called ``id``, or it looked up a tensor in a dictionary or set. ``changed`` are
+    the attributes that it read and then changed.
     """
 
     compares: bool = False
@@ -43,7 +45,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(model: torch.nn.Module) -> Iterator[Watched]:
-    """Watch the model while the block runs it; attributes of its modules are afterwards what they were."""
+    """Watch the model while the block runs it. Plain attributes of its modules are restored afterwards."""
     seen, codes = Watched(), set[CodeType]()
 
     def profile(frame: FrameType, event: str, called: Any) -> None:
@@ -109,14 +111,14 @@ def _watched_attributes(model: torch.nn.Module, seen: Watched) -> Iterator[None]
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a function of torch: what is called, with what, and the line of the model."""
+    """A call of a torch function: its name and arguments as text, and the model's source line."""
 
     call: str
     where: str
 
 
 class Steps(TorchFunctionMode):
-    """Notes what a run calls. Tensors are numbered as they come; one that an ``earlier`` run has made is called so."""
+    """Records what a run calls. Tensors are numbered in order, and tensors of an ``earlier`` run are named as such."""
 
     def __init__(self, earlier: Steps | None = None) -> None:
         super().__init__()
@@ -126,7 +128,7 @@ class Steps(TorchFunctionMode):
         self._earlier = {} if earlier is None else earlier.made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if compat.is_compiling():  # eager compiles the branches of control flow, and this with them
+        if compat.is_compiling():  # eager compiles the branches of control flow, and would compile this as well
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
         if name not in _SILENT:
@@ -140,7 +142,7 @@ class Steps(TorchFunctionMode):
         return result
 
     def returned(self, result: Any) -> None:
-        """Note what the run returns."""
+        """Record what the run returns."""
         self.taken.append(Step(f"return({', '.join(map(self._word, pytree.tree_leaves(result)))})", "the results"))
 
     def _word(self, value: Any) -> str:
@@ -154,11 +156,11 @@ class Steps(TorchFunctionMode):
 
 
 _SILENT = ("__get__", "_set_grad_enabled", "set_grad_enabled")
-"""Reading an attribute changes nothing by itself; leaving ``no_grad`` sets the mode that was before, whichever that is."""
+"""Calls that are not recorded. Reading an attribute changes nothing, and leaving ``no_grad`` restores an earlier mode."""
 
 
 def first_difference(one: Steps, other: Steps) -> tuple[str, Step, Step] | None:
-    """Where two runs part: the place, and the step of each; None where they do not."""
+    """Return where two runs differ first: the source line and the step of each. None if they do not differ."""
     end = Step("end", "")
     for a, b in itertools.zip_longest(one.taken, other.taken, fillvalue=end):
         if a.call != b.call:
@@ -167,7 +169,7 @@ def first_difference(one: Steps, other: Steps) -> tuple[str, Step, Step] | None:
 
 
 def _compares(code: CodeType) -> bool:
-    """Whether ``code`` holds an ``is`` between values that may be tensors; constants and globals are none."""
+    """Whether ``code`` contains an ``is`` between values that may be tensors. Constants and globals do not count."""
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     for i, item in enumerate(instructions):
         if item.opname == "IS_OP":

@@ -1,6 +1,6 @@
-"""Runs of the model's Python on fake tensors beside the trace: what the graphs of one call do not tell of another.
+"""Runs the model repeatedly on fake tensors, to find out whether another call does the same as the traced one.
 
-A trace sees one call. Here the model runs a second time, and without gradients, and what it calls then is compared.
+A trace sees a single call. Here the model runs a second time, and also without gradients. Then the calls are compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from .snapshot import Snapshot
 
 @dataclass(frozen=True)
 class DryRun:
-    """Whether the model asks which tensors are the same, what version counters it moves, what Python objects it changes.
+    """What a dry run found out about the model.
 
-    ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
+    ``compares``: whether it compares tensors by identity. ``touched``: the version counters that it moves. ``changed``: the
+    Python objects that it changes. ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
     """
 
     compares: bool
@@ -36,7 +37,7 @@ class DryRun:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Put back every Python value that the block changes in what ``model`` can reach."""
+    """Restore after the block all Python values reachable from ``model`` that the block changed."""
     snapshot = Snapshot(model)
     try:
         yield
@@ -45,13 +46,13 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 
 def refuse_if_broken(error: Exception) -> None:
-    """Look whether an analysis broke inside: what the model or an operator refuses is no matter, and depends on data at most.
+    """Raise if an error shows that an analysis itself is broken. Refusals by the model or an operator are ignored.
 
-    Errors of our own classes are refusals. A missing name, a wrong call or a failed assertion in our code is none, and neither is
-    a name that torch's code does not find.
+    Errors of our own classes are refusals too. A missing name, a wrong call or a failed assertion in our code means that the
+    analysis is broken. So does a name that torch's code does not find.
 
     Raises:
-        BuildError: the analysis broke. What decides on safety must not go on as if nothing could be told.
+        BuildError: the analysis is broken. A safety analysis must not continue as if its result were unknown.
     """
     if type(error).__module__.startswith("aotpack"):
         return
@@ -68,12 +69,12 @@ def refuse_if_broken(error: Exception) -> None:
 
 
 def run_on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DryRun:
-    """Run the model twice, and see that the second run does what the first did.
+    """Run the model twice, and check that the second run does what the first did.
 
-    A tensor that the first run left in a cache for the second is there for both, the next time.
+    If the second run reads a tensor that the first left in a cache, both runs are repeated. They then both find it there.
 
     Raises:
-        UnsupportedError: it reads Python values that it changes, or goes another way because of one.
+        UnsupportedError: the model reads Python values that it changes, or does something else because of one.
     """
     try:
         return _on_fake_tensors(model, args, kwargs)
@@ -99,10 +100,10 @@ def _on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
 
 
 def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model twice.
+    """Run the model twice, and check that the second run does what the first did.
 
     Raises:
-        UnsupportedError: the second run does not do what the first did.
+        UnsupportedError: the second run does something else.
     """
     steps = python_state.Steps()
     with unchanged(model):
@@ -113,7 +114,7 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model does something else where the caller has turned gradients off, or turns them on itself."""
+    """Whether the model does something else if the caller has turned gradients off, or turns them on by itself."""
     steps, without = python_state.Steps(), python_state.Steps()
     with unchanged(model), compat.kept_state_changes(), torch.enable_grad():
         _run(steps, model, args, kwargs)
@@ -123,7 +124,7 @@ def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
 
 
 def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.FakeRun:
-    """Run the model on fake tensors, and note in ``steps`` what it does, as far as it goes."""
+    """Run the model on fake tensors, and record its steps in ``steps``, up to an error if there is one."""
     run = compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
     steps.returned(run.result)
     return run
@@ -132,12 +133,12 @@ def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...
 def _other_second_run(
     first: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> UnsupportedError | None:
-    """Run the model again; the error where it does not do what it did first."""
+    """Run the model again. Return an error if it does something else than in the first run."""
     second = python_state.Steps(first)
     cause: Exception | None = None
     try:
         _run(second, model, args, kwargs)
-    except Exception as error:  # the first run went through: what it left behind is in the way
+    except Exception as error:  # the first run succeeded, so the state that it left causes this error
         cause = error
     difference = python_state.first_difference(first, second)
     if difference is None:

@@ -1,7 +1,7 @@
-"""The Python values that a model's own code can reach: snapshots, to see what a run of it changes and to put that back.
+"""Takes snapshots of the Python values that a model's own code can reach, to detect and undo changes by a run.
 
-Reachable are attributes of its modules, globals and class attributes that its functions name, variables that they close over, and
-what is in containers and objects there. Code of installed packages is not followed.
+Reachable are the attributes of its modules, the globals and class attributes that its functions name, and the variables that
+they close over. So are the contents of containers and objects there. Code of installed packages is not followed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Items = dict[Any, Any]
 
 @dataclass(frozen=True)
 class _Holder:
-    """Something that holds values: a container, a class, a cell of a closure, or those globals that are called ``names``.
+    """Something that holds values: a container, a closure cell, a class, or globals.
 
-    ``path`` has a place for the key of an entry.
+    ``names`` limits the entries of a class or of globals. ``path`` is a format string with a field for an entry's key.
     """
 
     owner: Any
@@ -37,7 +37,7 @@ class _Holder:
     names: frozenset[str] | None = None
 
     def read(self) -> Items:
-        """The entries now."""
+        """Return the current entries."""
         owner = self.owner
         if isinstance(owner, CellType):
             return _contents(owner)
@@ -49,7 +49,7 @@ class _Holder:
         return dict.fromkeys(owner) if isinstance(owner, set) else dict(enumerate(owner))
 
     def write(self, items: Items) -> None:
-        """Make ``items`` the entries."""
+        """Set the entries to ``items``."""
         owner = self.owner
         if isinstance(owner, CellType):
             owner.cell_contents = items[""]
@@ -65,16 +65,16 @@ class _Holder:
                 owner.extend(items.values())
 
     def call(self, key: Any) -> str:
-        """What a user calls an entry."""
+        """Return the path of an entry as a user writes it."""
         return self.path.format(key if isinstance(key, _PLAIN) else type(key).__name__)
 
 
 class Snapshot:
-    """What ``model`` can reach now."""
+    """The values that ``model`` can reach at the time of the snapshot."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._held: list[tuple[_Holder, Items]] = []
-        self._seen: dict[int, Any] = {}  # keeps what was seen alive, so that no id is used twice
+        self._seen: dict[int, Any] = {}  # keeps seen objects alive, so that no id is used again
         self._waiting: list[tuple[Any, str]] = [(module, f"self.{name}".rstrip(".")) for name, module in model.named_modules()]
         while self._waiting:
             value, path = self._waiting.pop()
@@ -83,18 +83,18 @@ class Snapshot:
                 self._visit(value, path.replace("{", "{{").replace("}", "}}"))
 
     def restore(self) -> None:
-        """Put back what has changed."""
+        """Restore all values that have changed."""
         for holder, before in self._held:
             now = holder.read()
             if list(now) != list(before) or any(now[key] is not value for key, value in before.items()):
                 holder.write(before)
 
     def changed(self) -> set[str]:
-        """What is new, gone, or another value now."""
+        """Return the names of values that are new, gone or different now."""
         return {holder.call(key) for holder, before in self._held for key, *_ in _differences(before, holder.read())}
 
     def counted(self) -> set[str]:
-        """Numbers and texts that are others now."""
+        """Return the names of numbers and strings that are different now."""
         found = [(holder.call(key), *rest) for holder, before in self._held for key, *rest in _differences(before, holder.read())]
         return {name for name, old, new in found if isinstance(old, _PLAIN) and isinstance(new, _PLAIN)}
 
@@ -137,7 +137,7 @@ class Snapshot:
 
 
 def _differences(before: Items, now: Items) -> Iterator[tuple[Any, Any, Any]]:
-    """Entries that are another value: key, value before, value now."""
+    """Yield the entries that differ: key, earlier value, current value."""
     for key in {**before, **now}:
         old, new = before.get(key, _GONE), now.get(key, _GONE)
         if old is not new and not (type(old) is type(new) and isinstance(old, _PLAIN) and old == new):
@@ -147,7 +147,7 @@ def _differences(before: Items, now: Items) -> Iterator[tuple[Any, Any, Any]]:
 def _contents(cell: CellType) -> Items:
     try:
         return {"": cell.cell_contents}
-    except ValueError:  # not set yet
+    except ValueError:  # the cell is not set yet
         return {}
 
 
@@ -167,5 +167,5 @@ def _is_own(kind: type) -> bool:
 
 def _is_foreign(file: str) -> bool:
     if file.startswith("<"):
-        return file.startswith("<frozen")  # others may be typed in
+        return file.startswith("<frozen")  # other names in angle brackets may be interactive input
     return not origin.is_users_own(file)

@@ -1,1 +1,1 @@
-"""Example inputs: their sizes, and tensors among them that share storage."""
+"""Analyses the example inputs: their names, their dynamic sizes, and tensors that share a storage."""

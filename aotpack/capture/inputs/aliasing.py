@@ -1,7 +1,7 @@
-"""Example inputs that are one tensor or share memory: traced apart, or, where the model writes to them, as one base.
+"""Finds example inputs that are one tensor or share a storage, and separates them for tracing.
 
-What is traced with a tensor of its own in each place is right for every pattern, as long as nothing in a shared memory is
-written to and the model does not ask which of its arguments are the same.
+A trace with separate tensors is right for every sharing pattern under two conditions. The model must not write to shared
+storage, and must not compare its arguments by identity. Otherwise :mod:`.synthetic_bases` rearranges the arguments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sharing:
-    """Leaf numbers: ``identical`` are one tensor, ``overlapping`` have memory in common, directly or through others.
+    """How the arguments share storages, by leaf number.
 
-    ``neighbours`` are all these, those that lie apart in one storage, and those that begin inside theirs
-    or lie in a parameter's or buffer's: a call's may not.
+    ``identical`` groups are one tensor. ``overlapping`` groups share elements, directly or through others of the group.
+    ``neighbours`` are all of these, and more leaves that a call's arguments may not resemble. These share a storage without
+    overlap, start at an offset in their storage, or share the storage of a parameter or buffer.
     """
 
     identical: tuple[tuple[int, ...], ...]
@@ -36,12 +37,12 @@ class Sharing:
 
     @property
     def leaves(self) -> set[int]:
-        """All that share."""
+        """The leaf numbers of all arguments that are identical or overlap."""
         return {leaf for group in (*self.identical, *self.overlapping) for leaf in group}
 
 
 def sharing(args: tuple[Any, ...], kwargs: dict[str, Any], state: Iterable[torch.Tensor] = ()) -> Sharing:
-    """Compare all tensors among the arguments, and with the model's own."""
+    """Find shared storages among the arguments' tensors, and between them and the model's own tensors (``state``)."""
     places: dict[int, list[int]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
@@ -69,28 +70,28 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors lie in one storage."""
+    """Whether two tensors share a storage."""
     if not (_is_strided(a) and _is_strided(b)):
         return False
     return bool(StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage()))
 
 
 def separated(args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sharing, gaps: Collection[int] = ()) -> Inputs:
-    """The arguments with a tensor of its own in every place, ``gaps`` without them; values are not kept."""
+    """Return the arguments as separate tensors, and those in ``gaps`` with dense strides. Values are not kept."""
     leaves = pytree.tree_leaves((args, kwargs))
     strides = {i: dense_stride(leaves[i]) for i in gaps}
     return replaced(args, kwargs, {i: like(leaves[i], stride=strides.get(i)) for i in shared.neighbours.union(gaps)})
 
 
 def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Mapping[int, Any]) -> Inputs:
-    """The arguments with other leaves in some places, by leaf number."""
+    """Return the arguments with some leaves replaced, by leaf number."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     inputs: Inputs = pytree.tree_unflatten([leaves.get(i, leaf) for i, leaf in enumerate(flat)], spec)
     return inputs
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether the strides do not follow from the sizes: between its first and last element lies memory that is not its."""
+    """Whether a tensor is not dense: its storage has elements of others between its own, as in a slice."""
     if not _is_strided(tensor):
         return False
     expected = 1
@@ -102,12 +103,15 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its strides without gaps, the dimensions in the same order."""
+    """Return strides without gaps, with the dimensions in the same order."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, stride: Sequence[int] | None = None) -> torch.Tensor:
-    """A tensor of the same type, a leaf or not as ``tensor`` is, with its strides or others; its values do not matter."""
+    """Return a tensor like ``tensor``, with the same strides or ``stride``. Its values are undefined.
+
+    If it requires a gradient, it is a leaf of autograd's graph only if ``tensor`` is one.
+    """
     if not is_plain_tensor(tensor):
         return blank_like(tensor).requires_grad_(tensor.requires_grad)
     if stride is None:
@@ -119,4 +123,4 @@ def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, stride: Seq
     if tensor.is_leaf:
         return fresh.requires_grad_()
     with torch.enable_grad():
-        return fresh.copy_(torch.empty_like(fresh).requires_grad_())  # now a result of earlier computation
+        return fresh.copy_(torch.empty_like(fresh).requires_grad_())  # makes it a non-leaf

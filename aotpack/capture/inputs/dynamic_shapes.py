@@ -1,4 +1,4 @@
-"""The user's ``dynamic_shapes``, in ``torch.export``'s form, matched with the example inputs."""
+"""Matches the user's ``dynamic_shapes``, in the form of ``torch.export``, with the example inputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .examples import argument_names, parameters, spelled_out
 
 @dataclass(frozen=True)
 class DynamicShapes:
-    """``original`` in ``torch.export``'s form, for the module that is traced.
+    """The dynamic sizes of the arguments.
 
-    ``dims`` by leaf number of ``(args, kwargs)``: dimension to bounds of its size. ``integers`` by leaf number: integer arguments
-    that vary, and the bounds of their values.
+    ``original`` has the form of ``torch.export``, for the traced module. ``dims`` maps leaf numbers of ``(args, kwargs)`` to
+    dimensions and the bounds of their sizes. ``integers`` maps leaf numbers of dynamic integer arguments to their bounds.
     """
 
     original: Any
@@ -28,12 +28,12 @@ class DynamicShapes:
     integers: dict[int, Bounds] = field(default_factory=dict)
 
     def of_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, dict[int, Bounds]]]:
-        """The example tensors with dynamic sizes."""
+        """Return the example tensors that have dynamic sizes."""
         leaves = pytree.tree_leaves((args, kwargs))
         return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
 
     def shifted(self, count: int) -> DynamicShapes:
-        """The same behind ``count`` further leaves; known by leaf number only."""
+        """Return the same sizes with ``count`` more leaves before them. They are known by leaf number only."""
         integers = {i + count: bounds for i, bounds in self.integers.items()}
         return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()}, integers)
 
@@ -42,7 +42,7 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     """Match ``given`` with the arguments.
 
     Raises:
-        BuildError: names an argument that is not there, or a size that is no dimension of its tensor; lists all.
+        BuildError: an argument does not exist, or a tensor does not have the dimension of a size. Lists all problems.
     """
     if not given:
         return DynamicShapes(None, {})
@@ -61,7 +61,7 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
 
 
 def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``torch.export`` wants it, by the names of the parameters of what is traced."""
+    """Return the form of ``torch.export``, by the names of the traced module's parameters."""
     traced = model if isinstance(model, torch.nn.Module) else lambda *args, **kwargs: None  # a function's module takes anything
     try:
         return spelled_out(traced, kwargs).bind(*args, **kwargs).arguments
@@ -92,7 +92,7 @@ def _by_position(
 
 
 def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes, problems: list[Problem]) -> None:
-    """Walk a value and its specification together, numbering leaves as pytree does."""
+    """Walk a value and its specification together, and number the leaves as pytree does."""
     children = _children(value)
     if children is None:
         number = next(numbers)
@@ -139,9 +139,9 @@ def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem])
 
 
 def _bounds(size: Any) -> Bounds:
-    """Bounds of a ``torch.export.Dim``; its ``min`` of 0 means none was given."""
+    """Return the bounds of a ``torch.export.Dim``. A ``min`` of 0 means that none was given."""
     minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
     low = minimum if isinstance(minimum, int) and minimum > 0 else None
     high = maximum if isinstance(maximum, int) and maximum < 2**62 else None
-    name = getattr(size, "__name__", "")  # of one derived from another it is an expression
+    name = getattr(size, "__name__", "")  # an expression if the Dim is derived from another
     return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type, name if name.isidentifier() else "")

@@ -1,4 +1,4 @@
-"""The example inputs: the parameters they are passed to, and what none of them may be."""
+"""Names the example inputs by the model's parameters, and refuses layouts that a bundle cannot take."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..functions import FunctionModule
 
 
 def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a call of ``model``; those of a function written in C without a signature are not known."""
+    """Return the parameters of a call of ``model``. Empty for a C function without a signature."""
     try:
         return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
-    except (ValueError, TypeError):  # the second: no model at all, which the build says later
+    except (ValueError, TypeError):  # TypeError: not callable, which the build reports later
         return []
 
 
 def spelled_out(model: torch.nn.Module | Callable[..., Any], keywords: Iterable[str]) -> inspect.Signature:
-    """The signature of ``model`` with those ``keywords`` by name that it takes as ``**rest`` only."""
+    """Return the signature of ``model`` with the ``keywords`` that it takes as ``**rest`` as named parameters."""
     known = parameters(model)
     fixed = [parameter for parameter in known if parameter.kind is not parameter.VAR_KEYWORD]
     names = {parameter.name for parameter in fixed}
@@ -32,7 +32,7 @@ def spelled_out(model: torch.nn.Module | Callable[..., Any], keywords: Iterable[
 
 
 def argument_names(model: torch.nn.Module | Callable[..., Any], count: int) -> list[str]:
-    """What to call the first ``count`` positional arguments: by their parameters, and ``args[3]`` where there is none."""
+    """Return names for the first ``count`` positional arguments: those of their parameters, or else ``args[3]``."""
     called = model.function if isinstance(model, FunctionModule) else model
     known = [p.name for p in parameters(called) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [known[i] if i < len(known) else f"args[{i}]" for i in range(count)]
@@ -41,7 +41,7 @@ def argument_names(model: torch.nn.Module | Callable[..., Any], count: int) -> l
 def named_leaves(
     model: torch.nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments by path (``img``, ``batch['labels']``)."""
+    """Return the tensors among the arguments with their paths (``img``, ``batch['labels']``)."""
     given = [*zip(argument_names(model, len(args)), args, strict=True), *kwargs.items()]
     leaves = [(name + pytree.keystr(path), leaf) for name, tree in given for path, leaf in pytree.tree_leaves_with_path(tree)]
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -51,10 +51,10 @@ _DENSE = (torch.strided, torch.jagged)
 
 
 def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse example tensors, given by path, that have no strides.
+    """Refuse example tensors that are sparse or quantized. ``leaves`` are tensors with their paths.
 
     Raises:
-        UnsupportedError: names every argument that is sparse or quantized.
+        UnsupportedError: names every such argument.
     """
     problems = [
         Problem(path, f"a tensor of layout {leaf.layout}{' and quantized elements' * leaf.is_quantized}")

@@ -1,7 +1,7 @@
-"""A model over rearranged inputs: bases in place of arguments that share memory and are written to.
+"""Replaces arguments that share memory and are written to by synthetic bases.
 
-Inside, the arguments are taken from their base as views, so that tracing sees who shares what with whom; the loader makes
-the base from the caller's arguments. Also in place of a repeated argument stands the first one.
+The wrapped model takes its arguments as views of their base, so that the trace sees which arguments share memory. The loader
+makes the base from the caller's arguments. The wrapped model also replaces a repeated argument by its first occurrence.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from ...graph.literals import dtype_name
 from .aliasing import Sharing, like, replaced
 
 PREFIX = "model."
-"""Before the names of parameters and buffers of a rearranged model."""
+"""The prefix of the names of parameters and buffers in a rearranged model."""
 
 _RETURNED = "\0argument "
 
 
 @dataclass(frozen=True)
 class Writes:
-    """What a method does to its arguments, by leaf number: ``data`` written, ``graded`` with a gradient, ``reshaped``."""
+    """The arguments that a method changes, by leaf number.
+
+    ``data``: their values are written. ``graded``: written with values that require a gradient. ``reshaped``: their sizes or
+    strides change.
+    """
 
     data: frozenset[int]
     graded: frozenset[int]
@@ -37,7 +41,7 @@ class Writes:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What is traced: the model, its inputs, and the primals that the first of them are."""
+    """What is traced: the model and its inputs. The first inputs are the ``bases``."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
@@ -49,7 +53,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _View:
-    """Argument ``leaf`` as a view of a base; ``twin``: how many before it lie in the very same place."""
+    """Argument ``leaf`` as a view of a base. ``twin`` counts earlier views with the same offset, sizes and strides."""
 
     leaf: int
     shape: tuple[int, ...]
@@ -60,7 +64,7 @@ class _View:
     twin: int
 
     def of(self, base: torch.Tensor) -> torch.Tensor:
-        """Take it, by steps that do not depend on where in its storage the base begins."""
+        """Return the view of ``base``, made by operators that do not depend on the base's storage offset."""
         if self.whole:
             return base
         if self.detached:
@@ -71,7 +75,7 @@ class _View:
         return self._marked(piece if self.stride == (1,) else self._shaped(piece))
 
     def _marked(self, view: torch.Tensor) -> torch.Tensor:
-        """A view that can be told from those in the same place: see ``count_twins``."""
+        """Return a view that differs from those with the same address by its view operators: see ``count_twins``."""
         for _ in range(self.twin):
             view = view.unsqueeze(0).squeeze(0)
         return view
@@ -85,7 +89,7 @@ class _View:
 
 
 def _is_dense(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether sizes and strides, outermost first, leave no gap and overlap nowhere."""
+    """Whether sizes and strides, outermost first, have no gaps and no overlap."""
     expected = 1
     for size, step in reversed(dims):
         if size > 1 and step != expected:
@@ -95,14 +99,14 @@ def _is_dense(dims: Sequence[tuple[int, int]]) -> bool:
 
 
 def count_twins(operators: Sequence[str]) -> int:
-    """Which of the arguments in one place is meant by the view operators that follow that place."""
+    """Return which of several arguments with the same address is meant, by counting the ``_marked`` view operators."""
     pairs = range(0, len(operators) - 1, 2)
     names = [tuple(name.split(".")[1] for name in operators[i : i + 2]) for i in pairs]
     return next((i for i, pair in enumerate(names) if pair != ("unsqueeze", "squeeze")), len(names))
 
 
 class _Rearranged(torch.nn.Module):
-    """``model`` with arguments taken from bases, or from other arguments."""
+    """``model`` with some arguments taken as views of bases, or replaced by other arguments."""
 
     def __init__(self, model: torch.nn.Module, views: Sequence[Sequence[_View]], repeats: Mapping[int, int]) -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class _Rearranged(torch.nn.Module):
 
 
 def returned_argument(value: Any) -> int | None:
-    """The leaf number of an argument that a rearranged model returned itself."""
+    """Return the leaf number of an argument that a rearranged model returned as it is, or None."""
     return int(value.removeprefix(_RETURNED)) if isinstance(value, str) and value.startswith(_RETURNED) else None
 
 
@@ -148,10 +152,10 @@ def arrange(
     grad: bool,
     compares: bool,
 ) -> Arrangement:
-    """The arguments rearranged for a model that writes to some of those that share memory, or ``compares`` them.
+    """Rearrange the arguments of a model that writes to arguments with shared memory, or compares arguments by identity.
 
     Raises:
-        UnsupportedError: names arguments that share memory in a way that one base cannot stand for.
+        UnsupportedError: names arguments that share memory in a way that one base cannot express.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     first_of = {leaf: group[0] for group in shared.identical for leaf in group}
@@ -184,7 +188,7 @@ def arrange(
 
 
 class _Group:
-    """Arguments that share memory, some of which are written to."""
+    """Arguments that share memory. The model writes to some of them."""
 
     def __init__(
         self, leaves: Sequence[int], tensors: Sequence[torch.Tensor], paths: Sequence[str], data: set[int], graded: set[int]
@@ -194,24 +198,24 @@ class _Group:
         self._paths, self._data, self._graded = paths, data, graded
 
     def _root(self, *, grad: bool) -> torch.Tensor | None:
-        """The tensor that carries the gradients of the group, or None where none does."""
+        """Return the tensor that carries the gradients of the group, or None."""
         tensors = self._tensors
         anchors = [leaf for leaf in self.leaves if tensors[leaf].requires_grad or leaf in self._graded]
         if not anchors:
             return None
         anchor = tensors[anchors[0]]
         root = anchor if anchor._base is None else anchor._base
-        # Without gradients it does not matter how autograd relates them, as long as the model's views can tell.
+        # Without gradients, the relation that autograd sees between them does not matter: a flat base (None) will do.
         return root if grad or not any(map(self._is_apart, self.leaves, [root] * len(self.leaves))) else None
 
     def _is_apart(self, leaf: int, root: torch.Tensor) -> bool:
-        """Whether an argument has gradients of its own beside ``root``, or reaches beyond it."""
+        """Whether an argument is detached from ``root``, and has its own gradients or reaches beyond ``root``."""
         tensor = self._tensors[leaf]
         outside = span(tensor)[0] < span(root)[0] or span(tensor)[1] > span(root)[1]
         return _is_detached(tensor, root) and (tensor.requires_grad or leaf in self._graded or outside)
 
     def problems(self, reshaped: set[int], *, grad: bool) -> list[Problem]:
-        """Why one base cannot stand for the group."""
+        """Return the reasons why one base cannot stand for the group."""
         root = self._root(grad=grad)
         first, *others = self.leaves
         found = []
@@ -229,7 +233,7 @@ class _Group:
         return found
 
     def base(self, *, grad: bool) -> tuple[torch.Tensor, schema.SyntheticBasePrimal | schema.ViewBasePrimal, list[_View]]:
-        """An example of the base, its description, and the arguments as views of it."""
+        """Return an example of the base, its description, and the arguments as views of it."""
         root = self._root(grad=grad)
         dtype = self._tensors[self.leaves[0]].dtype
         start = min(tensor.data_ptr() for tensor in self._tensors.values()) if root is None else root.data_ptr()
@@ -254,5 +258,5 @@ class _Group:
 
 
 def _is_detached(tensor: torch.Tensor, root: torch.Tensor) -> bool:
-    """Whether autograd keeps ``tensor`` apart from ``root``, though they share memory."""
+    """Whether autograd treats ``tensor`` as independent of ``root`` although they share memory."""
     return tensor is not root and (tensor._base is not root or tensor.requires_grad != root.requires_grad)
