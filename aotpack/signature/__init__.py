@@ -1,8 +1,8 @@
-"""AOTAutograd's metadata as plain data: what surrounds the graphs of one method.
+"""Turns AOTAutograd's metadata into a method's calling convention, as plain data.
 
-Takes a partitioned joint graph and gives the method's graphs in the bundle's calling convention together with
-everything the loader must do around them. What AOTAutograd knows and a bundle cannot express is refused here.
-The parts build on each other, in the order in which a call passes through them: inputs, mutations, outputs, backward.
+The input is a partitioned joint graph. The output is the method's graphs in the bundle's calling convention, with
+everything that the loader must do around them. What a bundle cannot express is refused here. The parts build on each
+other in the order of a call: inputs, mutations, outputs, backward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CONTAINERS = Containers()
 
 @dataclass
 class Convention:
-    """A method without its graphs' descriptors, and the two graphs that follow it."""
+    """The calling convention of a method: its document without the graphs' descriptors, and its two graphs."""
 
     forward: GraphModule
     backward: GraphModule | None
@@ -61,16 +61,16 @@ def assemble(
     arrangement: Arrangement,
     containers: Containers = NO_CONTAINERS,
 ) -> Convention:
-    """Work out the calling convention of one method; ``args`` and ``kwargs`` are the user's, however they were arranged.
+    """Compute the calling convention of one method. ``args`` and ``kwargs`` are the user's, before any rearrangement.
 
     Raises:
-        UnsupportedError: names every construct a bundle cannot keep true.
+        UnsupportedError: names every construct that a bundle cannot reproduce.
     """
     return _Assembler(joint, returned, parts, model, args, kwargs, stored, arrangement).run(containers)
 
 
 class _Assembler(Backward):
-    """All parts together."""
+    """Assembles the signature from all parts."""
 
     def run(self, containers: Containers) -> Convention:
         self._refuse_what_is_not_carried()
@@ -128,7 +128,7 @@ class _Assembler(Backward):
         )
 
     def _nested(self, containers: Containers) -> tuple[schema.Tree, list[schema.Update]]:
-        """How the results are nested, in the model's own result and in the caller's containers that it changes."""
+        """Return the tree of the model's result, and the updates of the caller's containers that it changes."""
         if not containers:
             return pytrees.describe(self.returned.spec, "result")[0], []
         result, changes = compat.tree_children(self.returned.spec)
@@ -136,7 +136,7 @@ class _Assembler(Backward):
         return containers.trees(*described)
 
     def _subclasses(self, outputs: list[Node]) -> list[schema.Subclass | None]:
-        """What each output of a graph is put together to; empty where none is a subclass."""
+        """Return the subclass that each output of a graph becomes. Empty if no output is a subclass."""
         found = [subclass_leaves.describe(node, source_line(node) or node.name, self.shape_env) for node in outputs]
         return found if any(found) else []
 

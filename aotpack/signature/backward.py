@@ -1,4 +1,4 @@
-"""Saved tensors, tangents and gradients: what passes between the forward graph, autograd and the backward graph."""
+"""Describes saved tensors, tangents and gradients: what passes between forward graph, autograd and backward graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .outputs import FRESH, Outputs
 
 
 class Backward(Outputs):
-    """Works out the backward graph's calling convention."""
+    """Computes the calling convention of the backward graph."""
 
     def _saved(self) -> list[schema.Saved]:
         if self.parts.backward is None:
@@ -54,7 +54,10 @@ class Backward(Outputs):
         return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
 
     def _save_copies_of_what_is_overwritten(self) -> None:
-        """A saved value in the memory of a primal that the epilogue writes to, or whose version it raises, is saved as a copy."""
+        """Save a copy of each saved value that shares storage with a primal which the call changes afterwards.
+
+        The change is a write in the epilogue, or a raised version counter.
+        """
         changed = {*self.metadata.mutated_inp_runtime_indices, *self._touched_inputs()}
         written = {part for index in changed for part in subclass_leaves.plain(self._raw_primal_nodes[index])}
         for i, (value, to) in enumerate(self.parts.saved):
@@ -65,7 +68,7 @@ class Backward(Outputs):
                 self.parts.saved[i] = (copy, to)
 
     def _save_backward_constants(self) -> None:
-        """A constant the backward uses is saved as the primal it has become."""
+        """Save each constant that the backward uses as a primal."""
         assert self.parts.backward is not None
         graph = self.parts.backward.graph
         for node in graph.find_nodes(op="get_attr"):
@@ -84,9 +87,10 @@ class Backward(Outputs):
         partition.order_placeholders(self.parts)
 
     def _donated(self) -> set[Node]:
-        """Saved tensors that share memory with nothing else: the backward may reuse them.
+        """Return the saved tensors that share storage with nothing else. The backward may reuse their memory.
 
-        Values that were found equal are one now, which their storages do not tell: what they are views of counts, too.
+        Equal values have been merged into one node, and their recorded storages do not show it. So the roots of views are
+        compared too.
         """
         others = subclass_leaves.flat(
             [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
@@ -114,7 +118,7 @@ class Backward(Outputs):
             where = source_line(self.outputs[output]) or "the gradient of a result"
             static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
             shape = kind.shape
-            if not all(map(self._is_known, shape)):  # direct tracing counts sizes that depend on data anew in the joint graph
+            if not all(map(self._is_known, shape)):  # direct tracing renumbers data-dependent sizes in the joint graph
                 shape = tensor_value(self.outputs[output].meta["val"], self.shape_env).shape
             if not all(map(self._is_known, shape)):
                 self.problems.append(
@@ -133,7 +137,7 @@ class Backward(Outputs):
         return found
 
     def _tangent_output(self, descriptor: Any, mutations: list[schema.Mutation]) -> int:
-        """Which forward output a tangent belongs to."""
+        """Return the index of the forward output that a tangent belongs to."""
         of = descriptor.output
         names = compat.desc
         metadata = self.metadata
@@ -152,7 +156,7 @@ class Backward(Outputs):
         return 0
 
     def _position_of_result(self, index: int, node: Any) -> int:
-        """Outputs are placed in order, so the n-th use of a node has the n-th of its positions."""
+        """Return the output position of a result. Outputs are in order, so the n-th use of a node has its n-th position."""
         first = self.metadata.num_mutated_inp_runtime_indices
         earlier = sum(
             other is node and info.output_type in FRESH
@@ -163,11 +167,11 @@ class Backward(Outputs):
         return positions[mutated + earlier]
 
     def _base_index(self, of: Any) -> int:
-        """Which intermediate base a tangent is of: that of the result which first needed it."""
+        """Return the index of a tangent's intermediate base: that of the result which first needed it."""
         return int(self.metadata.output_info[of.base_of.idx].base_idx)
 
     def _gradients(self) -> tuple[list[int | None], list[Node]]:
-        """For each primal the position of its gradient among the values that the backward is to return, and these values."""
+        """Return for each primal the position of its gradient among the backward's outputs, and these outputs."""
         backward = self.parts.backward
         kept: list[Node] = []
         if backward is None:
@@ -186,7 +190,7 @@ class Backward(Outputs):
         return gradients, kept
 
     def _depends(self, gradients: list[Node]) -> list[list[int]]:
-        """Tangents each of ``gradients`` is computed from; empty where each depends on all."""
+        """Return the tangents that each of ``gradients`` is computed from. Empty if each depends on all."""
         backward = self.parts.backward
         if backward is None or len(self.tangents) < 2:
             return []
@@ -198,7 +202,7 @@ class Backward(Outputs):
         return [] if all(len(tangents) == len(self.tangents) for tangents in found) else found
 
     def _saved_bytes(self) -> int:
-        """Bytes of activations the forward keeps, at the example's sizes: storages that are no primal's."""
+        """Return the bytes of saved activations at the example's sizes. Storages of primals do not count."""
         primals = {
             compat.StorageWeakRef(value.untyped_storage())
             for value in map(tensor_of, subclass_leaves.flat(self.primal_nodes))

@@ -1,4 +1,4 @@
-"""What the parts of a method's signature share: the traced graphs, what has been placed so far, what was found wrong."""
+"""The state that the parts of a method's signature share: graphs, primals and outputs so far, and problems found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from . import subclass_leaves
 
 
 class Context:
-    """State of one assembly. ``primals`` and ``primal_nodes`` run in parallel; ``outputs`` are the forward's, in order."""
+    """The state of one assembly.
+
+    ``primals`` and ``primal_nodes`` correspond one to one. ``outputs`` are the forward's, in order.
+    """
 
     def __init__(
         self,
@@ -59,14 +62,14 @@ class Context:
             raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
 
     def _output(self, node: Node, *, fresh: bool) -> int:
-        """Position of ``node`` among the graph's outputs; ``fresh``: a position of its own."""
+        """Add ``node`` to the graph's outputs and return its position. Without ``fresh``, an existing position is reused."""
         if not fresh and node in self.outputs:
             return self.outputs.index(node)
         self.outputs.append(node)
         return len(self.outputs) - 1
 
     def _primal_index(self, index: int) -> int:
-        """Position among the kept primals of AOTAutograd's input ``index``."""
+        """Return the position of AOTAutograd's input ``index`` among the kept primals."""
         return index - sum(dropped < index for dropped in self._dropped)
 
     def _primal_path(self, index: int) -> str:
@@ -76,7 +79,7 @@ class Context:
         return str(getattr(descriptor, "target", None) or f"input {index}")
 
     def _copied(self, node: Node) -> Node:
-        """A copy of ``node``, made where its value is first known."""
+        """Return a copy of ``node``, inserted right after its value is computed."""
         parts = subclass_leaves.plain(node)
         if parts != (node,):
             return subclass_leaves.folded_like(node, [self._copied(part) for part in parts])
@@ -84,11 +87,11 @@ class Context:
         anchor = node if node.op != "placeholder" else self.primal_nodes[-1]
         with graph.inserting_after(anchor):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta["val"] = node.meta["val"].clone()  # the copy of a tensor with gaps has none
+        copy.meta["val"] = node.meta["val"].clone()  # the copy is dense even if the tensor has gaps
         return copy
 
     def _is_known(self, size: schema.Dim) -> bool:
-        """Whether ``size`` can be computed after the forward: from the arguments' sizes, or from what depends on data."""
+        """Whether ``size`` can be computed after the forward, from the arguments' sizes or from data-dependent outputs."""
         unbound = self._symbols_in([size]) - self._bound
         if not all(self._origin(name) for name in unbound):
             return False
@@ -96,7 +99,7 @@ class Context:
         return True
 
     def _origin(self, name: str) -> tuple[Node, int | None] | None:
-        """Where the forward learns a size that depends on data: an integer, or a tensor and the dimension that has it."""
+        """Return where the forward computes a data-dependent size: an integer node, or a tensor node and a dimension."""
         nodes = [node for node in self.parts.forward.graph.nodes if node.op == "call_function"]
         for node in nodes:
             if isinstance(node.meta.get("val"), torch.SymInt) and self._is_symbol(node.meta["val"], name):
@@ -112,9 +115,10 @@ class Context:
         return isinstance(size, torch.SymInt) and size_expression(size, self.shape_env) == name
 
     def _output_symbols(self) -> list[schema.OutputSymbol]:
-        """Where the sizes that depend on data are found, after all outputs.
+        """Describe which outputs hold the data-dependent sizes. Called after all other outputs are known.
 
-        The forward returns those that are wanted and that no output has; of others that outputs have, the range is kept.
+        If a needed size is not a dimension of any output, the forward returns it. For a size that is not needed, the range is
+        kept.
         """
         places: dict[str, tuple[int, int | None]] = {**self._sizes_of_outputs()}
         for name in sorted(self._wanted - places.keys()):
@@ -124,7 +128,7 @@ class Context:
         ]
 
     def _sizes_of_outputs(self) -> dict[str, tuple[int, int]]:
-        """Sizes that no argument determines: the first output, and its dimension, that has each."""
+        """Return the sizes that no argument determines, each with the first output and dimension that have it."""
         found: dict[str, tuple[int, int]] = {}
         for i, node in enumerate(self.outputs):
             tensor = tensor_of(node)
@@ -135,7 +139,7 @@ class Context:
         return found
 
     def _returned_size(self, name: str) -> int:
-        """The number of the forward output that is that size."""
+        """Return the index of a forward output that is this size, and add that output if needed."""
         node, dim = self._origin(name)  # type: ignore[misc]
         if dim is not None:
             graph = self.parts.forward.graph
@@ -146,15 +150,15 @@ class Context:
         return self._output(node, fresh=False)
 
     def _limits(self, name: str) -> tuple[int | None, int | None]:
-        """What the trace knows of a size that depends on data."""
+        """Return the bounds of a data-dependent size that the trace knows."""
         assert self.shape_env is not None
         (symbol,) = compat.symbols_of(self.shape_env, name)
         limits = self.shape_env.var_to_range[symbol]
         least, most = bound(limits.lower), bound(limits.upper)
-        return least, None if most is None or most >= sys.maxsize - 1 else most  # what torch says where it knows none
+        return least, None if most is None or most >= sys.maxsize - 1 else most  # torch's value for "no bound"
 
     def _symbols_in(self, sizes: list[schema.Dim]) -> set[str]:
-        """Names of the symbols in sizes."""
+        """Return the names of the symbols in sizes."""
         return {name for size in sizes if isinstance(size, str) for name in expressions.symbols(size)}
 
 

@@ -1,4 +1,4 @@
-"""Arguments and primals: what goes into the forward graph."""
+"""Describes arguments and primals: the inputs of a call and of the forward graph."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .context import Context
 
 
 class Inputs(Context):
-    """Describes the caller's arguments and where each input of the forward graph comes from."""
+    """Describes the caller's arguments and the source of each input of the forward graph."""
 
     def _refuse_what_is_not_carried(self) -> None:
         metadata = self.metadata
-        if self.joint.synthetic_bases:  # arguments have been traced apart
+        if self.joint.synthetic_bases:  # unexpected, because arguments are traced as separate tensors
             names = ", ".join(sorted(_in_shared_storage(self.model)))
             message = "some of these parameters or buffers share memory, and the model writes to it"
             self.problems.append(Problem(names or "state", message))
@@ -55,7 +55,7 @@ class Inputs(Context):
         return schema.TupleNode([args_tree, kwargs_tree]), leaves
 
     def _varying_integers(self, nodes: Mapping[int, Node]) -> dict[int, str]:
-        """Integer arguments that were asked to vary: leaf number to symbol."""
+        """Return the dynamic integer arguments: a map from leaf number to symbol."""
         found = {
             i: size_expression(node.meta["val"], self.shape_env)
             for i, node in nodes.items()
@@ -101,7 +101,7 @@ class Inputs(Context):
         self._drop_constant_inputs()
 
     def _with_starts(self, leaves: list[schema.InputLeaf]) -> list[schema.InputLeaf]:
-        """Mark arguments read by ``as_strided`` with an offset; when traced, they began at the start of their storage."""
+        """Mark the arguments that ``as_strided`` reads with an offset. In the trace they had a storage offset of 0."""
         inputs = {node: i for i, node in enumerate(self.primal_nodes)}
         inputs |= {placeholder: inputs[value] for value, placeholder in self.parts.saved if value in inputs}
         graphs = [self.parts.forward.graph, *([] if self.parts.backward is None else [self.parts.backward.graph])]
@@ -126,13 +126,13 @@ class Inputs(Context):
             return not self._example(primal).storage_offset()
         if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
             return not operator.attrgetter(primal.name)(self.model).storage_offset()
-        return isinstance(primal, schema.ConstantPrimal)  # stored as it lies
+        return isinstance(primal, schema.ConstantPrimal)  # stored with its own strides, from offset 0
 
     def _example(self, primal: schema.InputPrimal) -> torch.Tensor:
         return pytree.tree_leaves((self.args, self.kwargs))[primal.leaf]  # type: ignore[no-any-return]
 
     def _drop_constant_inputs(self) -> None:
-        """Non-tensor arguments were specialised: they are no inputs of the graph."""
+        """Remove non-tensor arguments from the graph's inputs, because the graph is specialised to their values."""
         kept = []
         for node, primal in zip(self.primal_nodes, self.primals, strict=True):
             if isinstance(node.meta.get("val"), torch.Tensor):
@@ -149,7 +149,7 @@ class Inputs(Context):
         self.primals = [primal for _, primal in kept]
 
     def _return_constant(self, node: Node, primal: schema.Primal) -> None:
-        """A number argument that is returned is a constant result: calls must pass the same value."""
+        """Replace a returned number argument by a constant result. Calls must pass the same value."""
         flat = pytree.tree_leaves((self.args, self.kwargs))
         value = flat[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
         self.parts.forward_outputs = [value if out is node else out for out in self.parts.forward_outputs]
@@ -157,7 +157,7 @@ class Inputs(Context):
         output.args = (tuple(None if arg is node else arg for arg in output.args[0]),)  # type: ignore[union-attr]
 
     def _lift_constants(self, module: GraphModule) -> None:
-        """Turn tensors a graph closes over into primals at the end."""
+        """Turn tensors that a graph closes over into primals, after the others."""
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(str(node.target))(module)
             if not isinstance(value, torch.Tensor):
@@ -196,13 +196,16 @@ class Inputs(Context):
 
 
 def _has_free_strides(node: Node) -> bool:
-    """Whether nothing reads an argument, and its strides follow from no size: Dynamo leaves a slice's open until they matter."""
+    """Whether nothing reads an argument and its strides have symbols that its sizes do not have.
+
+    Dynamo keeps the strides of a slice symbolic until they matter.
+    """
     value: torch.Tensor = node.meta["val"]
     return not node.users and bool(compat.symbols_in(value.stride()) - compat.symbols_in(value.shape))
 
 
 def _in_shared_storage(model: torch.nn.Module) -> Iterator[str]:
-    """Names of parameters and buffers that lie in one storage with another."""
+    """Yield the names of parameters and buffers that share a storage with another."""
     state = [*model.named_parameters(), *model.named_buffers()]
     storages = Counter(tensor.untyped_storage().data_ptr() for _, tensor in state)
     yield from (name for name, tensor in state if storages[tensor.untyped_storage().data_ptr()] > 1)

@@ -1,4 +1,4 @@
-"""Mutations: what a call writes to its arguments and state, as values that the forward graph returns."""
+"""Describes mutations: the values that the forward graph returns for the loader to write to arguments and state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .inputs import Inputs
 
 
 class Mutations(Inputs):
-    """Places the values to write back, first of the forward's outputs."""
+    """Adds the values to write back to the forward's outputs. They come first."""
 
     def _mutations(self) -> list[schema.Mutation]:
         found = []
@@ -63,12 +63,12 @@ class Mutations(Inputs):
         return found
 
     def _grows_unwritten(self, index: int, node: Node) -> bool:
-        """Whether ``resize_`` made it larger: its value is a copy then, where other changes of sizes leave a view."""
+        """Whether ``resize_`` made the argument larger. Its value is then a copy, while other changes of sizes give a view."""
         source = self._raw_primal_nodes[index]
         return views.root(node) is not source and views.reach(node) > views.reach(source)
 
     def _geometry(self, index: int, node: Node) -> schema.Geometry:
-        """Where an argument lies after its sizes and strides were changed; traced, it began at the start of its storage."""
+        """Return an argument's sizes, strides and offset after the model changed them. In the trace it began at offset 0."""
         kind = tensor_value(node.meta["val"], self.shape_env)
         above = {*views.chain(node), self._raw_primal_nodes[index]}
         strided = [n for n in self.parts.forward.graph.nodes if n.target in views.AS_STRIDED and views.root(n) in above]
@@ -76,7 +76,10 @@ class Mutations(Inputs):
         return schema.Geometry(kind.shape, kind.stride, kind.offset, absolute)
 
     def _nothing(self, index: int) -> Node:
-        """In place of a value that is not read: at a call, what ``as_strided_`` shows may lie outside what a graph is given."""
+        """Return an empty tensor, as the output for a value that is not read.
+
+        After ``as_strided_``, the value may use elements of the storage that the graph does not get in a call.
+        """
         graph = self.parts.forward.graph
         source = self._raw_primal_nodes[index]
         with graph.inserting_before(graph.output_node()):
@@ -85,7 +88,7 @@ class Mutations(Inputs):
         return node
 
     def _is_leaf_with_gradient(self, index: int) -> bool:
-        """Whether an argument can only have been written behind autograd's back, as through a detached alias."""
+        """Whether an argument is a leaf that requires a gradient. A write to it must have been hidden from autograd."""
         primal = self.primals[self._primal_index(index)]
         if not isinstance(primal, schema.InputPrimal):
             return False
@@ -102,24 +105,24 @@ class Mutations(Inputs):
             self.problems.append(Problem(self._primal_path(index), message))
 
     def _written_in_checkpoints(self) -> list[str]:
-        """What is written inside a checkpoint, where eager writes again as it recomputes."""
+        """Return the paths of what is written inside a checkpoint. Eager writes again when it recomputes."""
         written = zip(self.parts.forward_outputs, self.metadata.mutated_inp_runtime_indices, strict=False)
         return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
 
     def _touched(self, mutations: list[schema.Mutation]) -> list[int]:
-        """Primals that nothing is written to, and whose version counter moves all the same.
+        """Return the primals whose version counter moves although nothing is written to them.
 
-        The model calls an in-place operator that has nothing to do, or changes the sizes of a view or a detached alias.
+        The model calls an in-place operator that has no effect, or changes the sizes of a view or a detached alias.
         """
         written = {mutation.primal for mutation in mutations}
         return [p for p in map(self._primal_index, self._touched_inputs()) if p not in written]
 
     def _touched_inputs(self) -> list[int]:
-        """AOTAutograd's inputs whose version counter eager moves."""
+        """Return the indices of AOTAutograd's inputs whose version counter eager moves."""
         return [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped and self._touches(i)]
 
     def _touches(self, index: int) -> bool | None:
-        """Whether eager moves the version counter of AOTAutograd's input ``index``; None: not known, or a base's."""
+        """Whether eager moves the version counter of AOTAutograd's input ``index``. None if unknown, or for a base."""
         primal = self.primals[self._primal_index(index)]
         of_bases = not isinstance(primal, (schema.InputPrimal, schema.ParameterPrimal, schema.BufferPrimal))
         return None if of_bases else self.joint.touches(self.joint.primal_descriptors[index])

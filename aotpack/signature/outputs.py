@@ -1,4 +1,4 @@
-"""Results: what comes out of the forward graph, and what is rebuilt beside it."""
+"""Describes results: those that the forward graph computes, and views that the loader rebuilds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .mutations import Mutations
 
 _OUT = compat.OutputType
 FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
-"""Kinds of results whose backward is in the graph; the others are rebuilt as views."""
+"""The kinds of results whose backward is in the graph. Others are rebuilt as views."""
 
 
 _DETACH = schema.ViewStep("aten.detach.default", [], {})
 
 
 class _Rebuilt(NamedTuple):
-    """A view by its steps from ``origin``, which is result ``base`` or nobody's."""
+    """A view, as steps from ``origin``. That is result ``base``, or no result if ``base`` is None."""
 
     origin: Node
     base: int | None
@@ -39,7 +39,7 @@ class _Rebuilt(NamedTuple):
 
 
 class Outputs(Mutations):
-    """Places the other outputs of the forward: fresh results and bases of aliases."""
+    """Adds the other outputs of the forward: fresh results and bases of aliases."""
 
     def _results(self) -> list[schema.Result]:
         metadata = self.metadata
@@ -73,9 +73,9 @@ class Outputs(Mutations):
         return self._shared(*self._detached(found, rebuilt))
 
     def _views_without_gradient(self, nodes: list[Any]) -> dict[int, _Rebuilt]:
-        """Results that need no gradient and are views of another result, or with others of one value.
+        """Return the results without gradient that are views of another result, or of one value together with others.
 
-        AOTAutograd takes them for new tensors, as it is all the same to autograd.
+        AOTAutograd treats them as new tensors, because it makes no difference to autograd.
         """
         found: dict[int, _Rebuilt] = {}
         for base, leaves in ((family.base, family.views) for family in self.returned.families):
@@ -95,7 +95,7 @@ class Outputs(Mutations):
         return found
 
     def _steps_from_later(self, origin: Node, view: Node) -> list[schema.ViewStep] | None:
-        """Steps of a view that was taken before the sizes of what it is of changed in place, as ``t_()`` changes them."""
+        """Return the steps of a view that was taken before its base changed sizes in place, for example by ``t_()``."""
         root = views.common_root([origin, view])
         if root is None:
             return None
@@ -107,7 +107,7 @@ class Outputs(Mutations):
         return [views.same_start_step(before, self.shape_env), *steps]
 
     def _is_computed(self, i: int, node: Any) -> bool:
-        """Whether result ``i`` is a dense plain tensor that AOTAutograd takes for a new one."""
+        """Whether result ``i`` is a dense plain tensor that AOTAutograd treats as new."""
         new = isinstance(node, Node) and self.metadata.output_info[i].output_type in FRESH
         return new and i not in self.joint.sparse and not subclass_leaves.is_folded(node)
 
@@ -135,11 +135,11 @@ class Outputs(Mutations):
         return None
 
     def _is_own(self, i: int, info: Any, node: Node) -> bool:
-        """Whether fresh result ``i`` is to be handed out as no view, though its node may be one.
+        """Whether fresh result ``i`` must not be a view to autograd, although its node may be one.
 
-        Autograd knows several views made at once, and those of custom functions, as such, and refuses in-place changes of them as
-        eager does. The others are views of nothing that anybody sees (what was written through a view is traced as a view), or
-        of memory that eager shares without a word (``unsafe_split``).
+        Autograd treats several views made at once, and those of custom functions, as views. It refuses in-place changes of
+        them, as in eager. Other such results are views of values that the caller cannot reach. Or eager shares their memory
+        without marking them as views (``unsafe_split``).
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
@@ -176,7 +176,10 @@ class Outputs(Mutations):
         return bool(found.mutates_metadata and not found.mutates_storage_metadata)
 
     def _from_before(self, index: int, updated: Node, node: Node, steps: list[schema.ViewStep]) -> list[schema.ViewStep]:
-        """Steps of a view that was taken before its argument's sizes changed in place: results are rebuilt after that."""
+        """Return the steps of a view that was taken before its argument's sizes changed in place.
+
+        The loader rebuilds results after that change.
+        """
         source = self._raw_primal_nodes[index]
         above = views.chain(node)
         if source not in above or views.steps_between(updated, node, self.shape_env) is not None:
@@ -189,7 +192,7 @@ class Outputs(Mutations):
         return [views.same_start_step(source.meta["val"], self.shape_env), *steps]
 
     def _member_of_base(self, index: int, node: Node, bases: list[Node]) -> tuple[int, Node | None]:
-        """The argument inside base ``index`` that ``node`` is a view of, and the value in the graph that stands for it."""
+        """Return the argument inside base ``index`` that ``node`` is a view of, and that argument's node in the graph."""
         primal = self.primals[index]
         if not isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
             return index, None
@@ -203,20 +206,20 @@ class Outputs(Mutations):
         for i, value in enumerate(below):
             tensor = value.meta["val"]
             leaves = places.get((tensor.shape, tensor.stride(), tensor.storage_offset()))
-            if leaves is not None and value.target is not torch.ops.aten.detach.default:  # a detached base is no argument yet
+            if leaves is not None and value.target is not torch.ops.aten.detach.default:  # a detached base is not an argument
                 twin = count_twins([str(view.target) for view in below[i + 1 :]])
                 leaf = leaves[min(twin, len(leaves) - 1)]
                 return self.primals.index(schema.InputPrimal(leaf)), below[i + 2 * leaves.index(leaf)]
         return index, None
 
     def _check_steps(self, steps: list[schema.ViewStep], node: Node) -> None:
-        """The sizes that a view is rebuilt with must be known then."""
+        """Check that the sizes in the steps of a view are known when the loader rebuilds it."""
         if unknown := [size for size in views.sizes_in(steps) if not self._is_known(size)]:
             where = source_line(node) or node.name
             self.problems.append(Problem(where, f"a view whose sizes depend on data: {', '.join(unknown)}"))
 
     def _view(self, bases: list[Node], alias: Node) -> list[schema.ViewStep]:
-        """View steps from the first of ``bases`` that has them to ``alias``; as the last resort, strides."""
+        """Return view steps to ``alias`` from the first of ``bases`` that has such steps, or else ``as_strided``."""
         between = subclass_leaves.view_steps if subclass_leaves.is_folded(alias) else views.steps_between
         steps = next((steps for base in bases if (steps := between(base, alias, self.shape_env)) is not None), None)
         if steps is not None:
@@ -245,7 +248,7 @@ class Outputs(Mutations):
     ) -> schema.Result:
         whole = info
         if info.output_type == _OUT.alias_of_intermediate_base_is_user_output and info.base_idx not in placed:
-            whole = self.metadata.output_info[info.base_idx]  # a detached view: the result that it is of is a view itself
+            whole = self.metadata.output_info[info.base_idx]  # a detached view of a result that is a view itself
         if whole.output_type == _OUT.alias_of_intermediate_base_is_user_output:
             base, position = nodes[whole.base_idx], placed[whole.base_idx]
         else:
@@ -255,10 +258,10 @@ class Outputs(Mutations):
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> tuple[list[schema.Result], dict[int, int]]:
-        """Aliases of arguments detached where the original's were: tables of decompositions leave that out.
+        """Return the results with ``detach`` in aliases of arguments where eager detaches. Decompositions may drop it.
 
-        One whose sizes change in place later is detached after that: it is no view, so nor is what stands for it.
-        Beside the results after how many steps those are.
+        An alias whose sizes change in place later is detached after that change, because it is not a view. The second value
+        maps each such result to the number of steps before its ``detach``.
         """
         found, after = list(results), dict[int, int]()
         bases = {i: family.base for family in self.returned.families for i in family.views}
@@ -276,7 +279,7 @@ class Outputs(Mutations):
         return found, after
 
     def _shared(self, results: list[schema.Result], detached: dict[int, int]) -> list[schema.Result]:
-        """Aliases with what each has in common with an earlier one: eager makes a view once, and other views from it."""
+        """Return the results with the view steps that each alias shares with an earlier one. Eager makes such a view once."""
         found: list[schema.Result] = []
         for i, result in enumerate(results):
             if isinstance(result, schema.AliasResult):
@@ -296,17 +299,17 @@ class Outputs(Mutations):
         same = self.returned.same
         if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
             return schema.Shared(j, len(result.view))
-        if i in detached or j in detached:  # one detached tensor that both are, or are views of
+        if i in detached or j in detached:  # both are the same detached tensor, or views of it
             steps = detached.get(i, -1) + 1
             related = any({i, j} <= {family.base, *family.views} for family in self.returned.families)
             return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
         first = self.metadata.num_mutated_inp_runtime_indices
         ours, theirs = [self.parts.chains[first + k][-len(r.view) :] for k, r in ((i, result), (j, earlier))]
-        if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # replayed by as_strided
+        if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # rebuilt by as_strided
             return None
         pairs = list(zip(ours, theirs, result.view, earlier.view, strict=False))
         steps = next((k for k, (a, b, x, y) in enumerate(pairs) if a != b or x != y), len(pairs))
-        # Where one ends it is the very value that the other goes on from: a detached one leads to no gradient.
+        # If one ends at the shared value, the other continues from it. A detached value cannot lead to a gradient.
         if steps == len(earlier.view) and result.requires_grad and not earlier.requires_grad:
             return None
         if steps == len(result.view) and earlier.requires_grad and not result.requires_grad:
@@ -315,7 +318,7 @@ class Outputs(Mutations):
         return schema.Shared(j, steps, call) if steps or call else None
 
     def _non_differentiable(self, mutations: list[schema.Mutation], results: list[schema.Result]) -> list[int]:
-        """Outputs handed to autograd that carry no gradient."""
+        """Return the outputs passed to autograd that carry no gradient."""
         differentiable = {m.output for m in mutations if m.requires_grad}
         plain = {m.output for m in mutations}
         for result in results:
@@ -329,12 +332,12 @@ class Outputs(Mutations):
 
 
 def _has_history(info: Any) -> bool:
-    """False for a view taken with gradients off: it inherits ``requires_grad`` and has no history."""
+    """Whether autograd recorded a result. A view taken with gradients off inherits ``requires_grad`` and has no history."""
     return compat.participates_in_backward(info) or not info.requires_grad
 
 
 def _is_changed_later(result: schema.Result | None) -> bool:
-    """Whether a detached alias was made a view of another shape in place."""
+    """Whether a detached alias changed its sizes or strides in place after the detach."""
     return isinstance(result, schema.AliasResult) and _DETACH in result.view and result.view[-1] != _DETACH
 
 

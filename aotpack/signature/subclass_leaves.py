@@ -1,8 +1,8 @@
-"""Tensor subclasses around plain graphs: the caller's, and autograd's, values as nodes that stand for several of a graph's.
+"""Represents each tensor subclass as a single node while the signature is computed.
 
-AOTAutograd traces a subclass as the plain tensors it is made of, while mutations, aliases, tangents and gradients are known
-of the subclass itself. :func:`fold` puts one node in place of the plain values of each subclass, so that all of the signature is
-worked out for what the caller sees; :func:`plain` takes such a node apart again. No folded node stays in a stored graph.
+AOTAutograd traces a subclass as its plain inner tensors. But mutations, aliases, tangents and gradients are recorded for the
+subclass itself. :func:`fold` replaces the inner tensors of each subclass by one node, so that the signature describes what
+the caller sees. :func:`plain` returns the inner tensors of such a node. Stored graphs contain no folded nodes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ..model import subclasses
 
 
 def together(*parts: object) -> None:
-    """The target of a folded node: it stands for the subclass of which ``parts`` are the plain tensors."""
+    """The target of a folded node. The node represents the subclass with the inner tensors ``parts``."""
     raise NotImplementedError("a folded node is never run")
 
 
 def plain(node: Node) -> Sequence[Node]:
-    """The plain values behind a node: those of a folded one, else itself."""
+    """Return the inner tensors of a folded node, or the node itself."""
     return node.args if is_folded(node) else (node,)  # type: ignore[return-value]
 
 
 def is_folded(node: Node) -> bool:
-    """Whether a node stands for a subclass."""
+    """Whether a node represents a subclass."""
     return node.target is together
 
 
 def flat(nodes: Iterable[object]) -> list[object]:
-    """Outputs of a graph with folded ones taken apart."""
+    """Return the outputs of a graph with folded nodes replaced by their inner tensors."""
     return [part for node in nodes for part in (plain(node) if isinstance(node, Node) else (node,))]
 
 
@@ -50,8 +50,8 @@ def flat(nodes: Iterable[object]) -> list[object]:
 class Folded:
     """A partitioned method in which each subclass is one node.
 
-    ``parts.tangents`` stay placeholders of the backward; ``tangents`` are the caller's. ``sizes`` are placeholders of the
-    forward, for sizes of subclasses that vary: AOTAutograd passes them beside the parts.
+    ``parts.tangents`` stay placeholders of the backward, and ``tangents`` are those that the caller sees. ``sizes`` are
+    placeholders of the forward for dynamic sizes of subclasses. AOTAutograd passes them beside the inner tensors.
     """
 
     joint: compat.Joint
@@ -61,7 +61,7 @@ class Folded:
 
 
 def fold(joint: compat.Joint, parts: partition.Partitioned) -> Folded:
-    """Put one node in place of the parts of each subclass. Without subclasses all stays as it is."""
+    """Replace the inner tensors of each subclass by one node. Without subclasses, nothing changes."""
     if joint.gradient_metas is None:
         return Folded(joint, parts, list(parts.tangents))
     metadata = joint.metadata
@@ -83,7 +83,7 @@ def fold(joint: compat.Joint, parts: partition.Partitioned) -> Folded:
 
 
 def keep_used_sizes(graph: Graph, sizes: Sequence[Node]) -> list[Node]:
-    """Put sizes that the graph uses after all other inputs, and take the others out."""
+    """Move the size inputs that the graph uses behind all other inputs, and remove the unused ones."""
     used = [size for size in sizes if size.users]
     for size in sizes:
         graph.find_nodes(op="placeholder")[-1].append(size)
@@ -93,7 +93,7 @@ def keep_used_sizes(graph: Graph, sizes: Sequence[Node]) -> list[Node]:
 
 
 def folded_like(node: Node, parts: Sequence[Node]) -> Node:
-    """A node for the same subclass made of other parts, the last of which is known last."""
+    """Return a node for the same subclass with other inner tensors. The last of them must come last in the graph."""
     with node.graph.inserting_after(parts[-1]):
         folded = node.graph.call_function(together, tuple(parts))
     folded.meta.update(node.meta)
@@ -101,10 +101,10 @@ def folded_like(node: Node, parts: Sequence[Node]) -> Node:
 
 
 def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schema.Subclass | None:
-    """What a node stands for, sizes and strides of the parts as the graph knows them; None: a plain value.
+    """Describe the subclass of a node, with the graph's sizes and strides of the inner tensors. None for a plain value.
 
     Raises:
-        UnsupportedError: a class that needs more than plain data to be put together.
+        UnsupportedError: the class needs more than plain data to be rebuilt.
     """
     if not is_folded(node):
         return None
@@ -117,9 +117,9 @@ def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schem
 
 
 def view_steps(base: Node, alias: Node, shape_env: compat.ShapeEnv | None) -> list[schema.ViewStep] | None:
-    """View operations that turn the subclass ``base`` into ``alias``, or None where none are known to.
+    """Return the view operators that turn the subclass ``base`` into ``alias``, or None if there are none.
 
-    The operations on the parts must be the same for all, and the class, applied to the whole, must answer with just these.
+    The operators must be the same for all inner tensors. Applied to the subclass itself, they must give exactly ``alias``.
     """
     pairs = list(zip(plain(base), plain(alias), strict=False))
     found = [views.steps_between(a, b, shape_env) for a, b in pairs]
@@ -132,7 +132,7 @@ def view_steps(base: Node, alias: Node, shape_env: compat.ShapeEnv | None) -> li
 
 
 def _applied(view: Node, value: Any) -> Any:
-    """The view operation of ``view`` on another value."""
+    """Return the result of ``view``'s operator on another value."""
     if view.target is operator.getitem:
         return value[view.args[1]]
     args, kwargs = pytree.tree_map_only(Node, lambda node: node.meta["val"], (view.args[1:], dict(view.kwargs)))
@@ -152,14 +152,14 @@ def _is_same(value: Any, expected: torch.Tensor) -> bool:
 
 
 def _owner(descriptor: Any) -> Any:
-    """The input that a plain graph input was taken from."""
+    """Return the descriptor of the caller's input that a plain graph input belongs to."""
     while hasattr(descriptor, "base"):
         descriptor = descriptor.base
     return descriptor
 
 
 class _Folding:
-    """Puts folded nodes into one graph; values that are the same subclass become the same node."""
+    """Inserts folded nodes into one graph. The same subclass always becomes the same node."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -167,7 +167,7 @@ class _Folding:
         self.known: dict[tuple[Node, ...], Node] = {}
 
     def fold(self, metas: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """``values`` with those of one subclass as one node; AOTAutograd's sizes between them are left out."""
+        """Return ``values`` with one node for each subclass. AOTAutograd's sizes between them are left out."""
         folded: list[Any] = []
         for meta, start in zip(metas, _starts(metas), strict=True):
             if hasattr(meta, "attrs"):
@@ -188,19 +188,19 @@ class _Folding:
         return self.known.setdefault(parts, node)
 
     def _last(self, parts: tuple[Node, ...]) -> Node:
-        """The node after which all of ``parts`` are known. Inputs stay together at the front."""
+        """Return the node after which all of ``parts`` are computed. Inputs stay together at the front."""
         if all(part.op == "placeholder" for part in parts):
             return self.inputs[-1]
         return max(parts, key=list(self.graph.nodes).index)
 
 
 def _starts(metas: Sequence[Any]) -> list[int]:
-    """Where each value begins among AOTAutograd's plain values."""
+    """Return the index of each value's first plain value in AOTAutograd's list."""
     return list(itertools.accumulate((getattr(meta, "arg_count", 1) for meta in metas[:-1]), initial=0))[: len(metas)]
 
 
 def _positions(meta: Any, start: int) -> list[int]:
-    """Where the parts of a subclass stand among AOTAutograd's plain values, of which some are sizes."""
+    """Return the indices of a subclass's inner tensors in AOTAutograd's list of plain values, which also has sizes."""
     found: list[int] = []
     for inner in meta.attrs.values():
         found += _positions(inner, start) if hasattr(inner, "attrs") else [start]
