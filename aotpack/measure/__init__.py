@@ -1,6 +1,7 @@
-"""How fast a bundle starts and steps on this machine, beside eager and ``torch.compile`` where the model's source is there.
+"""Measures how fast a bundle starts and steps on this machine.
 
-Every figure is from a fresh process (:mod:`.contender`), the contenders take turns, and what counts is the ratio.
+With the model's source, eager and ``torch.compile`` are measured too. Every figure comes from fresh processes
+(:mod:`.contender`). The contenders take turns, because the ratios between them are what counts.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _FORGOTTEN = ("PYTHON", "TORCHINDUCTOR")
 class Figures:
     """Medians of one contender, in seconds and bytes.
 
-    ``start`` begins after ``import torch`` and ends with the first step; ``load`` is its part before that step. ``faster`` and
-    ``step_ratio`` compare with ``torch.compile`` with a warm cache: how many times sooner the first step is done, and the
-    step's time as a share of it; null where that was not measured. ``runs`` is the number of processes, ``threads`` that in each.
+    ``start`` begins after ``import torch`` and ends with the first step. ``load`` is its part before that step. ``faster`` and
+    ``step_ratio`` compare with ``torch.compile`` and its warm cache. ``faster`` says how many times sooner the first step is
+    done. ``step_ratio`` is the step's time as a share of that of ``torch.compile``. Both are None if that was not measured.
+    ``runs`` is the number of processes, and ``threads`` the number of threads in each.
     """
 
     name: str
@@ -65,18 +67,23 @@ def measure(
 
     Args:
         bundle: the bundle's path.
-        model: its source, ``model.py[:factory]``: adds eager and ``torch.compile`` (empty cache once, then warm).
-        trust: as :func:`aotpack.load` takes it.
-        modules: those that every process imports before its clock starts: what registers operators the bundle requires.
-        subclasses: the classes of tensors that the bundle requires, which ``modules`` have.
-        rounds: processes of each contender; they take turns.
-        iterations: steps whose median is the step time.
-        threads: of each process, 0: torch's own choice.
-        seed: of random inputs, where neither the bundle nor ``model`` has any.
-        progress: told the name of each contender before it runs.
+        model: the model's source, ``model.py[:factory]``. It adds eager and ``torch.compile``, once with an empty
+            cache and then with a warm one.
+        trust: whether the bundle is trusted, as :func:`aotpack.load` takes it.
+        modules: the modules that every process imports before its clock starts. They register operators that the
+            bundle requires.
+        subclasses: the tensor subclasses that the bundle requires. ``modules`` define them.
+        rounds: the number of processes of each contender. The contenders take turns.
+        iterations: the number of steps whose median is the step time.
+        threads: the number of threads of each process. 0 leaves the choice to torch.
+        seed: the seed of random inputs, used if neither the bundle nor ``model`` has inputs.
+        progress: is called with the name of each contender before it runs.
+
+    Returns:
+        The figures of each contender.
 
     Raises:
-        AotpackError: a contender failed; gives the end of what it printed.
+        AotpackError: a contender failed. The message has the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         inputs = Path(folder) / "inputs.pt"
@@ -106,7 +113,7 @@ def measure(
 def _prepare(
     path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]
 ) -> tuple[list[str], str | None]:
-    """Write the inputs of all contenders; the names of the targets that fit this machine, and the autocast of a step."""
+    """Write the inputs of all contenders. Return the names of the targets that fit this machine, and a step's autocast."""
     import torch
 
     from aotpack_loader.archive.bundle import Bundle

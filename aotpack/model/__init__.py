@@ -1,1 +1,1 @@
-"""What the user gave: the entry point, parameters and buffers, modules, and nested arguments."""
+"""Loads and describes the user's model: its entry point, parameters and buffers, modules, and nested arguments."""

@@ -1,7 +1,7 @@
-"""``model.py[:factory]`` to a model, its example inputs and its dynamic shapes.
+"""Loads a model, its example inputs and its dynamic shapes from ``model.py[:factory]``.
 
-This module runs the user's file and judges what came out of it. Whatever goes wrong there is an
-:class:`EntryError` that shows the user's own line, never a frame of ours. It does not trace anything.
+This module runs the user's file and checks what it defines. Every error there becomes an :class:`EntryError` that shows
+the user's own line and no frame of aotpack. This module does not trace anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .. import origin
 
 EXAMPLE_INPUTS_HINT = "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
 SEED = 0
-"""torch's seed while the file runs: the same file gives the same weights, so the same bundle."""
+"""torch's seed while the file runs. The same file then gives the same weights, and so the same bundle."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def load_entry(spec: str) -> Entry:
     """Run ``model.py`` or ``model.py:factory`` and return what it describes.
 
     Raises:
-        EntryError: the file is missing, broken, raised, lacks something or returned the wrong thing.
+        EntryError: the file is missing or broken, raises an error, lacks a definition, or returns a wrong value.
     """
     path, factory = split_spec(spec)
     with directory_on_path(path), torch.random.fork_rng(devices=[]):
@@ -83,13 +83,13 @@ def directory_on_path(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Source:
-    """The user's file: where it is, and the module it became."""
+    """The user's file: its path, and the module made from it."""
 
     path: Path
     module: ModuleType
 
     def at(self, name: str) -> list[Problem]:
-        """Point at the line of the file that defines ``name``."""
+        """Return the line of the file that defines ``name``, as a problem of an error."""
         text = "".join(linecache.getlines(str(self.path.resolve())))
         lines = [node.lineno for node in ast.parse(text).body if name in _bound_names(node)]
         return [_line_problem(str(self.path.resolve()), lines[-1])] if lines else [Problem(_shown(self.path), "")]
@@ -111,7 +111,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         with _user_code(f"{_shown(path)} could not be imported"):
-            # By hand rather than by exec_module: no __pycache__ is left beside the user's file.
+            # exec_module would leave a __pycache__ beside the user's file.
             code = spec.loader.source_to_code(spec.loader.get_data(filename), filename)
             exec(code, module.__dict__)  # noqa: S102 - running the file is what the user asked for
     except EntryError:
@@ -121,7 +121,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path, filename: str) -> str:
-    """A private name; another file of the same stem keeps the one it has."""
+    """Return a private module name. It differs from that of another loaded file with the same stem."""
     stem = path.stem if path.stem.isidentifier() else "model"
     base = f"{origin.ENTRY_MODULE}{stem}"
     name, count = base, 1
@@ -132,7 +132,7 @@ def _module_name(path: Path, filename: str) -> str:
 
 
 def _bound_names(node: ast.stmt) -> set[str]:
-    """Names that a top-level statement binds."""
+    """Return the names that a top-level statement binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -140,7 +140,7 @@ def _bound_names(node: ast.stmt) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-# ---------------------------------------------------------------- what it defines
+# ---------------------------------------------------------------- the file's definitions
 
 
 def _resolve_model(source: _Source, factory: str) -> torch.nn.Module | Callable[..., Any]:
@@ -210,7 +210,7 @@ def _lookup(source: _Source, name: str, *, hint: str) -> Any:
 
 
 def _has_required_parameters(function: Callable[..., Any]) -> bool:
-    """Whether a call without arguments cannot work; unknown (built-in) signatures count as having some."""
+    """Whether a function has required parameters. True if its signature is unknown, as for some built-in functions."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -237,7 +237,7 @@ def _name(model: torch.nn.Module | Callable[..., Any], path: Path) -> str:
 
 
 def _a(value: object) -> str:
-    """``None``, or a value's type with its article: ``a Tensor``, ``an int``."""
+    """Return ``None``, or a value's type with its article: ``a Tensor``, ``an int``."""
     if value is None:
         return "None"
     name = "class" if inspect.isclass(value) else type(value).__name__
@@ -249,9 +249,9 @@ def _a(value: object) -> str:
 
 @contextmanager
 def _user_code(doing: str, called: Sequence[Problem] = ()) -> Iterator[None]:
-    """Turn whatever the user's code raises, ``sys.exit`` included, into an :class:`EntryError` with their lines.
+    """Turn errors of the user's code, and ``sys.exit``, into an :class:`EntryError` with the user's lines.
 
-    ``called`` is the place to show when the call itself is what failed and no line of theirs ran.
+    ``called`` is the line to show if the call itself failed before any line of the user's ran.
     """
     try:
         yield
@@ -275,7 +275,7 @@ def _syntax_problem(error: SyntaxError) -> Problem:
 
 
 def _user_frames(tb: TracebackType | None) -> list[Problem]:
-    """The frames of a traceback that are the user's, outermost first."""
+    """Return the frames of a traceback that are in the user's code, outermost first."""
     frames = [frame for frame in traceback.extract_tb(tb) if origin.is_users_own(frame.filename)]
     return [_line_problem(frame.filename, frame.lineno or 1, frame.name) for frame in frames]
 
@@ -288,6 +288,6 @@ def _line_problem(filename: str, lineno: int, function: str = "<module>") -> Pro
 
 
 def _shown(path: Path) -> str:
-    """Relative to the working directory where that is shorter."""
+    """Return the path, relative to the working directory if it is inside."""
     resolved = path.resolve()
     return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""What training tools ask of a model beside its call: its signature, and what models of ``transformers`` say of themselves."""
+"""Describes what training tools read from a model: its signature, and the metadata of ``transformers`` models."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ATTRIBUTES = (
     "_keys_to_ignore_on_load_unexpected",
 )
 _PRIVATE = ("_name_or_path", "name_or_path")
-"""Parts of a configuration that may hold paths of the machine that built."""
+"""Keys of a configuration that may contain paths of the build machine."""
 _DEPTH = 16
 
 
 def describe_signature(model: Any) -> list[schema.Parameter] | None:
-    """The parameters of a call; null where Python cannot tell."""
+    """Return the parameters of a call, or None if Python does not know them."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
@@ -52,7 +52,7 @@ def _parameter(parameter: inspect.Parameter) -> schema.Parameter:
 
 
 def describe_pretrained(model: nn.Module) -> schema.Pretrained | None:
-    """What a model of ``transformers`` says of itself; null for others."""
+    """Return the metadata of a ``transformers`` model, or None for other models."""
     library = sys.modules.get("transformers.modeling_utils")
     if library is None or not isinstance(model, library.PreTrainedModel):
         return None
@@ -82,13 +82,16 @@ def _configuration(model: Any, name: str) -> schema.Data:
 def _path(model: Any, getter: str) -> str | None:
     try:
         found = getattr(model, getter)()
-    except (NotImplementedError, AttributeError):  # how the library says that there are none
+    except (NotImplementedError, AttributeError):  # the model has no such embeddings
         return None
     return next((name for name, module in model.named_modules() if module is found), None)
 
 
 def _unsaved(model: Any) -> list[str]:
-    """Names that share a tensor with another that is saved: the aliases by the model's own word, or else the later ones."""
+    """Return the names that are not saved because another name of the same tensor is.
+
+    These are the aliases that the model declares, or else all names but the first.
+    """
     groups: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor):
@@ -102,7 +105,7 @@ def _unsaved(model: Any) -> list[str]:
 
 
 def _data(value: Any, depth: int = _DEPTH) -> Any:
-    """Plain data, or ``NOT_A_LITERAL``."""
+    """Return a value as plain data, or ``NOT_A_LITERAL``."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and depth:
         items = [_data(item, depth - 1) for item in value]
         kind: Any = "list" if type(value) is list else "tuple"

@@ -1,4 +1,7 @@
-"""The model's modules as the program describes them: classes, modes and plain attributes, for who reads or edits them later."""
+"""Describes the model's modules for the program: their classes, modes and plain attributes.
+
+The loaded model shows them to code that reads or edits modules.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from .. import origin
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 
 _OWN = frozenset(vars(nn.Module())) | frozenset(dir(nn.Module))
-"""What every module has."""
+"""The attributes that every module has."""
 _DEPTH = 8
 _SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
 
 
 def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema.ModuleClass]]:
-    """All modules, depth first, and their classes. Classes of torch are told in full, of others no text is kept."""
+    """Describe all modules, depth first, and their classes. Strings are kept for torch's own classes only."""
     classes: dict[type, tuple[int, set[str]]] = {}
     found = dict(_walk(model, ""))
     first = {id(module): name for name, module in reversed(found.items())}
@@ -55,7 +58,7 @@ def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema
 
 
 def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules by path; what is below one that was there before is not listed again."""
+    """Yield the modules by path. The children of a repeated module are not listed again."""
     seen: set[int] = set()
 
     def below(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -71,7 +74,7 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
-    """The flags of the modules after ``train()`` or ``eval()`` of the model, where a class has its own; else nothing."""
+    """Return the modules' flags after ``train()`` or ``eval()`` of the model. Empty unless a class overrides these."""
     modules = list(model.modules())
     if all(type(m).train is nn.Module.train and type(m).eval is nn.Module.eval for m in modules):
         return {}
@@ -87,7 +90,7 @@ def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
 
 
 def _absent(module: nn.Module) -> dict[str, Any]:
-    """Parameters, buffers and submodules that are None: a reader of the module finds them so."""
+    """Return the parameters, buffers and submodules of a torch module that are None, so that they can be read as None."""
     held = (module._parameters, module._buffers, module._modules)
     return {name: None for items in held for name, value in items.items() if value is None and _is_torchs(type(module))}
 
@@ -97,7 +100,7 @@ def _describe_class(kind: type, names: set[str]) -> schema.ModuleClass:
 
 
 def _base(kind: type) -> str:
-    """The nearest class that ``torch.nn`` exports, by its name there."""
+    """Return the name of the nearest base class that ``torch.nn`` exports."""
     for base in kind.__mro__:
         if base is not nn.Module and base in _EXPORTED:
             return _EXPORTED[base]
@@ -112,7 +115,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _class_names(kind: type) -> Iterator[str]:
-    """Attributes of a user's own class: methods and values that its code may read."""
+    """Yield the attributes of a user's own class: methods and values that its code may read."""
     for base in kind.__mro__:
         file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
         if not base.__module__.startswith("torch.") and base is not object and origin.is_users_own(file):
@@ -120,7 +123,10 @@ def _class_names(kind: type) -> Iterator[str]:
 
 
 def _plain(value: Any, *, strings: bool, depth: int = _DEPTH) -> Any:
-    """Plain data, or ``NOT_A_LITERAL``. Texts are kept for torch's own classes only: others may hold paths or secrets."""
+    """Return a value as plain data, or ``NOT_A_LITERAL``.
+
+    ``strings`` is set for torch's own classes only, because strings of others may contain paths or secrets.
+    """
     kind = type(value)
     if kind in _SEQUENCES and depth:
         items = [_plain(item, strings=strings, depth=depth - 1) for item in value]
@@ -136,11 +142,11 @@ def _plain(value: Any, *, strings: bool, depth: int = _DEPTH) -> Any:
 
 
 def _text(module: nn.Module) -> str:
-    """What ``repr`` shows in the parentheses, where torch's own code writes it."""
+    """Return what ``repr`` shows in the parentheses, if torch's own code writes it."""
     writer = type(module).extra_repr
     if writer is nn.Module.extra_repr or not getattr(writer, "__module__", "").startswith("torch.nn."):
         return ""
     try:
         return module.extra_repr()
-    except Exception:  # a subclass may lack what its base shows: the text is for readers only
+    except Exception:  # a subclass may lack attributes that its base shows; the text is only for display
         return ""

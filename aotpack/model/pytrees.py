@@ -1,4 +1,4 @@
-"""Nested arguments and results as the format's trees, with a readable path for every leaf."""
+"""Describes nested arguments and results as the format's trees, with a readable path for every leaf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..origin import class_name
 
 
 def describe_arguments(spec: Any, names: list[str]) -> tuple[schema.Tree, list[str]]:
-    """The same for the arguments of a call, a tuple or a dictionary: each is called by its name."""
+    """Describe the arguments of a call, a tuple or a dictionary, as :func:`describe` does. ``names`` are their names."""
     items, paths = _describe_all(tree_children(spec), names)
     return (schema.DictNode(list(spec.context), items) if spec.type is dict else schema.TupleNode(items)), paths
 
@@ -27,7 +27,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     """Turn a ``torch.utils._pytree.TreeSpec`` into a tree and the paths of its leaves, in order.
 
     Raises:
-        UnsupportedError: a container whose fields have no names.
+        UnsupportedError: a container's fields have no names, or a mapping has keys that are not strings or integers.
     """
     if spec.is_leaf():
         return schema.LeafNode(), [path]
@@ -64,7 +64,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
 
 
 def _is_tuple(spec: Any) -> bool:
-    """Named tuples stand in a pytree under their own class or, as context, under ``collections.namedtuple``."""
+    """Whether a spec is a named tuple. Its type is the class itself, or ``collections.namedtuple`` with it as context."""
     return any(isinstance(kind, type) and issubclass(kind, tuple) for kind in (spec.type, spec.context))
 
 
@@ -74,7 +74,7 @@ def _describe_all(children: list[Any], paths: list[str]) -> tuple[list[schema.Tr
 
 
 def _field_names(spec: Any, count: int) -> tuple[list[str] | None, list[str]]:
-    """Field names of a named tuple, dataclass or model output, and of its fields that are always None."""
+    """Return the field names of a named tuple, dataclass or model output, and those of fields that are always None."""
     context = spec.context
     nones: list[str] = []
     if isinstance(spec.type, type) and dataclasses.is_dataclass(spec.type):

@@ -1,4 +1,4 @@
-"""The model's parameters and buffers: their entries in the program, and the tensors to store."""
+"""Describes the model's parameters and buffers: their entries in the program, and the tensors to store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Kind = Literal["parameter", "buffer"]
 
 @dataclass
 class StoredTensors:
-    """Tensors that go into the weights blobs, by name, in order; contiguous, on the CPU."""
+    """The tensors for the weights blobs, by name and in order. They are contiguous and on the CPU."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add_constant(self, tensor: torch.Tensor) -> str:
-        """Store a tensor the model closes over; equal contents share one name."""
+        """Store a tensor that the model closes over, and return its name. Equal contents share one name."""
         value = tensor.detach().cpu().contiguous()
         content = bytes_of(value)
         header = f"{value.dtype}{tuple(value.shape)}".encode()
@@ -37,10 +37,10 @@ class StoredTensors:
 
 
 def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema.StateEntry]:
-    """List every parameter and buffer in ``state_dict`` order and add what they hold to ``stored``.
+    """List all parameters and buffers in ``state_dict`` order, and add their elements to ``stored``.
 
-    The same tensor under two names is stored once (``tied_to``); distinct tensors over one storage keep
-    sharing it.
+    The same tensor under two names is stored once (``tied_to``). Distinct tensors that share a storage still share it
+    when loaded.
     """
     _refuse_uninitialised(model)
     entries: list[schema.StateEntry] = []
@@ -88,10 +88,10 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
 
 
 def _refuse_uninitialised(model: torch.nn.Module) -> None:
-    """Lazy modules have parameters without sizes until they are first called.
+    """Refuse lazy modules that were never called, because their parameters have no sizes yet.
 
     Raises:
-        UnsupportedError: names all that have none yet.
+        UnsupportedError: names all parameters and buffers without sizes.
     """
     lazy = [Problem(name, "has no size yet") for name, _, tensor, _ in named_state(model) if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
@@ -101,7 +101,7 @@ def _refuse_uninitialised(model: torch.nn.Module) -> None:
 
 
 def named_state(model: torch.nn.Module) -> list[tuple[str, Kind, torch.Tensor, bool]]:
-    """``(name, kind, tensor, persistent)`` of all parameters and buffers, duplicates included, in ``state_dict`` order."""
+    """Return ``(name, kind, tensor, persistent)`` of all parameters and buffers in ``state_dict`` order, with duplicates."""
     found: list[tuple[str, Kind, torch.Tensor, bool]] = []
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -112,7 +112,7 @@ def named_state(model: torch.nn.Module) -> list[tuple[str, Kind, torch.Tensor, b
 
 
 def _shared_storages(model: torch.nn.Module) -> set[int]:
-    """Addresses of storages under more than one distinct tensor."""
+    """Return the addresses of storages that more than one distinct tensor uses."""
     owners: dict[int, set[int]] = {}
     for tensor in (part for _, _, owner, _ in named_state(model) for part in subclasses.plain_tensors(owner)):
         if tensor.numel() and tensor.layout == torch.strided:
@@ -123,7 +123,7 @@ def _shared_storages(model: torch.nn.Module) -> set[int]:
 def _store_parts(
     name: str, value: torch.Tensor, stored: StoredTensors, storages: dict[int, tuple[str, int]], shared: set[int]
 ) -> schema.Subclass | None:
-    """Store the plain tensors that a subclass is made of, each under the path that leads to it."""
+    """Store the inner tensors of a subclass, each under its attribute path."""
 
     def inner(path: str, part: torch.Tensor) -> schema.InnerTensor:
         if part.layout != torch.strided or part.is_quantized:
@@ -137,7 +137,7 @@ def _store_parts(
 def _store(
     name: str, value: torch.Tensor, stored: StoredTensors, storages: dict[int, tuple[str, int]], shared: set[int]
 ) -> tuple[str, int]:
-    """Store the elements under ``value``; return the stored name and the offset in elements."""
+    """Store the elements of ``value``. Return the stored name and the offset in elements."""
     address = value.untyped_storage().data_ptr() if value.numel() else 0
     if address in shared:
         whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())

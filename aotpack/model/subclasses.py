@@ -1,4 +1,4 @@
-"""Traceable wrapper subclasses of tensors as the format describes them: class by name, parts, and metadata as plain data."""
+"""Describes traceable wrapper subclasses of tensors: their class name, inner tensors, and metadata as plain data."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 _PLAIN = "numbers, strings, dtypes, devices, and tuples, lists and dictionaries of them"
 
 Inner = Callable[[str, torch.Tensor], schema.InnerTensor]
-"""Describes a plain tensor by the path of attributes (``.a.b``) that leads to it."""
+"""A function that describes a plain inner tensor. It gets the attribute path (``.a.b``) and the tensor."""
 
 
 def describe(tensor: torch.Tensor, where: str, shape_env: ShapeEnv | None, inner: Inner | None = None) -> schema.Subclass | None:
-    """``tensor`` as the format describes a subclass; None: it is a plain tensor.
+    """Return the format's description of a subclass, or None for a plain tensor.
 
-    ``where`` is what an error names: the path of an argument, the name of a parameter, the user's line.
+    ``where`` is what an error names: the path of an argument, the name of a parameter, or the user's line.
 
     Raises:
-        UnsupportedError: a class that does not come apart, or one that needs more than plain data to be put together.
+        UnsupportedError: the class cannot be taken apart into inner tensors, or needs more than plain data to be rebuilt.
     """
     if is_plain_tensor(tensor):
         return None
@@ -34,12 +34,12 @@ def describe(tensor: torch.Tensor, where: str, shape_env: ShapeEnv | None, inner
 
 
 def refuse(where: str, message: str) -> UnsupportedError:
-    """The error that every subclass which cannot be carried ends in."""
+    """Return the error for a subclass that a bundle does not support."""
     return UnsupportedError("A tensor subclass is used in a way that a bundle cannot keep true.", [Problem(where, message)])
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors a subclass is made of, nested ones included, in order; of a plain tensor itself."""
+    """Yield the inner tensors of a subclass in order, with those of nested subclasses. For a plain tensor, yield itself."""
     if not is_wrapper_subclass(tensor):
         yield tensor
         return
@@ -48,10 +48,10 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def check_apart(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Parts of subclasses must share memory with nothing else: while it is traced, one tensor in two places becomes one value.
+    """Check that inner tensors of subclasses share memory with nothing else. A trace would merge one tensor at two paths.
 
     Raises:
-        UnsupportedError: names both places.
+        UnsupportedError: names both paths.
     """
     distinct = {id(tensor): (name, tensor) for name, tensor in reversed(list(named))}
     holders: dict[int, tuple[str, bool]] = {}
@@ -98,7 +98,7 @@ def _describe(tensor: torch.Tensor, where: str, path: str, shape_env: ShapeEnv |
 
 
 def inner_tensor(tensor: torch.Tensor, shape_env: ShapeEnv | None) -> schema.InnerTensor:
-    """A plain tensor that a subclass holds: element type, sizes and strides."""
+    """Describe an inner tensor of a subclass: its element type, sizes and strides."""
     return schema.InnerTensor(
         dtype_name(tensor.dtype),
         [size_expression(size, shape_env) for size in tensor.shape],
@@ -110,7 +110,7 @@ _SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
 
 
 def _data(value: Any, where: str, owner: str) -> schema.Data:
-    """Metadata as plain data. Exact types only: a loader gives back what the class was given, not something like it."""
+    """Return metadata as plain data. Only exact types are accepted, so that the loader restores exactly the same values."""
     if type(value) in _SEQUENCES:
         items = [_data(item, f"{where}[{i}]", owner) for i, item in enumerate(value)]
         return schema.DataSequence(_SEQUENCES[type(value)], items)

@@ -1,7 +1,7 @@
 """Writes bundles: blobs into an OCI image layout, as one tar file or as a directory.
 
-Owns determinism (equal input, equal bytes) and atomicity (a whole bundle or none). Knows media types and manifests;
-does not know what a program means.
+This module ensures determinism (equal input gives equal bytes) and atomicity (a whole bundle or none). It knows media
+types and manifests. It does not know what a program means.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class TargetEntry(NamedTuple):
 
 
 class Existing(NamedTuple):
-    """What a bundle has that gets more targets: its program's blob, the manifests of its targets, and the digests of all blobs.
+    """The contents of a bundle that gets more targets: its program's blob, its targets' manifests, and all blobs' digests.
 
-    All of them are in the store, byte by byte what they were.
+    All of these blobs are in the store, unchanged byte for byte.
     """
 
     config: Descriptor
@@ -51,9 +51,9 @@ class Existing(NamedTuple):
 
 
 class BlobStore:
-    """The blobs of a bundle to be, each kept once. A context manager: leaving it removes its staging directory.
+    """The blobs of a bundle that is being written, each kept once. As a context manager it removes its staging directory.
 
-    Large blobs wait in a staging directory beside ``out``, so that they are on the file system they end up on.
+    Large blobs are in a staging directory beside ``out``, and so on the file system of the bundle.
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
@@ -69,7 +69,7 @@ class BlobStore:
         self.close()
 
     def close(self) -> None:
-        """Forget the blobs and remove the staging directory. May be called twice."""
+        """Drop the blobs and remove the staging directory. May be called twice."""
         staging, self._staging = self._staging, None
         self._blobs.clear()
         self._sizes.clear()
@@ -86,7 +86,7 @@ class BlobStore:
         return Descriptor(media_type, digest, len(data), dict(annotations or {}))
 
     def add_compressed(self, data: bytes, media_type: str) -> Descriptor:
-        """Keep ``data`` as a zstd blob; its descriptor tells the size and digest of the raw bytes.
+        """Keep ``data`` as a zstd blob. Its descriptor records the size and digest of the raw bytes.
 
         Raises:
             BuildError: ``data`` is larger than a loader accepts.
@@ -105,7 +105,7 @@ class BlobStore:
         return self.add_bytes(encode(document), media_type)
 
     def add_file(self, path: str | os.PathLike[str], media_type: str) -> Descriptor:
-        """Take the file at ``path`` as a blob. It is not copied before the bundle is written: leave it unchanged."""
+        """Add the file at ``path`` as a blob. It is copied only when the bundle is written, so it must not change before."""
         source = Path(path).absolute()
         with open(source, "rb", buffering=0) as file:
             digest = PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
@@ -114,12 +114,12 @@ class BlobStore:
         return Descriptor(media_type, digest, size)
 
     def add_blob(self, descriptor: Descriptor, data: memoryview) -> None:
-        """Keep a blob of another bundle, as it is; whether its digest is true is seen when it is written."""
+        """Keep a blob of another bundle unchanged. Its digest is checked when the blob is written."""
         self._add(descriptor.digest, data, descriptor.size)
 
     @contextlib.contextmanager
     def writer(self, media_type: str) -> Iterator[BlobWriter]:
-        """Stream a blob to the staging directory; its ``descriptor`` is there once the block is left."""
+        """Stream a blob to the staging directory. Its ``descriptor`` is set when the block is left."""
         path = self._new_path()
         with open(path, "xb") as file:
             writer = BlobWriter(file)
@@ -178,7 +178,7 @@ def _chunks(blob: memoryview | Path) -> Iterator[Buffer]:
 
 
 class BlobWriter:
-    """A blob being streamed: hashes what it is given. ``descriptor`` is None until the blob is complete."""
+    """A blob that is being streamed and hashed. ``descriptor`` is None until the blob is complete."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -209,12 +209,11 @@ def write_bundle(
 ) -> str:
     """Write a bundle to ``out`` and return its digest. A path that ends in ``/`` asks for a directory.
 
-    ``targets`` come after those of ``existing``, whose program it then is. Only blobs that a target lists are written.
-    Until the bundle is complete, ``out`` is not touched; on any
-    exception nothing is left behind.
+    With ``existing``, the program is that of the existing bundle, and ``targets`` come after its targets. Only blobs that a
+    target lists are written. ``out`` does not change before the bundle is complete. After an exception, no files remain.
 
     Raises:
-        BuildError: a layer is not in ``store``, ``out`` holds something that is no bundle, or it cannot be written.
+        BuildError: a layer is not in ``store``, ``out`` is not a bundle, or it cannot be written.
     """
     path = Path(os.path.abspath(out))
     as_directory = layout == "directory" or os.fspath(out).endswith("/")
@@ -232,7 +231,7 @@ def write_bundle(
 def _documents(
     store: BlobStore, program: Program, targets: Sequence[TargetEntry], existing: Existing | None
 ) -> tuple[Descriptor, set[str]]:
-    """Add program, targets, manifests and bundle index; return the index and the digests of all below it."""
+    """Add the program, targets, manifests and bundle index. Return the index and the digests of all blobs below it."""
     if not targets:
         raise BuildError("A bundle needs at least one target.")
     config = existing.config if existing else store.add_document(program, media_types.PROGRAM)
@@ -249,7 +248,7 @@ def _documents(
             Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, note), media_types.OCI_MANIFEST
         )
         digests.update((manifest.digest, *(layer.digest for layer in layers)))
-        # No artifactType here: copying tools (skopeo) drop it from these descriptors, and with it the bundle's digest.
+        # No artifactType here: copying tools (skopeo) drop it from these descriptors, which changes the bundle's digest.
         manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform))
     title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
     index = store.add_document(ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX)
@@ -293,7 +292,7 @@ def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence
 
 
 def _swap(new: Path, path: Path) -> None:
-    """Put directory ``new`` in the place of ``path``: two renames, for none replaces a directory that has content."""
+    """Replace ``path`` by the directory ``new``. This takes two renames, as none can replace a non-empty directory."""
     old = _sibling(path.parent, "old")
     try:
         if path.exists():
@@ -316,7 +315,7 @@ def _header(name: str, size: int) -> bytes:
         (116, b"0000000\0"),
         (124, b"%011o\0" % size),
         (136, b"00000000000\0"),
-        (148, b"        "),  # the checksum counts itself as spaces
+        (148, b"        "),  # the checksum field counts as spaces
         (156, b"0"),
         (257, b"ustar\x0000"),
     )
@@ -338,7 +337,7 @@ def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
 
 
 def _check_destination(path: Path, as_directory: bool) -> None:
-    """Refuse to replace what is no bundle of the kind to be written."""
+    """Refuse to replace anything other than a bundle of the same form (file or directory)."""
     _parent(path)
     if not as_directory:
         if path.is_dir():
@@ -357,10 +356,10 @@ def _parent(path: Path) -> Path:
 
 
 def _is_unpacked_bundle(path: Path) -> bool:
-    """Whether ``path`` holds an OCI layout and nothing that replacing it would lose."""
+    """Whether ``path`` is an OCI layout without other files, which replacing it would lose."""
     return {entry.name for entry in path.iterdir()} == {"blobs", "index.json", "oci-layout"}
 
 
 def _sibling(parent: Path, purpose: str) -> Path:
-    """Return a fresh hidden name in ``parent``, on the file system of what it is renamed to."""
+    """Return a new hidden name in ``parent``, on the same file system as the final path."""
     return parent / f".aotpack-{purpose}-{secrets.token_hex(8)}"

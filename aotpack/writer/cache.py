@@ -1,7 +1,7 @@
-"""The local compile cache: a graph that has not changed reuses the code compiled for it before.
+"""The local compile cache. It reuses the compiled code of a graph that has not changed.
 
-Keyed by the graph's canonical bytes, or a source's, and everything else the code depends on (tool chain, instruction set,
-options).
+The key is the canonical bytes of the graph (or those of a source) and everything else that the code depends on: the
+toolchain, the instruction set and the options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILES = ("code", "fallbacks", "facts")
 
 @functools.cache
 def revision_of(*folders: Path) -> str:
-    """A hash of the sources in some folders: part of the key of whatever they make."""
+    """Return a hash of the source files in some folders. It is part of the key of the files that this code makes."""
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".json")):
@@ -31,7 +31,7 @@ def revision_of(*folders: Path) -> str:
 
 
 class CompileCache:
-    """Files by key under the user's cache directory; ``enabled`` false compiles everything anew."""
+    """Files by key in the user's cache directory. With ``enabled`` false, everything is compiled again."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -39,7 +39,7 @@ class CompileCache:
         self.misses = 0
 
     def find(self, source: schema.Graph | bytes, options: Mapping[str, str]) -> dict[str, bytes] | None:
-        """The files compiled from ``source`` under ``options``, or None."""
+        """Return the files compiled from ``source`` with ``options``, or None."""
         folder = self._folder(source, options)
         found = _read(folder) if self.enabled and (folder / "complete").exists() else None
         if found is None:
@@ -49,7 +49,7 @@ class CompileCache:
         return found
 
     def keep(self, source: schema.Graph | bytes, options: Mapping[str, str], files: Mapping[str, bytes]) -> None:
-        """Remember what was compiled."""
+        """Store the compiled files."""
         if self.enabled:
             _write(self._folder(source, options), files)
 
@@ -60,7 +60,7 @@ class CompileCache:
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:
-    """The files of an entry, or None where its check sums do not match."""
+    """Return the files of an entry, or None if its checksums do not match."""
     sums = json.loads((folder / "complete").read_text())
     files = {name: (folder / name).read_bytes() for name in sums if name in _FILES}
     good = all(hashlib.sha256(data).hexdigest() == sums[name] for name, data in files.items())
@@ -68,7 +68,7 @@ def _read(folder: Path) -> dict[str, bytes] | None:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write an entry file by file, each renamed into place, the check sums last."""
+    """Write an entry file by file, and rename each file to its final name. The checksums come last."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     for name, data in [*files.items(), ("complete", json.dumps(sums).encode())]:

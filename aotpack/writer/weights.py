@@ -1,6 +1,6 @@
 """Writes weights: safetensors shards whose tensors can be used in place.
 
-Owns order, alignment and sharding. Which tensors there are, and what they are called, is the caller's decision.
+This module decides order, alignment and sharding. The caller decides which tensors there are, and their names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STORED_AS_BYTES = frozenset({"complex32", "complex128"})
 
 
 class _Item(NamedTuple):
-    """A tensor of a shard; ``tensor`` None: padding of ``size`` bytes."""
+    """A tensor of a shard. If ``tensor`` is None, it is padding of ``size`` bytes."""
 
     name: str
     code: str
@@ -43,8 +43,8 @@ def write_weights(
 ) -> list[Descriptor]:
     """Stream contiguous CPU tensors to safetensors blobs, in the order given, without a second copy in memory.
 
-    Every tensor begins at a multiple of 64 bytes of its blob. A blob holds about ``shard_bytes`` bytes at most,
-    unless one tensor alone is larger. No tensors: no blob.
+    Every tensor begins at a multiple of 64 bytes in its blob. A blob has at most about ``shard_bytes`` bytes, unless a
+    single tensor is larger. Without tensors, there is no blob.
 
     Raises:
         BuildError: a name is reserved or given twice, or a tensor is not a contiguous, dense CPU tensor.
@@ -106,7 +106,7 @@ def _write_shard(shard: Sequence[_Item], store: BlobStore, media_type: str) -> D
 
 
 def _padded(items: Sequence[_Item]) -> Iterator[_Item]:
-    """Yield ``items`` with padding tensors between them: the safetensors crate accepts no holes."""
+    """Yield ``items`` with padding tensors between them, because the safetensors crate accepts no holes."""
     for position, item in enumerate(items):
         yield item
         gap = -item.size % WEIGHTS_ALIGNMENT
@@ -136,6 +136,6 @@ def _write_data(item: _Item, blob: BlobWriter) -> None:
     if item.tensor is None:
         blob.write(bytes(item.size))
     elif item.size:
-        # The tensor's own memory, whatever its element type; numpy knows fewer of them and may not be there.
+        # The bytes of the tensor's own memory. numpy has fewer element types and may not be installed.
         memory = (ctypes.c_ubyte * item.size).from_address(item.tensor.data_ptr())
         blob.write(memory)
