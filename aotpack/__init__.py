@@ -1,7 +1,7 @@
 """aotpack: packages that carry a trainable, already compiled PyTorch model.
 
-``aotpack.build`` writes a bundle, ``aotpack.load`` turns it back into a trainable module. Importing this package is as
-light as importing the loader: the compiler is imported when it is first used.
+``aotpack.build`` writes a bundle. ``aotpack.load`` turns it back into a trainable module. Importing this package costs no
+more than importing the loader, because the compiler is imported at its first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m aotpack``: the command line."""
+"""Runs the command line as ``python -m aotpack``."""
 
 from .cli import main
 

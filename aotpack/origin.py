@@ -1,4 +1,4 @@
-"""Whose a file of code is: the user's own, an installed package's that may hold the model, or torch's, Python's, ours."""
+"""Determines whose code a source file is: the user's, an installed package's, torch's, Python's or aotpack's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _INSTALLED = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("purelib", "plat
 
 
 ENTRY_MODULE = "_aotpack_entry_"
-"""How the names of modules begin that an entry file (``model.py``) is imported under."""
+"""The prefix of the module name under which an entry file (``model.py``) is imported."""
 
 
 def class_name(kind: type) -> str:
-    """The module and name of a class, as its author knows them: one of an entry file is in a module of that file's name."""
+    """Return the module and name of a class as its author knows them. For an entry file, the module is the file's name."""
     module = kind.__module__
     if module.startswith(ENTRY_MODULE):
         module = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
@@ -30,18 +30,18 @@ def class_name(kind: type) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Code of aotpack or its loader."""
+    """Whether a file is of aotpack or its loader."""
     return path.startswith(_OURS)
 
 
 def is_torch(path: str) -> bool:
-    """Code of torch."""
+    """Whether a file is of torch."""
     return path.startswith(_TORCH)
 
 
 @cache
 def is_model(path: str) -> bool:
-    """Code that may be the model's: of no file of torch, aotpack or Python itself, and not generated."""
+    """Whether a file may have code of the model. It is not of torch, aotpack or Python, and not generated."""
     if path.startswith(("<", _TORCH, *_OURS)):
         return False
     return _is_installed(path) or not path.startswith(_PYTHON)
@@ -49,7 +49,7 @@ def is_model(path: str) -> bool:
 
 @cache
 def is_users_own(path: str) -> bool:
-    """Code that may be the model's, and is of no installed package."""
+    """Whether a file may have code of the model, and is not of an installed package."""
     return is_model(path) and not _is_installed(path)
 
 

@@ -1,7 +1,7 @@
-"""The ``aotpack`` command: one file a command, presentation only.
+"""The ``aotpack`` command. Each subcommand has its own file, and these contain presentation only.
 
-Exit codes: 0 all is well; 1 something of the user's is at fault (an :class:`AotpackError`) or a check failed;
-2 wrong usage; 130 interrupted. Nothing here imports torch before a command needs it.
+Exit codes: 0 for success, 1 for an :class:`AotpackError` or a failed check, 2 for wrong usage, 130 if interrupted.
+Nothing here imports torch before a command needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .console import as_options, print_json, print_version, wants_json, wants_tr
 
 
 class _Group(click.Group):
-    """A group that shows our errors as text, or as JSON where ``--json`` was given, instead of a traceback."""
+    """A command group that shows our errors as text, or as JSON with ``--json``, instead of a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

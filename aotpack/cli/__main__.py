@@ -1,4 +1,4 @@
-"""``python -m aotpack.cli``: the ``aotpack`` command where its script is not on the path."""
+"""Runs the ``aotpack`` command as ``python -m aotpack.cli``, for when its script is not on the path."""
 
 from . import main
 

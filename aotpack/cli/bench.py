@@ -1,4 +1,4 @@
-"""``aotpack bench``: how fast a bundle starts and steps here."""
+"""``aotpack bench``: measures how fast a bundle starts and steps on this machine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _table(figures: list[Figures]) -> Table:
 
 
 def compared(ratio: float) -> str:
-    """A time as a share of another, in words that say which is the faster one."""
+    """Return the ratio of two times as text that says which one is faster."""
     if ratio <= 0.5:
         return f"{1 / ratio:.3g} times faster"
     if ratio >= 2:
@@ -93,7 +93,7 @@ def compared(ratio: float) -> str:
 
 
 def _what_was_run(figures: list[Figures], iterations: int) -> str:
-    """What stands behind the figures."""
+    """Return the number of processes, steps and threads behind the figures, as text."""
     several = max(item.runs for item in figures)
     threads = sorted({item.threads for item in figures})
     words = [

@@ -1,4 +1,4 @@
-"""``aotpack build``: model.py to a bundle, with its stages and their times."""
+"""``aotpack build``: builds a bundle from model.py, and shows the stages with their times."""
 
 from __future__ import annotations
 

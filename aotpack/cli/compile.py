@@ -1,4 +1,4 @@
-"""``aotpack compile``: further targets for a bundle, from its graphs alone."""
+"""``aotpack compile``: compiles the graphs of a bundle for further targets, without the model's source."""
 
 from __future__ import annotations
 

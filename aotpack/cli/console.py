@@ -1,4 +1,4 @@
-"""What the commands share: output, common options, sizes and times as text."""
+"""Shared by the commands: output, common options, and sizes and times as text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 _JSON = "aotpack.json"
 _VERBOSE = "aotpack.verbose"
 _PIPE_WIDTH = 160
-"""Columns where the output is no terminal: a digest must not be cut in a log."""
+"""The number of columns if the output is not a terminal. A log must not truncate a digest."""
 
 
 def stdout() -> Console:
-    """Results. Made anew at each call, so that a redirected stream is honoured."""
+    """Return the console for results. It is made at each call, so that it follows a redirected stream."""
     return _console(sys.stdout.isatty(), stderr=False)
 
 
 def stderr() -> Console:
-    """Progress."""
+    """Return the console for progress."""
     return _console(sys.stderr.isatty(), stderr=True)
 
 
@@ -40,19 +40,19 @@ def print_json(value: object) -> None:
 
 
 def json_option(function: F) -> F:
-    """``--json``: the result, or the error, is one JSON document on stdout."""
+    """Add ``--json``: the result or the error is one JSON document on stdout."""
     return click.option(
         "--json", "as_json", is_flag=True, callback=_remember(_JSON), is_eager=True, help="Print JSON on stdout."
     )(function)
 
 
 def verbose_option(function: F) -> F:
-    """``-v``: more words, and the cause of an error with its traceback."""
+    """Add ``-v``: more output, and the cause of an error with its traceback."""
     return click.option("-v", "--verbose", is_flag=True, callback=_remember(_VERBOSE), is_eager=True, help="Say more.")(function)
 
 
 def trust_option(function: F) -> F:
-    """``--trust``, in the forms that :mod:`aotpack_loader.trust` takes."""
+    """Add ``--trust``, in the forms that :mod:`aotpack_loader.trust` takes."""
     return click.option(
         "--trust",
         "trust",
@@ -64,7 +64,7 @@ def trust_option(function: F) -> F:
 
 
 def as_options(text: str, command: click.Command | None) -> str:
-    """A message with arguments of the Python functions (``branches="example"``) as options of ``command``."""
+    """Return a message with arguments of the Python API (``branches="example"``) written as options of ``command``."""
     options = {p.name: p.opts[-1] for p in command.params if isinstance(p, click.Option)} if command else {}
 
     def spelled(found: re.Match[str]) -> str:
@@ -89,7 +89,7 @@ def wants_tracebacks(ctx: click.Context) -> bool:
 
 
 def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Callback of ``--version``: reads the installed versions without importing anything."""
+    """Callback of ``--version``. It reads the installed versions without importing the packages."""
     if value and not ctx.resilient_parsing:
         names = ("aotpack", "aotpack-loader", "torch")
         click.echo("\n".join(f"{name} {_version(name)}" for name in names))
@@ -104,7 +104,7 @@ def _version(distribution: str) -> str:
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Note a flag where the group finds it when it shows an error (``meta`` is shared by nested contexts)."""
+    """Store a flag in ``meta``, where the group reads it when it shows an error. Nested contexts share ``meta``."""
 
     def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
         ctx.meta[key] = value
@@ -120,7 +120,7 @@ def _trust(ctx: click.Context, parameter: click.Parameter, value: Sequence[str])
 
 
 def size_text(count: int) -> str:
-    """Bytes in the unit one reads best: ``812 B``, ``1.4 MB`` (decimal units)."""
+    """Return a number of bytes in a readable decimal unit: ``812 B``, ``1.4 MB``."""
     if count < 1000:
         return f"{count} B"
     value = float(count)
@@ -132,7 +132,7 @@ def size_text(count: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds in the unit one reads best: ``340 µs``, ``2.51 ms``, ``12.7 s``."""
+    """Return a time in seconds in a readable unit: ``340 µs``, ``2.51 ms``, ``12.7 s``."""
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:

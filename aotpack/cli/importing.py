@@ -1,4 +1,4 @@
-"""``--import``: the user's own modules, for bundles that need operators or tensor subclasses which torch does not have."""
+"""``--import``: imports the user's modules, for bundles with operators or tensor subclasses that torch does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def import_option(function: F) -> F:
-    """``--import``, as ``modules``."""
+    """Add ``--import`` as the parameter ``modules``."""
     return click.option(
         "--import",
         "modules",
@@ -32,10 +32,10 @@ def import_option(function: F) -> F:
 
 
 def import_modules(names: Sequence[str]) -> list[type[Tensor]]:
-    """Import the user's modules, which may lie in the working directory. Returns the tensor subclasses they have.
+    """Import the user's modules, which may be in the working directory. Returns their tensor subclasses.
 
     Raises:
-        EntryError: one cannot be imported.
+        EntryError: a module cannot be imported.
     """
     from aotpack.model.entry import directory_on_path
 
@@ -53,7 +53,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _subclasses(module: ModuleType) -> list[type[Tensor]]:
-    """Those that come apart: others no bundle requires."""
+    """Return the tensor subclasses with ``__tensor_unflatten__``. A bundle cannot require others."""
     from torch import Tensor
 
     kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Tensor)]

@@ -1,4 +1,4 @@
-"""``aotpack inspect``: what is in a bundle, for people first. Runs nothing and never imports torch."""
+"""``aotpack inspect``: shows what a bundle contains. It runs nothing and never imports torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(bundle: Path, as_json: bool, verbose: bool) -> None:
 
 
 def _as_json(path: Path, bundle: Bundle) -> dict[str, Any]:
-    """Everything the documents say, in the words of the format."""
+    """Return the contents of all documents, with the names of the format."""
     return {
         "bundle": str(path),
         "digest": bundle.digest,
@@ -108,7 +108,7 @@ def _overview(path: Path, bundle: Bundle) -> Table:
 
 
 def _state(program: schema.Program) -> str:
-    """``6 parameters (5 trainable, 1 tied), 3 buffers, 41.2 kB``."""
+    """Summarise the state: ``6 parameters (5 trainable, 1 tied), 3 buffers, 41.2 kB``."""
     parameters = [entry for entry in program.state if entry.kind == "parameter"]
     buffers = [entry for entry in program.state if entry.kind == "buffer"]
     notes = []
@@ -179,7 +179,7 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
 
 
 def _inputs(method: schema.Method) -> RichTree:
-    """The arguments by name; the tree of a method is always ``(args, kwargs)``."""
+    """Return the arguments by name. The tree of a method is always ``(args, kwargs)``."""
     root = RichTree("arguments")
     leaves = map(Labels(method.symbols).text, map(_leaf, method.leaves))
     args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
@@ -249,7 +249,7 @@ def _leaf(leaf: schema.InputLeaf) -> str:
 
 
 def _of_class(subclass: schema.Subclass | None) -> list[str]:
-    """What a tensor subclass is, and the types of the tensors it holds."""
+    """Return the class of a tensor subclass and the types of its inner tensors, as text."""
     if subclass is None:
         return []
     parts = zip(subclasses.part_names(subclass), subclasses.stored_parts(subclass), strict=True)
@@ -274,7 +274,7 @@ def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -
 
 
 def _value(method: schema.Method, graph: schema.Graph, output: int) -> str:
-    """The type of a forward output, looked up where the value is made."""
+    """Return the type of a forward output. It is read from the node that computes the value."""
     outputs = subclasses.of_outputs(method)
     if outputs[output] is not None:
         return ", ".join(_of_class(outputs[output]))
@@ -326,7 +326,7 @@ def _target_table(bundle: Bundle) -> Table:
 
 
 def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
-    """The blobs that hold a target's code, and what each is of."""
+    """Yield the blobs with a target's code, and what each contains."""
     for key, executable in target.executables.items():
         yield executable.code, f"code {key}"
     for _, key, computation in computations(target):
@@ -336,7 +336,7 @@ def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
 
 
 def _needs(target: schema.Target, program: schema.Program) -> str:
-    """What a machine must have, and the sizes of calls; the name of an instruction set stands for its processor features."""
+    """Return what a machine must have, and the accepted sizes. An instruction set is named instead of its CPU features."""
     needs = [f"{target.device} {target.topology}"] if target.topology else []
     needs += [f"torch {target.torch}"] if target.torch else []
     needs += [f"{package} {releases}" for package, releases in target.packages.items()]
@@ -380,7 +380,7 @@ def _blob_table(bundle: Bundle) -> Table:
 
 
 def _purposes(bundle: Bundle) -> dict[str, str]:
-    """Blobs by digest, in words. One blob may serve twice: equal graphs are stored once."""
+    """Return the purpose of each blob, by digest. A blob may have two purposes, because equal graphs are stored once."""
     uses: dict[str, list[str]] = {}
 
     def use(descriptor: schema.Descriptor, purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that make a bundle share: where and how it is written, progress, and the report."""
+"""Shared by the commands that make a bundle: output options, progress and the report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def no_cache_option(function: F) -> F:
-    """``--no-cache``."""
+    """Add ``--no-cache``."""
     return click.option("--no-cache", is_flag=True, help="Compile everything anew.")(function)
 
 
 def untested_torch_option(function: F) -> F:
-    """``--allow-untested-torch``."""
+    """Add ``--allow-untested-torch``."""
     text = "Build with a torch that aotpack was not tried on; the bundle records it."
     return click.option("--allow-untested-torch", is_flag=True, help=text)(function)
 
@@ -37,13 +37,13 @@ TARGETS_HELP = (
 
 
 def directory_option(function: F) -> F:
-    """``--directory``; :func:`layout_of` reads it."""
+    """Add ``--directory``, which :func:`layout_of` reads."""
     text = "Write an unpacked directory, as a PATH that ends in / does."
     return click.option("--directory", is_flag=True, help=text)(function)
 
 
 def specialize_option(function: F) -> F:
-    """``--specialize``, as ``aotpack.build`` takes its ``specializations``."""
+    """Add ``--specialize`` as the parameter ``specializations`` of ``aotpack.build``."""
     return click.option(
         "--specialize",
         "specializations",
@@ -65,12 +65,12 @@ def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ..
 
 
 def layout_of(out: str, *, directory: bool) -> Literal["file", "directory"]:
-    """What is to be written at ``out``."""
+    """Return the form in which to write ``out``."""
     return "directory" if directory or out.endswith("/") else "file"
 
 
 class Progress:
-    """An observer of a build: a spinner where there is a terminal, one line per finished stage everywhere."""
+    """An observer of a build. It prints a line per finished stage, and shows a spinner on a terminal."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
@@ -103,7 +103,7 @@ class Progress:
         self._console.print(Text(line, style), soft_wrap=True)
 
     def _spin(self) -> None:
-        """Bring the spinner in line with what runs. Without a terminal, ``-v`` says what has begun instead."""
+        """Show the running stages in the spinner. Without a terminal, ``-v`` prints each stage when it begins."""
         label = " > ".join(self._running)
         if not self._console.is_terminal:
             return
@@ -118,7 +118,7 @@ class Progress:
 
 
 def print_report(report: BuildReport, *, as_json: bool) -> None:
-    """Print what was made."""
+    """Print what the build made."""
     if as_json:
         print_json(report.to_json())
     else:
@@ -126,7 +126,7 @@ def print_report(report: BuildReport, *, as_json: bool) -> None:
 
 
 def _summary(report: BuildReport) -> Table:
-    """What was made, as a table. Warnings are on stderr already (:class:`Progress`)."""
+    """Return what was made as a table. Warnings are on stderr already (:class:`Progress`)."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""``aotpack run``: one training step of a bundle, to see that it works here and how fast it starts."""
+"""``aotpack run``: runs one training step of a bundle, to check that it works here and how fast it starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one run showed. Times are in seconds; ``load`` begins after ``import torch``."""
+    """The results of one run. Times are in seconds. ``load`` begins after ``import torch``."""
 
     backend: str
     reason: str
@@ -99,7 +99,7 @@ def _run(
     import aotpack
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", aotpack.BackendWarning)  # the report says the same
+        warnings.simplefilter("ignore", aotpack.BackendWarning)  # the report has the same information
         model = aotpack.load(path, backend=backend, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
@@ -173,7 +173,7 @@ def _train_step(
 
 
 def _number(loss: Tensor) -> float:
-    """The value of a loss; of a tensor subclass, which need have none, that of the first tensor it holds."""
+    """Return the value of a loss. For a tensor subclass, which may have none, use its first inner tensor."""
     from aotpack_loader.runtime.subclasses import plain_tensors
 
     return float(next(plain_tensors(loss)).item())
@@ -199,7 +199,7 @@ def _loss(outputs: Any) -> Tensor:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of a nested result, in order."""
+    """Yield the tensors of a nested result, in order."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""``aotpack verify``: is the bundle whole, and does it compute what it computed when it was built?"""
+"""``aotpack verify``: checks that a bundle is complete and computes the same values as when it was built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "failed", "skipped"]

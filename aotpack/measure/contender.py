@@ -1,19 +1,19 @@
-"""One way to run a model, measured in its own fresh process: a script, started by path (``python -I contender.py``).
+"""Measures one way to run a model, in a fresh process. It is a script that is started by path (``python -I contender.py``).
 
-The clock starts after ``import torch`` and stops after the first forward and backward: it covers importing the
-model (or aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same step, forward
-+ backward + dropping the gradients; no optimizer, because making one imports Dynamo and would hide the difference.
+The clock starts after ``import torch`` and stops after the first forward and backward. It covers importing the model (or
+aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same step: forward, backward and
+dropping the gradients. There is no optimizer, because making one imports Dynamo and would hide the difference.
 
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json
     contender.py --kind aot_compile --artifact m.bin --model model.py --inputs inputs.pt --json
     contender.py --kind export|aoti --artifact m.pt2 --inputs inputs.pt --json
 
-``--import`` names modules of the user's that register operators or have the classes of tensors, as ``aotpack run`` has it.
+``--import`` names the user's modules that register operators or define tensor subclasses, as in ``aotpack run``.
 ``--infer`` measures a forward in eval mode without gradients instead of a step.
 
-The inputs come from a file, so that a bundle is measured without the model's source
-and no contender pays for making them. It imports nothing before the clock starts that the contenders would need.
+The inputs come from a file. So a bundle is measured without the model's source, and no contender spends time on making
+them. Before the clock starts, the script imports nothing that a contender would need.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from contextlib import nullcontext
 from typing import Any
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "sympy", "triton", "aotpack")
-"""What a bundle must not import."""
+"""The modules that loading a bundle must not import."""
 
 KINDS = ("eager", "compile", "bundle", "aot_compile", "export", "aoti")
 
 imported: list[float] = []
-"""When the loader had been imported."""
+"""The time at which the loader had been imported."""
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """``words``, or else the command line's."""
+    """Parse ``words``, or else the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--model", help="model.py[:factory]; not read by --kind bundle")
@@ -67,7 +67,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def user_model(spec: str) -> Any:
-    """What a training script does: run the file and call its factory. Nothing of aotpack takes part."""
+    """Make the model as a training script does: run the file and call its factory. This uses nothing of aotpack."""
     from importlib.util import module_from_spec, spec_from_file_location
     from pathlib import Path
 
@@ -82,7 +82,7 @@ def user_model(spec: str) -> Any:
 
 
 def user_classes(modules: Sequence[str]) -> list[Any]:
-    """Import the user's modules, which may lie in the working directory. Returns their tensor subclasses."""
+    """Import the user's modules, which may be in the working directory. Returns their tensor subclasses."""
     if modules:
         sys.path.insert(0, os.getcwd())
     values = [value for name in modules for value in vars(importlib.import_module(name)).values()]
@@ -90,7 +90,7 @@ def user_classes(modules: Sequence[str]) -> list[Any]:
 
 
 class Compiled:
-    """A compiled function that is no module, with the parameters that it computes gradients of."""
+    """A compiled function that is not a module, with the parameters whose gradients it computes."""
 
     def __init__(self, function: Callable[..., Any], parameters: Iterable[Any] = ()) -> None:
         self._function, self._parameters = function, list(parameters)
@@ -129,7 +129,7 @@ def make(options: argparse.Namespace, subclasses: Sequence[type] = ()) -> Any:
 
 
 def _packaged(options: argparse.Namespace) -> Any:
-    """What torch.export saved, or AOTInductor's package, which computes no gradients."""
+    """Load a program that torch.export saved, or a package of AOTInductor, which computes no gradients."""
     import torch
 
     if options.kind == "export":
@@ -140,7 +140,7 @@ def _packaged(options: argparse.Namespace) -> Any:
 
 
 def loss_of(value: Any) -> Any:
-    """The first floating-point scalar of a nested result, or else its floating-point tensors' means, summed."""
+    """Return the first floating-point scalar of a nested result, or else the sum of its floating-point tensors' means."""
     floating = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
     for tensor in floating:
         if tensor.dim() == 0:
@@ -159,7 +159,7 @@ def tensors(value: Any) -> list[Any]:
 
 
 def number(loss: Any) -> float:
-    """Its value; of a tensor subclass, that of the first tensor it holds."""
+    """Return the value of a loss. For a tensor subclass, use its first inner tensor."""
     while hasattr(loss, "__tensor_flatten__"):
         loss = getattr(loss, loss.__tensor_flatten__()[0][0])
     return float(loss.item())

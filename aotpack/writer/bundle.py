@@ -337,7 +337,7 @@ def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
 
 
 def _check_destination(path: Path, as_directory: bool) -> None:
-    """Refuse to replace anything other than a bundle of the same form (file or directory)."""
+    """Refuse to replace a directory by a file, a file by a directory, or a non-empty directory that is not a bundle."""
     _parent(path)
     if not as_directory:
         if path.is_dir():
