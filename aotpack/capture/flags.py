@@ -14,7 +14,7 @@ from .dry_run import repeat
 
 
 def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
-    """Return the modes of the submodules that read them, by path. The model is in its current mode.
+    """Return the current modes of the submodules that read their mode, by path.
 
     For modules of torch, their code shows whether they read their mode. If there are other modules, the model runs on fake
     tensors. If that run fails, all other modules are assumed to read their mode.

@@ -27,7 +27,7 @@ def of_error(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Return ``file:line: source`` of the user's lines behind an exception, outermost first, or else of a library's."""
+    """Return ``file:line: source`` of the user's lines behind an exception, or else of a library's, outermost first."""
     lines = _model_lines(traceback.extract_tb(error.__traceback__))
     return [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
 

@@ -103,7 +103,7 @@ class Progress:
         self._console.print(Text(line, style), soft_wrap=True)
 
     def _spin(self) -> None:
-        """Show the running stages in the spinner. Without a terminal, ``-v`` prints each stage when it begins."""
+        """Show the running stages in the spinner. Without a terminal, there is no spinner."""
         label = " > ".join(self._running)
         if not self._console.is_terminal:
             return

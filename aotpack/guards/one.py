@@ -57,7 +57,7 @@ def with_ones(
 
 
 def allows(constraint: str, symbol: str, size: int) -> bool:
-    """Whether ``size`` meets a constraint on ``symbol`` alone. True for constraints on other symbols too."""
+    """Whether ``size`` meets a constraint on ``symbol`` alone. True if the constraint involves other symbols."""
     if expressions.symbols(constraint) != {symbol}:
         return True
     try:

@@ -2,7 +2,7 @@
 
 A call copies an argument whose strides differ from those at build, and runs the graphs on the copy. That is right only if the
 model does not depend on strides. Eager may copy where it otherwise takes a view (``contiguous``, ``reshape``, ``ravel``). Writes
-to that copy do not reach the argument, and a result that is that copy is not a view of it. ``as_strided`` computes addresses
+to that copy do not reach the argument, and if the copy is returned, it is not a view of the argument. ``as_strided`` computes addresses
 from offsets and strides, so it depends on the layout as well. A model that writes to its arguments, returns views of them or
 calls ``as_strided`` therefore runs on fake tensors with several layouts.
 """

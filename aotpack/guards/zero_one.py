@@ -239,7 +239,7 @@ class SizeRun:
         return run
 
     def _other_memory(self, run: compat.FakeRun) -> str:
-        """Return which result shares an argument's storage here and not at the example's sizes, or an empty string."""
+        """Return how a result shares an argument's storage differently than at the example's sizes, or an empty string."""
         method = self.convention.method
         owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
         for i, (result, described) in enumerate(zip(result_leaves(run.result), method["results"], strict=False)):

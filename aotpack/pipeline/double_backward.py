@@ -114,7 +114,7 @@ def check(first: Convention, second: Convention) -> bool:
     """Check that the gradients can be computed from what exists after the forward. Return whether it draws random numbers.
 
     Raises:
-        UnsupportedError: names what the gradients need and what no longer exists.
+        UnsupportedError: the gradients read values that the forward overwrites, or draw other random numbers than it.
     """
     problems = []
     overwritten = [first.method["primals"][mutation.primal] for mutation in first.method["mutations"]]
@@ -175,7 +175,7 @@ def _trains(node: Node) -> bool:
 def depends(first: Convention, second: Convention) -> list[list[int]]:
     """Return for each primal of the first method the tangents that its second derivative depends on.
 
-    An empty list says that this is not known, because there are fewer than two tangents.
+    With fewer than two tangents the list is empty, which means that each depends on all.
     """
     assert second.backward is not None
     count, primals = len(first.tangents), second.method["primals"]

@@ -30,7 +30,7 @@ class Inputs(Context):
 
     def _refuse_what_is_not_carried(self) -> None:
         metadata = self.metadata
-        if self.joint.synthetic_bases:  # arguments were traced as separate tensors, so the bases are of state
+        if self.joint.synthetic_bases:  # of parameters or buffers: arguments were traced as separate tensors
             names = ", ".join(sorted(_in_shared_storage(self.model)))
             message = "some of these parameters or buffers share memory, and the model writes to it"
             self.problems.append(Problem(names or "state", message))

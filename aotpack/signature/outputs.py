@@ -138,8 +138,9 @@ class Outputs(Mutations):
         """Whether fresh result ``i`` must not be a view to autograd, although its node may be one.
 
         Autograd treats several views made at once, and those of custom functions, as views. It refuses in-place changes of
-        them, as in eager. Other such results are views of values that the caller cannot reach. Or eager shares their memory
-        without marking them as views (``unsafe_split``).
+        them, as in eager. Other such results are views of values that the caller cannot reach. A result that was written
+        through a view is traced as a view, so it is not among them. Or eager shares their memory without marking them as
+        views (``unsafe_split``).
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
@@ -332,7 +333,7 @@ class Outputs(Mutations):
 
 
 def _has_history(info: Any) -> bool:
-    """Whether autograd recorded a result. A view taken with gradients off inherits ``requires_grad`` and has no history."""
+    """Whether a result has history. False for a view taken with gradients off, which only inherits ``requires_grad``."""
     return compat.participates_in_backward(info) or not info.requires_grad
 
 

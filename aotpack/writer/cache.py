@@ -1,7 +1,7 @@
 """The local compile cache. It reuses the compiled code of a graph that has not changed.
 
-The key is the canonical bytes of the graph (or those of a source) and everything else that the code depends on: the
-toolchain, the instruction set and the options.
+The key is made from the canonical bytes of the graph, or from those of a source. It also includes everything else that the
+code depends on: the toolchain, the instruction set and the options.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Sharing:
     """How the arguments share storages, by leaf number.
 
     ``identical`` groups are one tensor. ``overlapping`` groups share elements, directly or through others of the group.
-    ``neighbours`` are all of these, and more leaves that a call's arguments may not resemble. These share a storage without
-    overlap, start at an offset in their storage, or share the storage of a parameter or buffer.
+    ``neighbours`` are all of these, and further leaves whose storages may be related otherwise in a call. These share a
+    storage without overlap, start at an offset in their storage, or share the storage of a parameter or buffer.
     """
 
     identical: tuple[tuple[int, ...], ...]
