@@ -1,7 +1,8 @@
 """aotpack: packages that carry a trainable, already compiled PyTorch model.
 
-``aotpack.build`` writes a bundle. ``aotpack.load`` turns it back into a trainable module. Importing this package costs no
-more than importing the loader, because the compiler is imported at its first use.
+``aotpack.build`` writes a bundle. ``aotpack.load`` turns it back into a trainable module.
+Importing this package costs no more than importing the loader, because the compiler is imported at
+its first use.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ ENTRY_MODULE = "_aotpack_entry_"
 
 
 def class_name(kind: type) -> str:
-    """Return the module and name of a class as its author knows them. For an entry file, the module is the file's name."""
+    """Return the module and name of a class as its author knows them.
+
+    For an entry file, the module is the file's name.
+    """
     module = kind.__module__
     if module.startswith(ENTRY_MODULE):
         module = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
@@ -41,7 +44,10 @@ def is_torch(path: str) -> bool:
 
 @cache
 def is_model(path: str) -> bool:
-    """Whether a file may have code of the model. It is not of torch, aotpack or Python, and not generated."""
+    """Whether a file may have code of the model.
+
+    It is not of torch, aotpack or Python, and not generated.
+    """
     if path.startswith(("<", _TORCH, *_OURS)):
         return False
     return _is_installed(path) or not path.startswith(_PYTHON)

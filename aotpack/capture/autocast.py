@@ -20,7 +20,10 @@ def current_autocast() -> schema.DType | None:
 
 
 def under_autocast(dtype: schema.DType | None) -> contextlib.AbstractContextManager[object]:
-    """Turn autocast to ``dtype`` on inside the block, or off for None. Does nothing if it is already so."""
+    """Turn autocast to ``dtype`` on inside the block, or off for None.
+
+    Does nothing if it is already so.
+    """
     if dtype == current_autocast():
         return contextlib.nullcontext()
     if dtype is None:

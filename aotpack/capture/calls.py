@@ -1,7 +1,7 @@
 """Compares what the model's Python calls at several sizes, to find out whether it is one program for all of them.
 
-A model that tests whether a size is 1 may do something else there. Or it may do the same with other calls, for example with
-an ``expand`` only where one is needed.
+A model that tests whether a size is 1 may do something else there. Or it may do the same with
+other calls, for example with an ``expand`` only where one is needed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ _SAME_ELEMENTS = (
     *("view", "view_as", "reshape", "reshape_as", "flatten"),
     *("expand", "expand_as", "squeeze", "unsqueeze", "contiguous"),
 )
-"""Functions whose result has the same elements as their first argument, in the same order. A model may omit such calls."""
+"""Functions whose result has the same elements as their first argument, in the same order.
+
+A model may omit such calls.
+"""
 
 Call = tuple[str, tuple[Any, ...]]
 
 
 class Calls(TorchFunctionMode):
-    """Records the torch functions that a run calls, with their arguments. Tensors are named by the call that made them."""
+    """Records the torch functions that a run calls, with their arguments.
+
+    Tensors are named by the call that made them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +71,10 @@ def _parts(leaf: Any) -> Sequence[Any]:
 
 
 def is_one_program(runs: Sequence[tuple[int, Sequence[Call]]]) -> bool:
-    """Whether runs at three sizes make the same calls. Numbers must be equal, or linear functions of the size."""
+    """Whether runs at three sizes make the same calls.
+
+    Numbers must be equal, or linear functions of the size.
+    """
     (a, first), (b, second), (c, third) = runs
     if not len(first) == len(second) == len(third):
         return False

@@ -1,8 +1,8 @@
 """Finds dictionaries and lists among the arguments that the model changes or returns, and traces them as results.
 
-A trace contains tensors only. So while it is traced, the model gets its own copies of these containers. A front end follows
-them like containers that the model creates. The new items are returned beside the model's result, and the loader then
-changes the caller's containers.
+A trace contains tensors only. So while it is traced, the model gets its own copies of these
+containers. A front end follows them like containers that the model creates. The new items are
+returned beside the model's result, and the loader then changes the caller's containers.
 """
 
 from __future__ import annotations
@@ -101,11 +101,12 @@ def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schem
 def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_copies: bool = False) -> Containers:
     """Run the model on fake tensors and return what it does to containers among its arguments.
 
-    If that run fails, the result is empty, and a front end reports the error later. With ``on_copies`` the model then runs on
-    copies of its arguments instead.
+    If that run fails, the result is empty, and a front end reports the error later. With
+    ``on_copies`` the model then runs on copies of its arguments instead.
 
     Raises:
-        UnsupportedError: the model changes a container other than a dictionary or list, or one that is given twice.
+        UnsupportedError: the model changes a container other than a dictionary or list, or one
+            that is given twice.
     """
     if not any(_is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
@@ -164,8 +165,8 @@ def refused(model: torch.nn.Module) -> Iterator[None]:
 def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
     """Let the model work on its own copies of containers, and return its result with the new items of changed ones.
 
-    In these values, an empty tuple stands for each of the caller's own objects. The wrapper is set as the ``forward``
-    attribute of the instance.
+    In these values, an empty tuple stands for each of the caller's own objects. The wrapper is set
+    as the ``forward`` attribute of the instance.
     """
     if not containers:
         yield
@@ -291,7 +292,10 @@ def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container before a call, with its keys and items. Other kinds than dictionary, list and tuple have their leaves."""
+    """A container before a call, with its keys and items.
+
+    Other kinds than dictionary, list and tuple have their leaves.
+    """
 
     value: Any
     keys: tuple[Any, ...]
@@ -358,7 +362,10 @@ class _Run:
         return tuple(entries)
 
     def _given(self, value: Any) -> Path | None:
-        """Return the path at which the caller gave this object. None if there is no such path, or more than one."""
+        """Return the path at which the caller gave this object.
+
+        None if there is no such path, or more than one.
+        """
         paths = self._paths.get(id(value), [])
         return paths[0] if len(paths) == 1 else None
 
@@ -382,7 +389,10 @@ def _is_container(value: Any) -> bool:
 
 
 def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the keys or positions of a container, and its items. Other kinds give their structure and leaves."""
+    """Return the keys or positions of a container, and its items.
+
+    Other kinds give their structure and leaves.
+    """
     if type(value) in _DICTIONARIES:
         return tuple(value), tuple(value.values())
     if type(value) in (list, tuple):
@@ -394,7 +404,10 @@ def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def _problems_of_twice(
     model: torch.nn.Module, containers: Containers, call: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> list[Problem]:
-    """Return a problem for each changed container that is given twice. Calls with two containers would differ."""
+    """Return a problem for each changed container that is given twice.
+
+    Calls with two containers would differ.
+    """
     run = _Run(model, call)
     problems = []
     for changed in containers.changed:

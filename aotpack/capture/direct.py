@@ -1,4 +1,7 @@
-"""The third front end, direct tracing: AOTAutograd traces the model's Python on fake tensors. Integers may be dynamic."""
+"""The third front end, direct tracing: AOTAutograd traces the model's Python on fake tensors.
+
+Integers may be dynamic.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 
 
 def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:
-    """Pass static integer arguments to the model as plain numbers. AOTAutograd turns all integers into symbols.
+    """Pass static integer arguments to the model as plain numbers.
+
+    AOTAutograd turns all integers into symbols.
 
     The wrapper is set as the ``forward`` attribute of the instance.
     """

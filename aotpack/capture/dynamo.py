@@ -1,4 +1,7 @@
-"""The first front end: Dynamo. It keeps activation checkpoints and the caller's order of arguments."""
+"""The first front end: Dynamo.
+
+It keeps activation checkpoints and the caller's order of arguments.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 
 
 def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.VersionedWrites | None:
-    """Return whose version counters the captured graph moves. None if the graph does not run on fake tensors."""
+    """Return whose version counters the captured graph moves.
+
+    None if the graph does not run on fake tensors.
+    """
     try:
         return compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
     except Exception:  # the graph may depend on data; then every write is assumed to move a counter
@@ -46,9 +52,12 @@ def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict
 
 
 def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
-    """Capture the model with Dynamo. If Dynamo meets a lock, run the model once on fake tensors and capture again.
+    """Capture the model with Dynamo.
 
-    Code that a first call runs to set something up is often behind a lock, and Dynamo cannot enter locks.
+    If Dynamo meets a lock, run the model once on fake tensors and capture again.
+
+    Code that a first call runs to set something up is often behind a lock, and Dynamo cannot enter
+    locks.
     """
     try:
         return compat.capture_with_dynamo(model, args, kwargs)
@@ -61,7 +70,10 @@ def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
 
 @contextlib.contextmanager
 def _named_control_flow(graph: torch.fx.Graph) -> Iterator[None]:
-    """Add the user's lines of control flow to errors. Errors raised while it is differentiated have no line of the user's."""
+    """Add the user's lines of control flow to errors.
+
+    Errors raised while it is differentiated have no line of the user's.
+    """
     try:
         yield
     except Exception as error:

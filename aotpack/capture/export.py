@@ -52,7 +52,8 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
 def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Give the model's ``forward`` a signature with named parameters in place of ``**rest``.
 
-    ``torch.export`` finds no dynamic sizes for arguments in ``**rest``. The wrapper is set as an attribute of the instance.
+    ``torch.export`` finds no dynamic sizes for arguments in ``**rest``. The wrapper is set as an
+    attribute of the instance.
     """
     forward = model.forward
 
@@ -65,7 +66,10 @@ def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def _check_bounds(graph: torch.fx.Graph) -> None:
-    """Refuse views that reach beyond an argument's storage. ``torch.export`` turns a growing ``resize_`` into such a view."""
+    """Refuse views that reach beyond an argument's storage.
+
+    ``torch.export`` turns a growing ``resize_`` into such a view.
+    """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
         source = views.root(node)
         if source.op == "placeholder" and views.reach(node) > views.reach(source):

@@ -16,8 +16,9 @@ from .dry_run import repeat
 def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
     """Return the current modes of the submodules that read their mode, by path.
 
-    For modules of torch, their code shows whether they read their mode. If there are other modules, the model runs on fake
-    tensors. If that run fails, all other modules are assumed to read their mode.
+    For modules of torch, their code shows whether they read their mode. If there are other
+    modules, the model runs on fake tensors. If that run fails, all other modules are assumed to
+    read their mode.
     """
     below = {name: module for name, module in model.named_modules() if name}
     others = {id(module) for module in below.values() if not _is_torchs(module)}
@@ -36,7 +37,10 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _reads(module: nn.Module) -> bool:
-    """Whether the code of a torch module reads its mode. A dropout with probability 0 does the same in both modes."""
+    """Whether the code of a torch module reads its mode.
+
+    A dropout with probability 0 does the same in both modes.
+    """
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
         return False
     if isinstance(module, nn.RNNBase) and module.dropout == 0:

@@ -23,8 +23,9 @@ from .returned import Returned
 class FrontEndInput:
     """The input of a front end.
 
-    ``args`` and ``kwargs`` are the example, and ``shapes`` its dynamic sizes. ``decompositions`` is the table for the model's
-    operators. The front end records in ``returned`` what the model returns.
+    ``args`` and ``kwargs`` are the example, and ``shapes`` its dynamic sizes. ``decompositions``
+    is the table for the model's operators. The front end records in ``returned`` what the model
+    returns.
     """
 
     model: torch.nn.Module
@@ -36,7 +37,10 @@ class FrontEndInput:
 
 
 def has_modes(model: torch.nn.Module) -> bool:
-    """Whether the model has a train and an eval mode. A module that ``torch.export`` made has one fixed mode."""
+    """Whether the model has a train and an eval mode.
+
+    A module that ``torch.export`` made has one fixed mode.
+    """
     with repeat.unchanged(model):
         try:
             model.train(model.training)

@@ -1,8 +1,9 @@
 """Traces a model to a joint graph with the first front end that accepts it.
 
-A front end turns the user's Python into something that AOTAutograd can trace. Dynamo comes first because it keeps
-activation checkpoints and the caller's argument order. Non-strict ``torch.export`` and direct tracing accept models
-that Dynamo rejects. They keep activation checkpoints with the help of :mod:`.._torch.checkpoint`.
+A front end turns the user's Python into something that AOTAutograd can trace. Dynamo comes first
+because it keeps activation checkpoints and the caller's argument order. Non-strict
+``torch.export`` and direct tracing accept models that Dynamo rejects. They keep activation
+checkpoints with the help of :mod:`.._torch.checkpoint`.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ FRONT_ENDS = ("dynamo", "export", "trace")
 class Captured:
     """A traced method.
 
-    ``front_end`` made the joint graph, and ``rejected`` has the reasons of those tried before. ``lost_checkpoints`` are the
-    user's lines whose checkpoints the graph does not recompute. ``branches`` are the Python branches that were taken as on
-    the example inputs.
+    ``front_end`` made the joint graph, and ``rejected`` has the reasons of those tried before.
+    ``lost_checkpoints`` are the user's lines whose checkpoints the graph does not recompute.
+    ``branches`` are the Python branches that were taken as on the example inputs.
     """
 
     joint: compat.Joint
@@ -73,15 +74,18 @@ def capture(
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that accepts it.
 
-    The model does not run on real data unless all front ends refuse it. Then eager runs find out whether the model itself
-    fails, and whether ``follow_example`` would help. The model's mode is restored. ``exact_random`` keeps every random draw.
+    The model does not run on real data unless all front ends refuse it. Then eager runs find out
+    whether the model itself fails, and whether ``follow_example`` would help. The model's mode is
+    restored. ``exact_random`` keeps every random draw.
 
-    With ``follow_example``, the model runs once on copies of the example inputs if Dynamo refuses it. The other front ends
-    then follow the Python branches of that run (:mod:`.dry_run.branches`).
+    With ``follow_example``, the model runs once on copies of the example inputs if Dynamo refuses
+    it. The other front ends then follow the Python branches of that run
+    (:mod:`.dry_run.branches`).
 
     Raises:
         CaptureError: every front end refused the model. The message has the reason of each.
-        SetsRequiresGradError: the model must be traced again with arguments that require gradients.
+        SetsRequiresGradError: the model must be traced again with arguments that require
+            gradients.
     """
     refused: list[Reason] = []
     cause: Exception | None = None
@@ -141,7 +145,9 @@ def capture(
 def depends_on_gradients(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], branches: Sequence[Branch], *, training: bool
 ) -> bool:
-    """Whether the model does something else if the caller has turned gradients off. True if this cannot be known.
+    """Whether the model does something else if the caller has turned gradients off.
+
+    True if this cannot be known.
 
     ``branches`` are the branches that were followed while the model was traced.
     """
@@ -258,7 +264,9 @@ def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedErro
 
 
 def _refuse_writes_in_backward(joint: compat.Joint) -> None:
-    """Refuse an ``autograd.Function`` whose backward writes to an input of the call. Backward graphs must be pure.
+    """Refuse an ``autograd.Function`` whose backward writes to an input of the call.
+
+    Backward graphs must be pure.
 
     Raises:
         UnsupportedError: names the source line of each write.
@@ -286,7 +294,10 @@ def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
 
 
 def _check_constants(joint: compat.Joint) -> None:
-    """Check that the tensors that a graph closes over have values. A front end that lost values did not trace the model."""
+    """Check that the tensors that a graph closes over have values.
+
+    A front end that lost values did not trace the model.
+    """
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(joint.graph_module)
         if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
@@ -328,7 +339,10 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unvalidated_distributions() -> Iterator[None]:
-    """Turn off the argument checks of ``torch.distributions``, as ``torch.compile`` does. They depend on values."""
+    """Turn off the argument checks of ``torch.distributions``, as ``torch.compile`` does.
+
+    They depend on values.
+    """
     before: bool = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:

@@ -1,6 +1,7 @@
 """Explains why front ends refused a model: our own words, then torch's message, then the source line of the model.
 
-Front ends with the same reason are merged. Advice in torch's messages that applies only to ``torch.compile`` is left out.
+Front ends with the same reason are merged. Advice in torch's messages that applies only to
+``torch.compile`` is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _ON_FAKE_TENSORS = re.compile(r"with fake tensors: .*: got (\w+)\((['\"])(.*)\2\
 class Reason:
     """The reason of the front ends ``names``.
 
-    ``ours`` is our explanation or empty, ``torch`` is torch's message, and ``where`` is a source line of the model.
+    ``ours`` is our explanation or empty, ``torch`` is torch's message, and ``where`` is a source
+    line of the model.
     """
 
     names: tuple[str, ...]
@@ -64,7 +66,10 @@ def line_of(error: Exception) -> str:
 
 
 def merged(reasons: Iterable[Reason]) -> list[Reason]:
-    """Merge equal reasons, in the order of their first occurrence. A source line that only one has becomes that of all."""
+    """Merge equal reasons, in the order of their first occurrence.
+
+    A source line that only one has becomes that of all.
+    """
     found: list[Reason] = []
     for new in reasons:
         i = next((i for i, old in enumerate(found) if _same(old, new)), None)

@@ -43,8 +43,8 @@ class Returned:
     - ``constants``: values that are neither tensors nor numbers. The trace has None instead.
     - ``same``: maps a leaf to an earlier leaf that is the same tensor.
     - ``families``: leaves that are views of one tensor.
-    - ``apart``: leaves that autograd does not treat as views of an argument, whatever their storage. The value says whether
-      the leaf is a view at all.
+    - ``apart``: leaves that autograd does not treat as views of an argument, whatever their
+      storage. The value says whether the leaf is a view at all.
     """
 
     spec: Any = None
@@ -91,14 +91,18 @@ class Returned:
 def _with_bases(arguments: list[Any]) -> set[int]:
     """Return the ids of the arguments and of their bases.
 
-    If the model changes the sizes of an argument in place, AOTAutograd passes a view of that argument.
+    If the model changes the sizes of an argument in place, AOTAutograd passes a view of that
+    argument.
     """
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     return {id(tensor) for tensor in tensors} | {id(tensor._base) for tensor in tensors if tensor._base is not None}
 
 
 def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:
-    """Group the leaves by the tensor that they are views of. ``places`` maps the id of a tensor to its first leaf."""
+    """Group the leaves by the tensor that they are views of.
+
+    ``places`` maps the id of a tensor to its first leaf.
+    """
     bases: dict[int, tuple[torch.Tensor, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf._base is not None:

@@ -1,7 +1,8 @@
 """Returns sparse results as dense tensors, because a bundle's graphs contain strided tensors only.
 
-This applies if the model's last step makes a result sparse. The loader then makes the dense result sparse again. Sparse
-intermediate values and sparse results with gradients stay in the graph, and are refused later.
+This applies if the model's last step makes a result sparse. The loader then makes the dense result
+sparse again. Sparse intermediate values and sparse results with gradients stay in the graph, and
+are refused later.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .. import _torch as compat
 def with_dense_results(joint: compat.Joint) -> compat.Joint:
     """Return the joint graph with a dense copy in place of each sparse result. :attr:`Joint.sparse` lists these results.
 
-    The graph returns a copy because the loader writes to arguments before it makes results. A sparse tensor does not follow
-    later writes to its source.
+    The graph returns a copy because the loader writes to arguments before it makes results. A
+    sparse tensor does not follow later writes to its source.
     """
     if joint.gradient_metas is not None:  # with subclasses, outputs of the graph do not match results one by one
         return joint
@@ -46,7 +47,10 @@ def with_dense_results(joint: compat.Joint) -> compat.Joint:
 
 
 def _sparse_dim(node: Node) -> int | None:
-    """Return how many dimensions of a dense tensor ``node`` makes sparse. None if it does something else."""
+    """Return how many dimensions of a dense tensor ``node`` makes sparse.
+
+    None if it does something else.
+    """
     source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
         return None

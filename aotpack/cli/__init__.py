@@ -1,7 +1,7 @@
 """The ``aotpack`` command. Each subcommand has its own file, and these contain presentation only.
 
-Exit codes: 0 for success, 1 for an :class:`AotpackError` or a failed check, 2 for wrong usage, 130 if interrupted.
-Nothing here imports torch before a command needs it.
+Exit codes: 0 for success, 1 for an :class:`AotpackError` or a failed check, 2 for wrong usage, 130
+if interrupted. Nothing here imports torch before a command needs it.
 """
 
 from __future__ import annotations

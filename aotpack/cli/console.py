@@ -21,7 +21,10 @@ _PIPE_WIDTH = 160
 
 
 def stdout() -> Console:
-    """Return the console for results. It is made at each call, so that it follows a redirected stream."""
+    """Return the console for results.
+
+    It is made at each call, so that it follows a redirected stream.
+    """
     return _console(sys.stdout.isatty(), stderr=False)
 
 
@@ -89,7 +92,10 @@ def wants_tracebacks(ctx: click.Context) -> bool:
 
 
 def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Callback of ``--version``. It reads the installed versions without importing the packages."""
+    """Callback of ``--version``.
+
+    It reads the installed versions without importing the packages.
+    """
     if value and not ctx.resilient_parsing:
         names = ("aotpack", "aotpack-loader", "torch")
         click.echo("\n".join(f"{name} {_version(name)}" for name in names))
@@ -104,7 +110,10 @@ def _version(distribution: str) -> str:
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Store a flag in ``meta``, where the group reads it when it shows an error. Nested contexts share ``meta``."""
+    """Store a flag in ``meta``, where the group reads it when it shows an error.
+
+    Nested contexts share ``meta``.
+    """
 
     def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
         ctx.meta[key] = value

@@ -32,7 +32,9 @@ def import_option(function: F) -> F:
 
 
 def import_modules(names: Sequence[str]) -> list[type[Tensor]]:
-    """Import the user's modules, which may be in the working directory. Returns their tensor subclasses.
+    """Import the user's modules, which may be in the working directory.
+
+    Returns their tensor subclasses.
 
     Raises:
         EntryError: a module cannot be imported.
@@ -53,7 +55,10 @@ def _imported(name: str) -> ModuleType:
 
 
 def _subclasses(module: ModuleType) -> list[type[Tensor]]:
-    """Return the tensor subclasses with ``__tensor_unflatten__``. A bundle cannot require others."""
+    """Return the tensor subclasses with ``__tensor_unflatten__``.
+
+    A bundle cannot require others.
+    """
     from torch import Tensor
 
     kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Tensor)]

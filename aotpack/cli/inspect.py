@@ -336,7 +336,10 @@ def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
 
 
 def _needs(target: schema.Target, program: schema.Program) -> str:
-    """Return what a machine must have, and the accepted sizes. An instruction set is named instead of its CPU features."""
+    """Return what a machine must have, and the accepted sizes.
+
+    An instruction set is named instead of its CPU features.
+    """
     needs = [f"{target.device} {target.topology}"] if target.topology else []
     needs += [f"torch {target.torch}"] if target.torch else []
     needs += [f"{package} {releases}" for package, releases in target.packages.items()]
@@ -380,7 +383,10 @@ def _blob_table(bundle: Bundle) -> Table:
 
 
 def _purposes(bundle: Bundle) -> dict[str, str]:
-    """Return the purpose of each blob, by digest. A blob may have two purposes, because equal graphs are stored once."""
+    """Return the purpose of each blob, by digest.
+
+    A blob may have two purposes, because equal graphs are stored once.
+    """
     uses: dict[str, list[str]] = {}
 
     def use(descriptor: schema.Descriptor, purpose: str) -> None:

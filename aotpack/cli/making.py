@@ -70,7 +70,10 @@ def layout_of(out: str, *, directory: bool) -> Literal["file", "directory"]:
 
 
 class Progress:
-    """An observer of a build. It prints a line per finished stage, and shows a spinner on a terminal."""
+    """An observer of a build.
+
+    It prints a line per finished stage, and shows a spinner on a terminal.
+    """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console

@@ -173,7 +173,10 @@ def _train_step(
 
 
 def _number(loss: Tensor) -> float:
-    """Return the value of a loss. For a tensor subclass, which may have none, use its first inner tensor."""
+    """Return the value of a loss.
+
+    For a tensor subclass, which may have none, use its first inner tensor.
+    """
     from aotpack_loader.runtime.subclasses import plain_tensors
 
     return float(next(plain_tensors(loss)).item())

@@ -1,7 +1,7 @@
 """Drops guards against sizes of 1 where the graphs are right at size 1 as well.
 
-While tracing, torch asks whether a dynamic size is 1, and keeps a guard that it is not. Torch asks in order to compute strides.
-The model may ask as well, in order to see whether it must broadcast.
+While tracing, torch asks whether a dynamic size is 1, and keeps a guard that it is not. Torch asks
+in order to compute strides. The model may ask as well, in order to see whether it must broadcast.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def with_ones(
 
 
 def allows(constraint: str, symbol: str, size: int) -> bool:
-    """Whether ``size`` meets a constraint on ``symbol`` alone. True if the constraint involves other symbols."""
+    """Whether ``size`` meets a constraint on ``symbol`` alone.
+
+    True if the constraint involves other symbols.
+    """
     if expressions.symbols(constraint) != {symbol}:
         return True
     try:
@@ -75,8 +78,8 @@ def _takes_one(
 ) -> bool:
     """Whether the graphs do what the model does when the sizes ``names`` are 1.
 
-    The model must call the same torch functions on the same values at 1, at the example's size and at a third size. On fake
-    tensors, the graphs must agree with the model at 1.
+    The model must call the same torch functions on the same values at 1, at the example's size and
+    at a third size. On fake tensors, the graphs must agree with the model at 1.
     """
     symbols: Sequence[schema.Symbol] = convention.method["symbols"]
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
@@ -106,7 +109,8 @@ def _takes_one(
 def _with_companions(names: Collection[str], convention: signature.Convention, example: Mapping[str, int]) -> list[str]:
     """Return ``names`` and the symbols that must be 1 together with them.
 
-    The model may use one size as another (``mask.view(batch, -1)``). Each has its own symbol, and constraints tie the two.
+    The model may use one size as another (``mask.view(batch, -1)``). Each has its own symbol, and
+    constraints tie the two.
     """
     constraints = convention.method["constraints"]
     varying = [*names]

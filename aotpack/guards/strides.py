@@ -1,10 +1,12 @@
 """Finds what in a method depends on the strides of its arguments, by running the model with other strides.
 
-A call copies an argument whose strides differ from those at build, and runs the graphs on the copy. That is right only if the
-model does not depend on strides. Eager may copy where it otherwise takes a view (``contiguous``, ``reshape``, ``ravel``). Writes
-to that copy do not reach the argument, and if the copy is returned, it is not a view of the argument. ``as_strided`` computes addresses
-from offsets and strides, so it depends on the layout as well. A model that writes to its arguments, returns views of them or
-calls ``as_strided`` therefore runs on fake tensors with several layouts.
+A call copies an argument whose strides differ from those at build, and runs the graphs on the
+copy. That is right only if the model does not depend on strides. Eager may copy where it otherwise
+takes a view (``contiguous``, ``reshape``, ``ravel``). Writes to that copy do not reach the
+argument, and if the copy is returned, it is not a view of the argument. ``as_strided`` computes
+addresses from offsets and strides, so it depends on the layout as well. A model that writes to its
+arguments, returns views of them or calls ``as_strided`` therefore runs on fake tensors with
+several layouts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Sensitive:
     """The arguments and results that depend on layouts, by number.
 
     Args:
-        leaves: arguments that the model writes to differently with other strides, or whose layout ``as_strided`` uses.
+        leaves: arguments that the model writes to differently with other strides, or whose layout
+            ``as_strided`` uses.
         copied: results that are copies for every other layout (``contiguous``).
         reshaped: results that are copies if no view is possible (``reshape``).
     """
@@ -56,7 +59,8 @@ def sensitive(
     """Return what in a method depends on the strides of its arguments.
 
     Args:
-        model: the model, in the mode in which it was traced. Gradients must be on or off as at tracing.
+        model: the model, in the mode in which it was traced. Gradients must be on or off as at
+            tracing.
         args: the positional example arguments.
         kwargs: the example's keyword arguments.
         convention: the method.
@@ -94,7 +98,8 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
     """Return the method with its sensitive arguments and results marked.
 
     Raises:
-        UnsupportedError: a sensitive argument is in ``gaps``: the example itself has other strides than the trace.
+        UnsupportedError: a sensitive argument is in ``gaps``: the example itself has other strides
+            than the trace.
     """
     method = convention.method
     if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
@@ -142,8 +147,9 @@ def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:
 def _others(tensors: Mapping[int, torch.Tensor], traced: Strides, *, turned: bool) -> Iterator[tuple[str, Strides]]:
     """Yield the layouts to try, with their names.
 
-    ``own``: the example's strides. ``doubled``: gaps that leave all views possible. ``apart``: gaps between all rows as well.
-    ``rows``: row-major. ``columns``: column-major, with ``turned`` only.
+    ``own``: the example's strides. ``doubled``: gaps that leave all views possible. ``apart``:
+    gaps between all rows as well. ``rows``: row-major. ``columns``: column-major, with ``turned``
+    only.
     """
     kinds: dict[str, Strides] = {
         "own": {i: tensor.stride() for i, tensor in tensors.items()},
@@ -189,7 +195,10 @@ class _Seen(NamedTuple):
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strides: Strides) -> _Seen | None:
-    """Run the model on fake tensors, some of them with other strides. Return None if that fails."""
+    """Run the model on fake tensors, some of them with other strides.
+
+    Return None if that fails.
+    """
     mode, operators = compat.fake_mode_with_shapes(), list[compat.OperatorCall]()
     flat = pytree.tree_leaves((args, kwargs))
     with mode:

@@ -1,9 +1,11 @@
 """Finds sizes of 0 and 1 at which the graphs differ from the model, by running both on fake tensors.
 
-While tracing, torch answers "no" to whether a dynamic size is 0 or 1, and keeps no guard. So the size may vary down to 0. But
-the model, or an operator in torch's C++, may do something else at such a size, and the graphs do not.
+While tracing, torch answers "no" to whether a dynamic size is 0 or 1, and keeps no guard. So the
+size may vary down to 0. But the model, or an operator in torch's C++, may do something else at
+such a size, and the graphs do not.
 
-Comparisons in the model's own Python are detected while it is traced (``zero_sizes.questions_about_zero``).
+Comparisons in the model's own Python are detected while it is traced
+(``zero_sizes.questions_about_zero``).
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ Sizes = Mapping[str, int]
 class SizeGuard:
     """A size of 0 or 1 that the model accepts and the graphs do not.
 
-    ``path`` names the argument in which the size first appears. For several sizes at once it names all paths.
+    ``path`` names the argument in which the size first appears. For several sizes at once it names
+    all paths.
     """
 
     path: str
@@ -52,7 +55,8 @@ def find_zero_one_guards(
 ) -> Iterator[SizeGuard]:
     """Try each size of a method at 0 and at 1 with the others as in the example, then all sizes together.
 
-    Sizes that the model itself rejects are ignored. So are sizes at which it cannot run on fake tensors.
+    Sizes that the model itself rejects are ignored. So are sizes at which it cannot run on fake
+    tensors.
     """
     method = convention.method
     symbols: Sequence[schema.Symbol] = method["symbols"]
@@ -121,7 +125,10 @@ def _has_memory(value: Any) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Return the strides of dimensions with more than one element. The other strides have no effect."""
+    """Return the strides of dimensions with more than one element.
+
+    The other strides have no effect.
+    """
     return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1] if tensor.numel() else []
 
 
@@ -148,13 +155,16 @@ class SizeRun:
 
     Attributes:
         ran: whether the model accepts the sizes and can be run on fake tensors.
-        operators: the operators that the model calls, without views and copies. Tensors with contiguous strides or few
-            elements may not need these.
+        operators: the operators that the model calls, without views and copies. Tensors with
+            contiguous strides or few elements may not need these.
         empty: whether no result has elements. Then it does not matter which operators compute it.
-        marks: the arguments whose version counters the model moves, and which results require a gradient.
-        differs: how the graphs differ from the model, by kind: fails, sizes, layout, gradients, memory.
+        marks: the arguments whose version counters the model moves, and which results require a
+            gradient.
+        differs: how the graphs differ from the model, by kind: fails, sizes, layout, gradients,
+            memory.
         simplified: how compiled code differs from the graphs, or an empty string.
-        strict: whether sizes other than the graphs say, and output strides, count as ``simplified`` too.
+        strict: whether sizes other than the graphs say, and output strides, count as
+            ``simplified`` too.
     """
 
     convention: signature.Convention
@@ -284,7 +294,10 @@ class SizeRun:
         return ""
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the example with other sizes. A tensor that is two arguments at once stays one tensor."""
+        """Return the example with other sizes.
+
+        A tensor that is two arguments at once stays one tensor.
+        """
         flat, spec = pytree.tree_flatten((args, kwargs))
         made: dict[int, Any] = {}
         for value, leaf in zip(flat, self.convention.method["leaves"], strict=True):
@@ -342,7 +355,10 @@ class SizeRun:
             self.simplified = f"{node.target} of sizes is {value}, and {simplified} where torch has simplified it"
 
     def _look_at_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
-        """Record a tensor whose sizes differ from those in the graph. Compare the strides of the graph's outputs too."""
+        """Record a tensor whose sizes differ from those in the graph.
+
+        Compare the strides of the graph's outputs too.
+        """
         is_output = any(user.op == "output" for user in node.users)
         for kind, told, found in (("sizes", described.shape, value.shape), ("strides", described.stride(), value.stride())):
             expected = [size_expression(size, self.convention.shape_env) for size in told]

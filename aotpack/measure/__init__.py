@@ -1,7 +1,8 @@
 """Measures how fast a bundle starts and steps on this machine.
 
-With the model's source, eager and ``torch.compile`` are measured too. Every figure comes from fresh processes
-(:mod:`.contender`). The contenders take turns, because the ratios between them are what counts.
+With the model's source, eager and ``torch.compile`` are measured too. Every figure comes from
+fresh processes (:mod:`.contender`). The contenders take turns, because the ratios between them are
+what counts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _FORGOTTEN = ("PYTHON", "TORCHINDUCTOR")
 class Figures:
     """Medians of one contender, in seconds and bytes.
 
-    ``start`` begins after ``import torch`` and ends with the first step. ``load`` is its part before that step. ``faster`` and
-    ``step_ratio`` compare with ``torch.compile`` and its warm cache. ``faster`` says how many times sooner the first step is
-    done. ``step_ratio`` is the step's time as a share of that of ``torch.compile``. Both are None if that was not measured.
+    ``start`` begins after ``import torch`` and ends with the first step. ``load`` is its part
+    before that step. ``faster`` and ``step_ratio`` compare with ``torch.compile`` and its warm
+    cache. ``faster`` says how many times sooner the first step is done. ``step_ratio`` is the
+    step's time as a share of that of ``torch.compile``. Both are None if that was not measured.
     ``runs`` is the number of processes, and ``threads`` the number of threads in each.
     """
 
@@ -67,11 +69,11 @@ def measure(
 
     Args:
         bundle: the bundle's path.
-        model: the model's source, ``model.py[:factory]``. It adds eager and ``torch.compile``, once with an empty
-            cache and then with a warm one.
+        model: the model's source, ``model.py[:factory]``. It adds eager and ``torch.compile``,
+            once with an empty cache and then with a warm one.
         trust: whether the bundle is trusted, as :func:`aotpack.load` takes it.
-        modules: the modules that every process imports before its clock starts. They register operators that the
-            bundle requires.
+        modules: the modules that every process imports before its clock starts. They register
+            operators that the bundle requires.
         subclasses: the tensor subclasses that the bundle requires. ``modules`` define them.
         rounds: the number of processes of each contender. The contenders take turns.
         iterations: the number of steps whose median is the step time.
@@ -113,7 +115,10 @@ def measure(
 def _prepare(
     path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]
 ) -> tuple[list[str], str | None]:
-    """Write the inputs of all contenders. Return the names of the targets that fit this machine, and a step's autocast."""
+    """Write the inputs of all contenders.
+
+    Return the names of the targets that fit this machine, and a step's autocast.
+    """
     import torch
 
     from aotpack_loader.archive.bundle import Bundle

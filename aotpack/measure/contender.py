@@ -1,19 +1,23 @@
-"""Measures one way to run a model, in a fresh process. It is a script that is started by path (``python -I contender.py``).
+"""Measures one way to run a model, in a fresh process.
 
-The clock starts after ``import torch`` and stops after the first forward and backward. It covers importing the model (or
-aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same step: forward, backward and
-dropping the gradients. There is no optimizer, because making one imports Dynamo and would hide the difference.
+It is a script that is started by path (``python -I contender.py``).
+
+The clock starts after ``import torch`` and stops after the first forward and backward. It covers
+importing the model (or aotpack_loader), making it, compiling (or loading) and the step. Every
+contender does the same step: forward, backward and dropping the gradients. There is no optimizer,
+because making one imports Dynamo and would hide the difference.
 
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json
     contender.py --kind aot_compile --artifact m.bin --model model.py --inputs inputs.pt --json
     contender.py --kind export|aoti --artifact m.pt2 --inputs inputs.pt --json
 
-``--import`` names the user's modules that register operators or define tensor subclasses, as in ``aotpack run``.
-``--infer`` measures a forward in eval mode without gradients instead of a step.
+``--import`` names the user's modules that register operators or define tensor subclasses, as in
+``aotpack run``. ``--infer`` measures a forward in eval mode without gradients instead of a step.
 
-The inputs come from a file. So a bundle is measured without the model's source, and no contender spends time on making
-them. Before the clock starts, the script imports nothing that a contender would need.
+The inputs come from a file. So a bundle is measured without the model's source, and no contender
+spends time on making them. Before the clock starts, the script imports nothing that a contender
+would need.
 """
 
 import argparse
@@ -67,7 +71,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def user_model(spec: str) -> Any:
-    """Make the model as a training script does: run the file and call its factory. This uses nothing of aotpack."""
+    """Make the model as a training script does: run the file and call its factory.
+
+    This uses nothing of aotpack.
+    """
     from importlib.util import module_from_spec, spec_from_file_location
     from pathlib import Path
 
@@ -82,7 +89,10 @@ def user_model(spec: str) -> Any:
 
 
 def user_classes(modules: Sequence[str]) -> list[Any]:
-    """Import the user's modules, which may be in the working directory. Returns their tensor subclasses."""
+    """Import the user's modules, which may be in the working directory.
+
+    Returns their tensor subclasses.
+    """
     if modules:
         sys.path.insert(0, os.getcwd())
     values = [value for name in modules for value in vars(importlib.import_module(name)).values()]

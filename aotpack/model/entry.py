@@ -1,7 +1,8 @@
 """Loads a model, its example inputs and its dynamic shapes from ``model.py[:factory]``.
 
-This module runs the user's file and checks what it defines. Every error there becomes an :class:`EntryError` that shows
-the user's own line and no frame of aotpack. This module does not trace anything.
+This module runs the user's file and checks what it defines. Every error there becomes an
+:class:`EntryError` that shows the user's own line and no frame of aotpack. This module does not
+trace anything.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ from .. import origin
 
 EXAMPLE_INPUTS_HINT = "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
 SEED = 0
-"""torch's seed while the file runs. The same file then gives the same weights, and so the same bundle."""
+"""torch's seed while the file runs.
+
+The same file then gives the same weights, and so the same bundle.
+"""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a build needs to know about a model. ``name`` is the class or function that the user wrote."""
+    """What a build needs to know about a model.
+
+    ``name`` is the class or function that the user wrote.
+    """
 
     model: torch.nn.Module | Callable[..., Any]
     args: tuple[Any, ...]
@@ -46,7 +53,8 @@ def load_entry(spec: str) -> Entry:
     """Run ``model.py`` or ``model.py:factory`` and return what it describes.
 
     Raises:
-        EntryError: the file is missing or broken, raises an error, lacks a definition, or returns a wrong value.
+        EntryError: the file is missing or broken, raises an error, lacks a definition, or returns
+            a wrong value.
     """
     path, factory = split_spec(spec)
     with directory_on_path(path), torch.random.fork_rng(devices=[]):
@@ -121,7 +129,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path, filename: str) -> str:
-    """Return a private module name. It differs from that of another loaded file with the same stem."""
+    """Return a private module name.
+
+    It differs from that of another loaded file with the same stem.
+    """
     stem = path.stem if path.stem.isidentifier() else "model"
     base = f"{origin.ENTRY_MODULE}{stem}"
     name, count = base, 1
@@ -210,7 +221,10 @@ def _lookup(source: _Source, name: str, *, hint: str) -> Any:
 
 
 def _has_required_parameters(function: Callable[..., Any]) -> bool:
-    """Whether a function has required parameters. True if its signature is unknown, as for some built-in functions."""
+    """Whether a function has required parameters.
+
+    True if its signature is unknown, as for some built-in functions.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -25,7 +25,10 @@ _SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
 
 
 def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema.ModuleClass]]:
-    """Describe all modules, depth first, and their classes. Strings are kept for torch's own classes only."""
+    """Describe all modules, depth first, and their classes.
+
+    Strings are kept for torch's own classes only.
+    """
     classes: dict[type, tuple[int, set[str]]] = {}
     found = dict(_walk(model, ""))
     first = {id(module): name for name, module in reversed(found.items())}
@@ -74,7 +77,10 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
-    """Return the modules' flags after ``train()`` or ``eval()`` of the model. Empty unless a class overrides these."""
+    """Return the modules' flags after ``train()`` or ``eval()`` of the model.
+
+    Empty unless a class overrides these.
+    """
     modules = list(model.modules())
     if all(type(m).train is nn.Module.train and type(m).eval is nn.Module.eval for m in modules):
         return {}
@@ -125,7 +131,8 @@ def _class_names(kind: type) -> Iterator[str]:
 def _plain(value: Any, *, strings: bool, depth: int = _DEPTH) -> Any:
     """Return a value as plain data, or ``NOT_A_LITERAL``.
 
-    ``strings`` is set for torch's own classes only, because strings of others may contain paths or secrets.
+    ``strings`` is set for torch's own classes only, because strings of others may contain paths or
+    secrets.
     """
     kind = type(value)
     if kind in _SEQUENCES and depth:

@@ -18,7 +18,10 @@ from ..origin import class_name
 
 
 def describe_arguments(spec: Any, names: list[str]) -> tuple[schema.Tree, list[str]]:
-    """Describe the arguments of a call, a tuple or a dictionary, as :func:`describe` does. ``names`` are their names."""
+    """Describe the arguments of a call, a tuple or a dictionary, as :func:`describe` does.
+
+    ``names`` are their names.
+    """
     items, paths = _describe_all(tree_children(spec), names)
     return (schema.DictNode(list(spec.context), items) if spec.type is dict else schema.TupleNode(items)), paths
 
@@ -27,7 +30,8 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     """Turn a ``torch.utils._pytree.TreeSpec`` into a tree and the paths of its leaves, in order.
 
     Raises:
-        UnsupportedError: a container's fields have no names, or a mapping has keys that are not strings or integers.
+        UnsupportedError: a container's fields have no names, or a mapping has keys that are not
+            strings or integers.
     """
     if spec.is_leaf():
         return schema.LeafNode(), [path]
@@ -64,7 +68,10 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
 
 
 def _is_tuple(spec: Any) -> bool:
-    """Whether a spec is a named tuple. Its type is the class itself, or ``collections.namedtuple`` with it as context."""
+    """Whether a spec is a named tuple.
+
+    Its type is the class itself, or ``collections.namedtuple`` with it as context.
+    """
     return any(isinstance(kind, type) and issubclass(kind, tuple) for kind in (spec.type, spec.context))
 
 

@@ -22,12 +22,18 @@ Kind = Literal["parameter", "buffer"]
 
 @dataclass
 class StoredTensors:
-    """The tensors for the weights blobs, by name and in order. They are contiguous and on the CPU."""
+    """The tensors for the weights blobs, by name and in order.
+
+    They are contiguous and on the CPU.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add_constant(self, tensor: torch.Tensor) -> str:
-        """Store a tensor that the model closes over, and return its name. Equal contents share one name."""
+        """Store a tensor that the model closes over, and return its name.
+
+        Equal contents share one name.
+        """
         value = tensor.detach().cpu().contiguous()
         content = bytes_of(value)
         header = f"{value.dtype}{tuple(value.shape)}".encode()
@@ -39,8 +45,8 @@ class StoredTensors:
 def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema.StateEntry]:
     """List all parameters and buffers in ``state_dict`` order, and add their elements to ``stored``.
 
-    The same tensor under two names is stored once (``tied_to``). Distinct tensors that share a storage still share it
-    when loaded.
+    The same tensor under two names is stored once (``tied_to``). Distinct tensors that share a
+    storage still share it when loaded.
     """
     _refuse_uninitialised(model)
     entries: list[schema.StateEntry] = []

@@ -17,16 +17,21 @@ from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 _PLAIN = "numbers, strings, dtypes, devices, and tuples, lists and dictionaries of them"
 
 Inner = Callable[[str, torch.Tensor], schema.InnerTensor]
-"""A function that describes a plain inner tensor. It gets the attribute path (``.a.b``) and the tensor."""
+"""A function that describes a plain inner tensor.
+
+It gets the attribute path (``.a.b``) and the tensor.
+"""
 
 
 def describe(tensor: torch.Tensor, where: str, shape_env: ShapeEnv | None, inner: Inner | None = None) -> schema.Subclass | None:
     """Return the format's description of a subclass, or None for a plain tensor.
 
-    ``where`` is what an error names: the path of an argument, the name of a parameter, or the user's line.
+    ``where`` is what an error names: the path of an argument, the name of a parameter, or the
+    user's line.
 
     Raises:
-        UnsupportedError: the class cannot be taken apart into inner tensors, or needs more than plain data to be rebuilt.
+        UnsupportedError: the class cannot be taken apart into inner tensors, or needs more than
+            plain data to be rebuilt.
     """
     if is_plain_tensor(tensor):
         return None
@@ -39,7 +44,10 @@ def refuse(where: str, message: str) -> UnsupportedError:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the inner tensors of a subclass in order, with those of nested subclasses. For a plain tensor, yield itself."""
+    """Yield the inner tensors of a subclass in order, with those of nested subclasses.
+
+    For a plain tensor, yield itself.
+    """
     if not is_wrapper_subclass(tensor):
         yield tensor
         return
@@ -48,7 +56,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def check_apart(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Check that inner tensors of subclasses share memory with nothing else. A trace would merge one tensor at two paths.
+    """Check that inner tensors of subclasses share memory with nothing else.
+
+    A trace would merge one tensor at two paths.
 
     Raises:
         UnsupportedError: names both paths.
@@ -110,7 +120,10 @@ _SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
 
 
 def _data(value: Any, where: str, owner: str) -> schema.Data:
-    """Return metadata as plain data. Only exact types are accepted, so that the loader restores exactly the same values."""
+    """Return metadata as plain data.
+
+    Only exact types are accepted, so that the loader restores exactly the same values.
+    """
     if type(value) in _SEQUENCES:
         items = [_data(item, f"{where}[{i}]", owner) for i, item in enumerate(value)]
         return schema.DataSequence(_SEQUENCES[type(value)], items)

@@ -36,7 +36,8 @@ def describe(
         The documents by method name, and the graphs that the targets compile.
 
     Raises:
-        UnsupportedError: the format cannot express something in a graph. Lists all such nodes with the user's lines.
+        UnsupportedError: the format cannot express something in a graph. Lists all such nodes with
+            the user's lines.
     """
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
     served = _served(traced, has_modes=context.model is context.module and capture.has_modes(context.module))
@@ -105,7 +106,10 @@ def _lines(item: TracedMethod) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ProgramParts:
-    """The parts of a program other than the model's state. ``operators`` are the namespaces that are not torch's own."""
+    """The parts of a program other than the model's state.
+
+    ``operators`` are the namespaces that are not torch's own.
+    """
 
     methods: Mapping[str, schema.Method]
     operators: Sequence[str]
@@ -167,10 +171,13 @@ def as_a_loader() -> Iterator[None]:
 
 
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
-    """Return the caller's modes that each method serves. Under one autocast, one method at most serves a mode.
+    """Return the caller's modes that each method serves.
 
-    A method with gradients also serves its mode without gradients, unless the model does something else there. A plain
-    function has no train and eval mode, nor has a module that ``torch.export`` made. There one graph serves both modes.
+    Under one autocast, one method at most serves a mode.
+
+    A method with gradients also serves its mode without gradients, unless the model does something
+    else there. A plain function has no train and eval mode, nor has a module that ``torch.export``
+    made. There one graph serves both modes.
     """
     plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
     served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
@@ -194,7 +201,10 @@ def _positional_parameters(model: Any) -> list[str]:
 
 
 def _defaults(context: BuildContext) -> dict[str, schema.Scalar]:
-    """Return the literal defaults of parameters that the example leaves out. The graphs are specialised to them."""
+    """Return the literal defaults of parameters that the example leaves out.
+
+    The graphs are specialised to them.
+    """
     positional = set(_positional_parameters(context.model)[: len(context.args)])
     found: dict[str, schema.Scalar] = {}
     for parameter in parameters(context.model):

@@ -1,9 +1,10 @@
 """Traces second derivatives: the gradients of a method become a method of their own.
 
-The backward graph alone cannot be differentiated again, because it reads saved tensors. The graphs do not record how these
-depend on the inputs, for example through ``detach``, ``no_grad`` or an ``autograd.Function`` with its own backward. So the
-build traces the gradients again from the model, as autograd computes them with ``create_graph=True``. They are traced as a
-function of tangents and tensor arguments.
+The backward graph alone cannot be differentiated again, because it reads saved tensors. The graphs
+do not record how these depend on the inputs, for example through ``detach``, ``no_grad`` or an
+``autograd.Function`` with its own backward. So the build traces the gradients again from the
+model, as autograd computes them with ``create_graph=True``. They are traced as a function of
+tangents and tensor arguments.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Gradients(torch.nn.Module):
         """Return example inputs of this module and their dynamic sizes.
 
         Raises:
-            UnsupportedError: an integer argument is dynamic. Gradients take tensors only, so they would keep the example's
-                value.
+            UnsupportedError: an integer argument is dynamic. Gradients take tensors only, so they
+                would keep the example's value.
         """
         if shapes.integers:
             paths = [first.method["leaves"][i].path for i in shapes.integers]
@@ -111,10 +112,13 @@ def _result_of(tangent: schema.Tangent, results: list[schema.Result], problems: 
 
 
 def check(first: Convention, second: Convention) -> bool:
-    """Check that the gradients can be computed from what exists after the forward. Return whether it draws random numbers.
+    """Check that the gradients can be computed from what exists after the forward.
+
+    Return whether it draws random numbers.
 
     Raises:
-        UnsupportedError: the gradients read values that the forward overwrites, or draw other random numbers than it.
+        UnsupportedError: the gradients read values that the forward overwrites, or draw other
+            random numbers than it.
     """
     problems = []
     overwritten = [first.method["primals"][mutation.primal] for mutation in first.method["mutations"]]
@@ -164,7 +168,10 @@ _TRAINING = {
 }
 """Batch normalisation operators, with the index of the argument that says whether they are in train mode."""
 _NEW_STATISTICS = (3, 4)
-"""Indices of the results that depend on the running statistics in train mode. The backward has none of them."""
+"""Indices of the results that depend on the running statistics in train mode.
+
+The backward has none of them.
+"""
 
 
 def _trains(node: Node) -> bool:

@@ -1,4 +1,7 @@
-"""Compiles a program's graphs for the targets and writes the bundle. Both ``build`` and ``compile_bundle`` end here."""
+"""Compiles a program's graphs for the targets and writes the bundle.
+
+Both ``build`` and ``compile_bundle`` end here.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from .progress import BuildReport, Run
 class BundleInProgress:
     """A bundle that is being made.
 
-    ``out`` is its path and ``layout`` its form. ``producer`` names the versions that make it. ``fixes`` returns what a
-    target's toolchain record says about the torch fixes.
+    ``out`` is its path and ``layout`` its form. ``producer`` names the versions that make it.
+    ``fixes`` returns what a target's toolchain record says about the torch fixes.
     """
 
     run: Run
@@ -56,7 +59,10 @@ def compile_targets(
 def write(
     in_progress: BundleInProgress, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
 ) -> BuildReport:
-    """Write the bundle and return a report. With ``existing``, the bundle also holds those targets."""
+    """Write the bundle and return a report.
+
+    With ``existing``, the bundle also holds those targets.
+    """
     run, cache = in_progress.run, in_progress.cache
     complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     with run.stage("write"):

@@ -22,8 +22,9 @@ LAYOUTS = ("file", "directory")
 class MethodPlan:
     """A method to build, and the mode in which it is traced.
 
-    ``train`` is train mode with gradients. ``infer`` is eval mode without gradients. ``autocast`` is the element type of the
-    autocast under which the method is traced (``bfloat16``), or null for none.
+    ``train`` is train mode with gradients. ``infer`` is eval mode without gradients. ``autocast``
+    is the element type of the autocast under which the method is traced (``bfloat16``), or null
+    for none.
     """
 
     name: str
@@ -42,23 +43,34 @@ METHODS = {plan.name: plan for plan in (
     MethodPlan("infer", training=False, grad=False),
     MethodPlan("eval", training=False, grad=True),
 )}  # fmt: skip
-"""The methods that a build knows. ``eval`` has gradients of the eval-mode graph (frozen BatchNorm, no dropout)."""
+"""The methods that a build knows.
+
+``eval`` has gradients of the eval-mode graph (frozen BatchNorm, no dropout).
+"""
 
 
 AUTOCAST: dict[str, schema.DType | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
-"""The values of ``autocast`` with their element types. A bundle with several variants has its methods in this order."""
+"""The values of ``autocast`` with their element types.
+
+A bundle with several variants has its methods in this order.
+"""
 
 DEFAULT_METHODS = ("train", "infer")
 OPTIONAL_METHODS = frozenset({"infer"})
-"""Default methods that training does not need. A build that cannot make them leaves them out with a warning."""
+"""Default methods that training does not need.
+
+A build that cannot make them leaves them out with a warning.
+"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the methods are traced and partitioned. Each option is as :func:`aotpack.build` takes it.
+    """How the methods are traced and partitioned.
 
-    ``optional`` are the methods that may fail. ``autocast`` has the element types of the autocasts that each method is built
-    for, with null for none.
+    Each option is as :func:`aotpack.build` takes it.
+
+    ``optional`` are the methods that may fail. ``autocast`` has the element types of the autocasts
+    that each method is built for, with null for none.
     """
 
     methods: Sequence[str] = DEFAULT_METHODS
@@ -88,7 +100,9 @@ def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) ->
 
 
 def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | None) -> tuple[schema.DType | None, ...]:
-    """Return the element types that ``autocast`` asks for. ``current`` is that of the caller's autocast.
+    """Return the element types that ``autocast`` asks for.
+
+    ``current`` is that of the caller's autocast.
 
     Raises:
         BuildError: an autocast is unknown.

@@ -1,6 +1,7 @@
 """Makes bundles: ``build`` from a model, ``compile_bundle`` from the graphs of an existing bundle.
 
-Read this module as a table of contents. Each stage is a function, and frozen results pass between the stages.
+Read this module as a table of contents. Each stage is a function, and frozen results pass between
+the stages.
 
 ``build``: capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.documents`)
 -> targets (:mod:`.finish`) -> weights -> bundle (:mod:`.finish`).
@@ -79,44 +80,49 @@ def build(
 
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
-        args: example inputs. The build uses the types, sizes and ``requires_grad`` of their tensors. It uses values of
-            tensors only for ``branches="example"``, ``warm_up`` and ``self_test``, and to explain a failed capture.
+        args: example inputs. The build uses the types, sizes and ``requires_grad`` of their
+            tensors. It uses values of tensors only for ``branches="example"``, ``warm_up`` and
+            ``self_test``, and to explain a failed capture.
         kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
         dynamic_shapes: the dynamic sizes, in the form that ``torch.export`` takes.
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: the share of activation memory that may be saved for the backward, 0..1.
-        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A default ``infer``
-            that cannot be built is left out, with a warning.
-        front_ends: which front ends may trace the model, in order of preference: any of ``dynamo``, ``export``,
-            ``trace``.
-        rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every target, and leaves the
-            generator in the same state. ``"default"`` lets a target's compiler draw other numbers of the same
-            distributions.
-        branches: what to do with Python branches on the values of tensors. These are branches on truth values, on
-            comparisons of numbers (``item()``, ``tolist()``), and on whole numbers (``int()``). ``"refuse"`` rejects
-            them. ``"example"`` runs the model on copies of the example inputs and follows the branches taken there.
-            A call that would take another branch raises an error.
-        autocast: the autocast that each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``, or several
-            (``("none", "bf16")``). Each call uses the variant that matches its caller's ``torch.autocast``. Null: the
-            autocast that is active now.
+        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A
+            default ``infer`` that cannot be built is left out, with a warning.
+        front_ends: which front ends may trace the model, in order of preference: any of
+            ``dynamo``, ``export``, ``trace``.
+        rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every
+            target, and leaves the generator in the same state. ``"default"`` lets a target's
+            compiler draw other numbers of the same distributions.
+        branches: what to do with Python branches on the values of tensors. These are branches on
+            truth values, on comparisons of numbers (``item()``, ``tolist()``), and on whole
+            numbers (``int()``). ``"refuse"`` rejects them. ``"example"`` runs the model on copies
+            of the example inputs and follows the branches taken there. A call that would take
+            another branch raises an error.
+        autocast: the autocast that each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``,
+            or several (``("none", "bf16")``). Each call uses the variant that matches its caller's
+            ``torch.autocast``. Null: the autocast that is active now.
         self_test: record the inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name. The default is the name of the model's class.
         cache: reuse the compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
-        second_derivatives: also store the gradients of gradients (``create_graph=True``). Each method with gradients
-            then needs one more trace and more code.
-        specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for. Each entry gives a value
-            for every dynamic size, by the name of its ``torch.export.Dim``: ``[{"batch": 8}, {"batch": 32}]``.
-        warm_up: first call a copy of the model in eager on the example inputs, and trace that copy. It then has what
-            a first call sets up: caches, lazily created tensors, parameters initialised from data.
-        allow_untested_torch: build with a version of torch that aotpack was not tested with. The bundle records it.
+        second_derivatives: also store the gradients of gradients (``create_graph=True``). Each
+            method with gradients then needs one more trace and more code.
+        specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for. Each
+            entry gives a value for every dynamic size, by the name of its ``torch.export.Dim``:
+            ``[{"batch": 8}, {"batch": 32}]``.
+        warm_up: first call a copy of the model in eager on the example inputs, and trace that
+            copy. It then has what a first call sets up: caches, lazily created tensors, parameters
+            initialised from data.
+        allow_untested_torch: build with a version of torch that aotpack was not tested with. The
+            bundle records it.
         observer: is notified of progress.
 
     Raises:
-        UnsupportedTorchError: aotpack was not tested with this torch, or torch's private names differ from the tested
-            ones.
+        UnsupportedTorchError: aotpack was not tested with this torch, or torch's private names
+            differ from the tested ones.
         BuildError: the model cannot be built. Nothing was written.
     """
     kwargs = dict(kwargs or {})
@@ -191,28 +197,31 @@ def compile_bundle(
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
 
-    The program, its weights and the existing targets stay the same, byte for byte. This process must have registered all
-    operators that are not torch's own. If the old bundle is trusted, the new one is recorded as built by this user, so that
-    its native code runs.
+    The program, its weights and the existing targets stay the same, byte for byte. This process
+    must have registered all operators that are not torch's own. If the old bundle is trusted, the
+    new one is recorded as built by this user, so that its native code runs.
 
     Args:
         bundle: the ``.aotpack`` file or directory. It may be the one that ``out`` replaces.
         targets: the targets to add: ``"cpu:x86-64-v4"``, ``"portable"``.
         out: the ``.aotpack`` file (or directory) to write.
         trust: whether the old bundle is trusted, as ``aotpack_loader.load`` takes it.
-        self_test: before writing, run the bundle's recorded inputs on each new target that can run on this machine.
+        self_test: before writing, run the bundle's recorded inputs on each new target that can run
+            on this machine.
         cache: reuse the compiled code of unchanged graphs.
         layout: ``"file"`` or ``"directory"``.
-        specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build` takes them.
-        subclasses: the tensor subclasses in the bundle, as ``aotpack_loader.load`` takes them. ``self_test`` needs them.
+        specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build`
+            takes them.
+        subclasses: the tensor subclasses in the bundle, as ``aotpack_loader.load`` takes them.
+            ``self_test`` needs them.
         allow_untested_torch: as :func:`build` takes it.
         observer: is notified of progress.
 
     Raises:
         UnsupportedTorchError: as :func:`build`.
         BundleError: there is no bundle at that path, or it is damaged, or its format is too new.
-        BuildError: a target is unknown or already in the bundle, cannot compile the graphs, or computes other values
-            than those recorded. Nothing was written.
+        BuildError: a target is unknown or already in the bundle, cannot compile the graphs, or
+            computes other values than those recorded. Nothing was written.
         TrustError: ``self_test`` would run native code of a bundle that is not trusted.
     """
     if problems := layout_problems(layout):
@@ -244,10 +253,13 @@ def compile_bundle(
 
 
 def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) -> Callable[[Target], dict[str, str]]:
-    """Check the version of torch. Return the function that makes a target's toolchain record of the torch fixes.
+    """Check the version of torch.
+
+    Return the function that makes a target's toolchain record of the torch fixes.
 
     Raises:
-        UnsupportedTorchError: aotpack was not tested with this torch, and ``allow_untested`` is false.
+        UnsupportedTorchError: aotpack was not tested with this torch, and ``allow_untested`` is
+            false.
     """
     untested = check_torch(inductor=any(map(uses_inductor, targets)), allow_untested=allow_untested)
     if untested:

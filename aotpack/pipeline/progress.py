@@ -49,8 +49,8 @@ class StageTime:
 class BuildReport:
     """What a build made.
 
-    ``size`` is in bytes. ``saved_bytes`` are the bytes of activations that each method saves for its backward at the
-    example's sizes.
+    ``size`` is in bytes. ``saved_bytes`` are the bytes of activations that each method saves for
+    its backward at the example's sizes.
     """
 
     out: Path

@@ -36,7 +36,8 @@ def graphs_of(bundle: Bundle) -> list[GraphToCompile]:
     """Restore all graphs of a bundle, with fake tensors over the symbols of their methods.
 
     Raises:
-        BuildError: this process lacks an operator of the graphs, or its torch does not match them or cannot restore them.
+        BuildError: this process lacks an operator of the graphs, or its torch does not match them
+            or cannot restore them.
         UnsupportedError: a graph uses names or symbols that torch does not have.
         CorruptBundleError: a graph is missing or damaged.
     """
@@ -64,7 +65,10 @@ def keep(bundle: Bundle, store: BlobStore) -> Existing:
 
 
 def uses_deterministic_algorithms(program: schema.Program) -> bool:
-    """Whether a method was traced for deterministic algorithms. Its compiled code must then use them too."""
+    """Whether a method was traced for deterministic algorithms.
+
+    Its compiled code must then use them too.
+    """
     return any(method.deterministic for method in program.methods.values())
 
 

@@ -24,7 +24,8 @@ def record(
     """Run one eager step on a copy of ``model`` and store inputs, results, gradients and buffers.
 
     Raises:
-        BuildError: the model cannot be copied or run, or its results differ from run to run without ``rng="eager"``.
+        BuildError: the model cannot be copied or run, or its results differ from run to run
+            without ``rng="eager"``.
         UnsupportedError: safetensors cannot store an element type.
     """
     tensors: dict[str, torch.Tensor] = {}

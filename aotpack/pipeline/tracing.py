@@ -1,4 +1,7 @@
-"""Traces the methods of a program. Each is captured, partitioned and given its calling convention."""
+"""Traces the methods of a program.
+
+Each is captured, partitioned and given its calling convention.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,13 @@ from .progress import Run
 
 @dataclass(frozen=True)
 class TracedMethod:
-    """A traced method. ``identical``, ``distinct``, ``second`` and ``flags`` are those of its document.
+    """A traced method.
 
-    ``gradients_only`` is true if the model does something else without gradients. ``made_to_require`` has the leaf numbers of
-    the arguments on which the model calls ``requires_grad_()``.
+    ``identical``, ``distinct``, ``second`` and ``flags`` are those of its document.
+
+    ``gradients_only`` is true if the model does something else without gradients.
+    ``made_to_require`` has the leaf numbers of the arguments on which the model calls
+    ``requires_grad_()``.
     """
 
     plan: MethodPlan
@@ -59,8 +65,9 @@ class TracedMethod:
 class BuildContext:
     """The inputs that all methods of a build are traced from.
 
-    ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects the tensors that the
-    bundle stores. ``gaps`` has the numbers of leaves that have gaps and are traced as if they were dense.
+    ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects
+    the tensors that the bundle stores. ``gaps`` has the numbers of leaves that have gaps and are
+    traced as if they were dense.
     """
 
     run: Run
@@ -121,7 +128,10 @@ def _gaps(
 
 
 def trace(context: BuildContext) -> list[TracedMethod]:
-    """Trace every method of the options. With ``second_derivatives``, the method of its gradients follows each of them."""
+    """Trace every method of the options.
+
+    With ``second_derivatives``, the method of its gradients follows each of them.
+    """
     traced: list[TracedMethod] = []
     for plan in context.options.plans:
         with under_autocast(plan.autocast):
@@ -152,7 +162,10 @@ def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
 
 
 def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
-    """Return the method with the modes of the submodules that it depends on. A plain function has no modes."""
+    """Return the method with the modes of the submodules that it depends on.
+
+    A plain function has no modes.
+    """
     if context.model is not context.module:
         return method
     with capture.as_traced(context.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
@@ -160,7 +173,11 @@ def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
 
 
 def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
-    """Trace a method. If the model calls ``requires_grad_()`` on arguments, trace again with examples that require it."""
+    """Trace a method.
+
+    If the model calls ``requires_grad_()`` on arguments, trace again with examples that require
+    it.
+    """
     try:
         return _trace_as_given(context, plan)
     except SetsRequiresGradError as error:
@@ -170,7 +187,10 @@ def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
 
 
 def _with_gradients(context: BuildContext, leaves: Collection[int]) -> BuildContext:
-    """Return the same context with examples that require gradients. ``leaves`` are their leaf numbers."""
+    """Return the same context with examples that require gradients.
+
+    ``leaves`` are their leaf numbers.
+    """
     flat = pytree.tree_leaves((context.args, context.kwargs))
     made = {id(flat[i]): flat[i].detach().requires_grad_() for i in leaves}
     args, kwargs = replaced(context.args, context.kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
@@ -251,7 +271,10 @@ def _writes(convention: signature.Convention) -> Writes:
 
 @contextlib.contextmanager
 def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]:
-    """Yield what the model does to its caller's containers. Inside the block it is traced with these changes as results."""
+    """Yield what the model does to its caller's containers.
+
+    Inside the block it is traced with these changes as results.
+    """
     found = Containers()
     if plan in context.options.plans:
         with capture.as_traced(context.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
@@ -359,7 +382,8 @@ def _with_layouts(
 def _check_turned_on(convention: signature.Convention) -> None:
     """Refuse results and writes with gradients in a method traced without gradients.
 
-    Here the model turns gradients on by itself. But the loader rebuilds views and writes to arguments with gradients off.
+    Here the model turns gradients on by itself. But the loader rebuilds views and writes to
+    arguments with gradients off.
     """
     results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
     written = [m for m in convention.method["mutations"] if m.requires_grad]
@@ -409,7 +433,10 @@ def _check_dynamic(
 
 
 def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
-    """Return the symbols with the user's names. A symbol's label is the first name of a size that is just this symbol."""
+    """Return the symbols with the user's names.
+
+    A symbol's label is the first name of a size that is just this symbol.
+    """
     names: dict[schema.Dim, str] = {}
     for number, bounds in shapes.integers.items():
         if isinstance(leaf := leaves[number], schema.IntegerLeaf):

@@ -1,8 +1,9 @@
 """Turns AOTAutograd's metadata into a method's calling convention, as plain data.
 
-The input is a partitioned joint graph. The output is the method's graphs in the bundle's calling convention, with
-everything that the loader must do around them. What a bundle cannot express is refused here. The parts build on each
-other in the order of a call: inputs, mutations, outputs, backward.
+The input is a partitioned joint graph. The output is the method's graphs in the bundle's calling
+convention, with everything that the loader must do around them. What a bundle cannot express is
+refused here. The parts build on each other in the order of a call: inputs, mutations, outputs,
+backward.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def assemble(
     arrangement: Arrangement,
     containers: Containers = NO_CONTAINERS,
 ) -> Convention:
-    """Compute the calling convention of one method. ``args`` and ``kwargs`` are the user's, before any rearrangement.
+    """Compute the calling convention of one method.
+
+    ``args`` and ``kwargs`` are the user's, before any rearrangement.
 
     Raises:
         UnsupportedError: names every construct that a bundle cannot reproduce.
@@ -136,7 +139,10 @@ class _Assembler(Backward):
         return containers.trees(*described)
 
     def _subclasses(self, outputs: list[Node]) -> list[schema.Subclass | None]:
-        """Return the subclass that each output of a graph becomes. Empty if no output is a subclass."""
+        """Return the subclass that each output of a graph becomes.
+
+        Empty if no output is a subclass.
+        """
         found = [subclass_leaves.describe(node, source_line(node) or node.name, self.shape_env) for node in outputs]
         return found if any(found) else []
 

@@ -87,10 +87,12 @@ class Backward(Outputs):
         partition.order_placeholders(self.parts)
 
     def _donated(self) -> set[Node]:
-        """Return the saved tensors that share storage with nothing else. The backward may reuse their memory.
+        """Return the saved tensors that share storage with nothing else.
 
-        Equal values have been merged into one node, and their recorded storages do not show it. So the roots of views are
-        compared too.
+        The backward may reuse their memory.
+
+        Equal values have been merged into one node, and their recorded storages do not show it. So
+        the roots of views are compared too.
         """
         others = subclass_leaves.flat(
             [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
@@ -156,7 +158,10 @@ class Backward(Outputs):
         return 0
 
     def _position_of_result(self, index: int, node: Any) -> int:
-        """Return the output position of a result. Outputs are in order, so the n-th use of a node has its n-th position."""
+        """Return the output position of a result.
+
+        Outputs are in order, so the n-th use of a node has its n-th position.
+        """
         first = self.metadata.num_mutated_inp_runtime_indices
         earlier = sum(
             other is node and info.output_type in FRESH
@@ -190,7 +195,10 @@ class Backward(Outputs):
         return gradients, kept
 
     def _depends(self, gradients: list[Node]) -> list[list[int]]:
-        """Return the tangents that each of ``gradients`` is computed from. Empty if each depends on all."""
+        """Return the tangents that each of ``gradients`` is computed from.
+
+        Empty if each depends on all.
+        """
         backward = self.parts.backward
         if backward is None or len(self.tangents) < 2:
             return []
@@ -202,7 +210,10 @@ class Backward(Outputs):
         return [] if all(len(tangents) == len(self.tangents) for tangents in found) else found
 
     def _saved_bytes(self) -> int:
-        """Return the bytes of saved activations at the example's sizes. Storages of primals do not count."""
+        """Return the bytes of saved activations at the example's sizes.
+
+        Storages of primals do not count.
+        """
         primals = {
             compat.StorageWeakRef(value.untyped_storage())
             for value in map(tensor_of, subclass_leaves.flat(self.primal_nodes))

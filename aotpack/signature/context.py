@@ -23,7 +23,8 @@ from . import subclass_leaves
 class Context:
     """The state of one assembly.
 
-    ``primals`` and ``primal_nodes`` correspond one to one. ``outputs`` are the forward's, in order.
+    ``primals`` and ``primal_nodes`` correspond one to one. ``outputs`` are the forward's, in
+    order.
     """
 
     def __init__(
@@ -62,7 +63,10 @@ class Context:
             raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
 
     def _output(self, node: Node, *, fresh: bool) -> int:
-        """Add ``node`` to the graph's outputs and return its position. Without ``fresh``, an existing position is reused."""
+        """Add ``node`` to the graph's outputs and return its position.
+
+        Without ``fresh``, an existing position is reused.
+        """
         if not fresh and node in self.outputs:
             return self.outputs.index(node)
         self.outputs.append(node)
@@ -115,10 +119,12 @@ class Context:
         return isinstance(size, torch.SymInt) and size_expression(size, self.shape_env) == name
 
     def _output_symbols(self) -> list[schema.OutputSymbol]:
-        """Describe which outputs hold the data-dependent sizes. Called after all other outputs are known.
+        """Describe which outputs hold the data-dependent sizes.
 
-        If a needed size is not a dimension of any output, the forward returns it. For a size that is not needed, the range is
-        kept.
+        Called after all other outputs are known.
+
+        If a needed size is not a dimension of any output, the forward returns it. For a size that
+        is not needed, the range is kept.
         """
         places: dict[str, tuple[int, int | None]] = {**self._sizes_of_outputs()}
         for name in sorted(self._wanted - places.keys()):

@@ -101,7 +101,10 @@ class Inputs(Context):
         self._drop_constant_inputs()
 
     def _with_starts(self, leaves: list[schema.InputLeaf]) -> list[schema.InputLeaf]:
-        """Mark the arguments that ``as_strided`` reads with an offset. In the trace they had a storage offset of 0."""
+        """Mark the arguments that ``as_strided`` reads with an offset.
+
+        In the trace they had a storage offset of 0.
+        """
         inputs = {node: i for i, node in enumerate(self.primal_nodes)}
         inputs |= {placeholder: inputs[value] for value, placeholder in self.parts.saved if value in inputs}
         graphs = [self.parts.forward.graph, *([] if self.parts.backward is None else [self.parts.backward.graph])]
@@ -149,7 +152,10 @@ class Inputs(Context):
         self.primals = [primal for _, primal in kept]
 
     def _return_constant(self, node: Node, primal: schema.Primal) -> None:
-        """Replace a returned number argument by a constant result. Calls must pass the same value."""
+        """Replace a returned number argument by a constant result.
+
+        Calls must pass the same value.
+        """
         flat = pytree.tree_leaves((self.args, self.kwargs))
         value = flat[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
         self.parts.forward_outputs = [value if out is node else out for out in self.parts.forward_outputs]

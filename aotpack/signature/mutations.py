@@ -63,12 +63,18 @@ class Mutations(Inputs):
         return found
 
     def _grows_unwritten(self, index: int, node: Node) -> bool:
-        """Whether ``resize_`` made the argument larger. Its value is then a copy, while other changes of sizes give a view."""
+        """Whether ``resize_`` made the argument larger.
+
+        Its value is then a copy, while other changes of sizes give a view.
+        """
         source = self._raw_primal_nodes[index]
         return views.root(node) is not source and views.reach(node) > views.reach(source)
 
     def _geometry(self, index: int, node: Node) -> schema.Geometry:
-        """Return an argument's sizes, strides and offset after the model changed them. In the trace it began at offset 0."""
+        """Return an argument's sizes, strides and offset after the model changed them.
+
+        In the trace it began at offset 0.
+        """
         kind = tensor_value(node.meta["val"], self.shape_env)
         above = {*views.chain(node), self._raw_primal_nodes[index]}
         strided = [n for n in self.parts.forward.graph.nodes if n.target in views.AS_STRIDED and views.root(n) in above]
@@ -78,7 +84,8 @@ class Mutations(Inputs):
     def _nothing(self, index: int) -> Node:
         """Return an empty tensor, as the output for a value that is not read.
 
-        After ``as_strided_``, the value may use elements of the storage that the graph does not get in a call.
+        After ``as_strided_``, the value may use elements of the storage that the graph does not
+        get in a call.
         """
         graph = self.parts.forward.graph
         source = self._raw_primal_nodes[index]
@@ -88,7 +95,10 @@ class Mutations(Inputs):
         return node
 
     def _is_leaf_with_gradient(self, index: int) -> bool:
-        """Whether an argument is a leaf that requires a gradient. A write to it must have been hidden from autograd."""
+        """Whether an argument is a leaf that requires a gradient.
+
+        A write to it must have been hidden from autograd.
+        """
         primal = self.primals[self._primal_index(index)]
         if not isinstance(primal, schema.InputPrimal):
             return False
@@ -105,14 +115,18 @@ class Mutations(Inputs):
             self.problems.append(Problem(self._primal_path(index), message))
 
     def _written_in_checkpoints(self) -> list[str]:
-        """Return the paths of what is written inside a checkpoint. Eager writes again when it recomputes."""
+        """Return the paths of what is written inside a checkpoint.
+
+        Eager writes again when it recomputes.
+        """
         written = zip(self.parts.forward_outputs, self.metadata.mutated_inp_runtime_indices, strict=False)
         return [self._primal_path(index) for node, index in written if isinstance(node, Node) and checkpoints.is_recomputed(node)]
 
     def _touched(self, mutations: list[schema.Mutation]) -> list[int]:
         """Return the primals whose version counter moves although nothing is written to them.
 
-        The model calls an in-place operator that has no effect, or changes the sizes of a view or a detached alias.
+        The model calls an in-place operator that has no effect, or changes the sizes of a view or
+        a detached alias.
         """
         written = {mutation.primal for mutation in mutations}
         return [p for p in map(self._primal_index, self._touched_inputs()) if p not in written]
@@ -122,7 +136,10 @@ class Mutations(Inputs):
         return [i for i in range(len(self._raw_primal_nodes)) if i not in self._dropped and self._touches(i)]
 
     def _touches(self, index: int) -> bool | None:
-        """Whether eager moves the version counter of AOTAutograd's input ``index``. None if unknown, or for a base."""
+        """Whether eager moves the version counter of AOTAutograd's input ``index``.
+
+        None if unknown, or for a base.
+        """
         primal = self.primals[self._primal_index(index)]
         of_bases = not isinstance(primal, (schema.InputPrimal, schema.ParameterPrimal, schema.BufferPrimal))
         return None if of_bases else self.joint.touches(self.joint.primal_descriptors[index])

@@ -31,7 +31,10 @@ _DETACH = schema.ViewStep("aten.detach.default", [], {})
 
 
 class _Rebuilt(NamedTuple):
-    """A view, as steps from ``origin``. That is result ``base``, or no result if ``base`` is None."""
+    """A view, as steps from ``origin``.
+
+    That is result ``base``, or no result if ``base`` is None.
+    """
 
     origin: Node
     base: int | None
@@ -137,10 +140,11 @@ class Outputs(Mutations):
     def _is_own(self, i: int, info: Any, node: Node) -> bool:
         """Whether fresh result ``i`` must not be a view to autograd, although its node may be one.
 
-        Autograd treats several views made at once, and those of custom functions, as views. It refuses in-place changes of
-        them, as in eager. Other such results are views of values that the caller cannot reach. A result that was written
-        through a view is traced as a view, so it is not among them. Or eager shares their memory without marking them as
-        views (``unsafe_split``).
+        Autograd treats several views made at once, and those of custom functions, as views. It
+        refuses in-place changes of them, as in eager. Other such results are views of values that
+        the caller cannot reach. A result that was written through a view is traced as a view, so
+        it is not among them. Or eager shares their memory without marking them as views
+        (``unsafe_split``).
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
@@ -259,10 +263,13 @@ class Outputs(Mutations):
         return schema.AliasResult(steps, output=position, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> tuple[list[schema.Result], dict[int, int]]:
-        """Return the results with ``detach`` in aliases of arguments where eager detaches. Decompositions may drop it.
+        """Return the results with ``detach`` in aliases of arguments where eager detaches.
 
-        An alias whose sizes change in place later is detached after that change, because it is not a view. The second value
-        maps each such result to the number of steps before its ``detach``.
+        Decompositions may drop it.
+
+        An alias whose sizes change in place later is detached after that change, because it is not
+        a view. The second value maps each such result to the number of steps before its
+        ``detach``.
         """
         found, after = list(results), dict[int, int]()
         bases = {i: family.base for family in self.returned.families for i in family.views}
@@ -280,7 +287,10 @@ class Outputs(Mutations):
         return found, after
 
     def _shared(self, results: list[schema.Result], detached: dict[int, int]) -> list[schema.Result]:
-        """Return the results with the view steps that each alias shares with an earlier one. Eager makes such a view once."""
+        """Return the results with the view steps that each alias shares with an earlier one.
+
+        Eager makes such a view once.
+        """
         found: list[schema.Result] = []
         for i, result in enumerate(results):
             if isinstance(result, schema.AliasResult):
@@ -333,7 +343,10 @@ class Outputs(Mutations):
 
 
 def _has_history(info: Any) -> bool:
-    """Whether a result has history. False for a view taken with gradients off, which only inherits ``requires_grad``."""
+    """Whether a result has history.
+
+    False for a view taken with gradients off, which only inherits ``requires_grad``.
+    """
     return compat.participates_in_backward(info) or not info.requires_grad
 
 

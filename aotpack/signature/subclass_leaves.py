@@ -1,8 +1,9 @@
 """Represents each tensor subclass as a single node while the signature is computed.
 
-AOTAutograd traces a subclass as its plain inner tensors. But mutations, aliases, tangents and gradients are recorded for the
-subclass itself. :func:`fold` replaces the inner tensors of each subclass by one node, so that the signature describes what
-the caller sees. :func:`plain` returns the inner tensors of such a node. Stored graphs contain no folded nodes.
+AOTAutograd traces a subclass as its plain inner tensors. But mutations, aliases, tangents and
+gradients are recorded for the subclass itself. :func:`fold` replaces the inner tensors of each
+subclass by one node, so that the signature describes what the caller sees. :func:`plain` returns
+the inner tensors of such a node. Stored graphs contain no folded nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from ..model import subclasses
 
 
 def together(*parts: object) -> None:
-    """The target of a folded node. The node represents the subclass with the inner tensors ``parts``."""
+    """The target of a folded node.
+
+    The node represents the subclass with the inner tensors ``parts``.
+    """
     raise NotImplementedError("a folded node is never run")
 
 
@@ -50,8 +54,9 @@ def flat(nodes: Iterable[object]) -> list[object]:
 class Folded:
     """A partitioned method in which each subclass is one node.
 
-    ``parts.tangents`` stay placeholders of the backward, and ``tangents`` are those that the caller sees. ``sizes`` are
-    placeholders of the forward for dynamic sizes of subclasses. AOTAutograd passes them beside the inner tensors.
+    ``parts.tangents`` stay placeholders of the backward, and ``tangents`` are those that the
+    caller sees. ``sizes`` are placeholders of the forward for dynamic sizes of subclasses.
+    AOTAutograd passes them beside the inner tensors.
     """
 
     joint: compat.Joint
@@ -61,7 +66,10 @@ class Folded:
 
 
 def fold(joint: compat.Joint, parts: partition.Partitioned) -> Folded:
-    """Replace the inner tensors of each subclass by one node. Without subclasses, nothing changes."""
+    """Replace the inner tensors of each subclass by one node.
+
+    Without subclasses, nothing changes.
+    """
     if joint.gradient_metas is None:
         return Folded(joint, parts, list(parts.tangents))
     metadata = joint.metadata
@@ -93,7 +101,10 @@ def keep_used_sizes(graph: Graph, sizes: Sequence[Node]) -> list[Node]:
 
 
 def folded_like(node: Node, parts: Sequence[Node]) -> Node:
-    """Return a node for the same subclass with other inner tensors. The last of them must come last in the graph."""
+    """Return a node for the same subclass with other inner tensors.
+
+    The last of them must come last in the graph.
+    """
     with node.graph.inserting_after(parts[-1]):
         folded = node.graph.call_function(together, tuple(parts))
     folded.meta.update(node.meta)
@@ -101,7 +112,9 @@ def folded_like(node: Node, parts: Sequence[Node]) -> Node:
 
 
 def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schema.Subclass | None:
-    """Describe the subclass of a node, with the graph's sizes and strides of the inner tensors. None for a plain value.
+    """Describe the subclass of a node, with the graph's sizes and strides of the inner tensors.
+
+    None for a plain value.
 
     Raises:
         UnsupportedError: the class needs more than plain data to be rebuilt.
@@ -119,7 +132,8 @@ def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schem
 def view_steps(base: Node, alias: Node, shape_env: compat.ShapeEnv | None) -> list[schema.ViewStep] | None:
     """Return the view operators that turn the subclass ``base`` into ``alias``, or None if there are none.
 
-    The operators must be the same for all inner tensors. Applied to the subclass itself, they must give exactly ``alias``.
+    The operators must be the same for all inner tensors. Applied to the subclass itself, they must
+    give exactly ``alias``.
     """
     pairs = list(zip(plain(base), plain(alias), strict=False))
     found = [views.steps_between(a, b, shape_env) for a, b in pairs]
@@ -167,7 +181,10 @@ class _Folding:
         self.known: dict[tuple[Node, ...], Node] = {}
 
     def fold(self, metas: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Return ``values`` with one node for each subclass. AOTAutograd's sizes between them are left out."""
+        """Return ``values`` with one node for each subclass.
+
+        AOTAutograd's sizes between them are left out.
+        """
         folded: list[Any] = []
         for meta, start in zip(metas, _starts(metas), strict=True):
             if hasattr(meta, "attrs"):
@@ -188,7 +205,10 @@ class _Folding:
         return self.known.setdefault(parts, node)
 
     def _last(self, parts: tuple[Node, ...]) -> Node:
-        """Return the node after which all of ``parts`` are computed. Inputs stay together at the front."""
+        """Return the node after which all of ``parts`` are computed.
+
+        Inputs stay together at the front.
+        """
         if all(part.op == "placeholder" for part in parts):
             return self.inputs[-1]
         return max(parts, key=list(self.graph.nodes).index)

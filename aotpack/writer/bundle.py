@@ -1,7 +1,7 @@
 """Writes bundles: blobs into an OCI image layout, as one tar file or as a directory.
 
-This module ensures determinism (equal input gives equal bytes) and atomicity (a whole bundle or none). It knows media
-types and manifests. It does not know what a program means.
+This module ensures determinism (equal input gives equal bytes) and atomicity (a whole bundle or
+none). It knows media types and manifests. It does not know what a program means.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Existing(NamedTuple):
 
 
 class BlobStore:
-    """The blobs of a bundle that is being written, each kept once. As a context manager it removes its staging directory.
+    """The blobs of a bundle that is being written, each kept once.
+
+    As a context manager it removes its staging directory.
 
     Large blobs are in a staging directory beside ``out``, and so on the file system of the bundle.
     """
@@ -86,7 +88,9 @@ class BlobStore:
         return Descriptor(media_type, digest, len(data), dict(annotations or {}))
 
     def add_compressed(self, data: bytes, media_type: str) -> Descriptor:
-        """Keep ``data`` as a zstd blob. Its descriptor records the size and digest of the raw bytes.
+        """Keep ``data`` as a zstd blob.
+
+        Its descriptor records the size and digest of the raw bytes.
 
         Raises:
             BuildError: ``data`` is larger than a loader accepts.
@@ -105,7 +109,10 @@ class BlobStore:
         return self.add_bytes(encode(document), media_type)
 
     def add_file(self, path: str | os.PathLike[str], media_type: str) -> Descriptor:
-        """Add the file at ``path`` as a blob. It is copied only when the bundle is written, so it must not change before."""
+        """Add the file at ``path`` as a blob.
+
+        It is copied only when the bundle is written, so it must not change before.
+        """
         source = Path(path).absolute()
         with open(source, "rb", buffering=0) as file:
             digest = PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
@@ -114,12 +121,18 @@ class BlobStore:
         return Descriptor(media_type, digest, size)
 
     def add_blob(self, descriptor: Descriptor, data: memoryview) -> None:
-        """Keep a blob of another bundle unchanged. Its digest is checked when the blob is written."""
+        """Keep a blob of another bundle unchanged.
+
+        Its digest is checked when the blob is written.
+        """
         self._add(descriptor.digest, data, descriptor.size)
 
     @contextlib.contextmanager
     def writer(self, media_type: str) -> Iterator[BlobWriter]:
-        """Stream a blob to the staging directory. Its ``descriptor`` is set when the block is left."""
+        """Stream a blob to the staging directory.
+
+        Its ``descriptor`` is set when the block is left.
+        """
         path = self._new_path()
         with open(path, "xb") as file:
             writer = BlobWriter(file)
@@ -138,7 +151,8 @@ class BlobStore:
         """Append a blob to ``file``.
 
         Raises:
-            BuildError: a file that was added has changed since, or a blob of another bundle is damaged.
+            BuildError: a file that was added has changed since, or a blob of another bundle is
+                damaged.
         """
         blob = self._blobs[digest]
         if isinstance(blob, bytes):
@@ -178,7 +192,10 @@ def _chunks(blob: memoryview | Path) -> Iterator[Buffer]:
 
 
 class BlobWriter:
-    """A blob that is being streamed and hashed. ``descriptor`` is None until the blob is complete."""
+    """A blob that is being streamed and hashed.
+
+    ``descriptor`` is None until the blob is complete.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -207,10 +224,13 @@ def write_bundle(
     layout: Literal["file", "directory"] = "file",
     existing: Existing | None = None,
 ) -> str:
-    """Write a bundle to ``out`` and return its digest. A path that ends in ``/`` asks for a directory.
+    """Write a bundle to ``out`` and return its digest.
 
-    With ``existing``, the program is that of the existing bundle, and ``targets`` come after its targets. Only blobs that a
-    target lists are written. ``out`` does not change before the bundle is complete. After an exception, no files remain.
+    A path that ends in ``/`` asks for a directory.
+
+    With ``existing``, the program is that of the existing bundle, and ``targets`` come after its
+    targets. Only blobs that a target lists are written. ``out`` does not change before the bundle
+    is complete. After an exception, no files remain.
 
     Raises:
         BuildError: a layer is not in ``store``, ``out`` is not a bundle, or it cannot be written.
@@ -231,7 +251,10 @@ def write_bundle(
 def _documents(
     store: BlobStore, program: Program, targets: Sequence[TargetEntry], existing: Existing | None
 ) -> tuple[Descriptor, set[str]]:
-    """Add the program, targets, manifests and bundle index. Return the index and the digests of all blobs below it."""
+    """Add the program, targets, manifests and bundle index.
+
+    Return the index and the digests of all blobs below it.
+    """
     if not targets:
         raise BuildError("A bundle needs at least one target.")
     config = existing.config if existing else store.add_document(program, media_types.PROGRAM)
@@ -292,7 +315,10 @@ def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence
 
 
 def _swap(new: Path, path: Path) -> None:
-    """Replace ``path`` by the directory ``new``. This takes two renames, as none can replace a non-empty directory."""
+    """Replace ``path`` by the directory ``new``.
+
+    This takes two renames, as none can replace a non-empty directory.
+    """
     old = _sibling(path.parent, "old")
     try:
         if path.exists():

@@ -1,7 +1,7 @@
 """The local compile cache. It reuses the compiled code of a graph that has not changed.
 
-The key is made from the canonical bytes of the graph, or from those of a source. It also includes everything else that the
-code depends on: the toolchain, the instruction set and the options.
+The key is made from the canonical bytes of the graph, or from those of a source. It also includes
+everything else that the code depends on: the toolchain, the instruction set and the options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _FILES = ("code", "fallbacks", "facts")
 
 @functools.cache
 def revision_of(*folders: Path) -> str:
-    """Return a hash of the source files in some folders. It is part of the key of the files that this code makes."""
+    """Return a hash of the source files in some folders.
+
+    It is part of the key of the files that this code makes.
+    """
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".json")):
@@ -31,7 +34,10 @@ def revision_of(*folders: Path) -> str:
 
 
 class CompileCache:
-    """Files by key in the user's cache directory. With ``enabled`` false, everything is compiled again."""
+    """Files by key in the user's cache directory.
+
+    With ``enabled`` false, everything is compiled again.
+    """
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -68,7 +74,10 @@ def _read(folder: Path) -> dict[str, bytes] | None:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write an entry file by file, and rename each file to its final name. The checksums come last."""
+    """Write an entry file by file, and rename each file to its final name.
+
+    The checksums come last.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     for name, data in [*files.items(), ("complete", json.dumps(sums).encode())]:

@@ -1,6 +1,7 @@
 """Writes weights: safetensors shards whose tensors can be used in place.
 
-This module decides order, alignment and sharding. The caller decides which tensors there are, and their names.
+This module decides order, alignment and sharding. The caller decides which tensors there are, and
+their names.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ def write_weights(
 ) -> list[Descriptor]:
     """Stream contiguous CPU tensors to safetensors blobs, in the order given, without a second copy in memory.
 
-    Every tensor begins at a multiple of 64 bytes in its blob. A blob has at most about ``shard_bytes`` bytes, unless a
-    single tensor is larger. Without tensors, there is no blob.
+    Every tensor begins at a multiple of 64 bytes in its blob. A blob has at most about
+    ``shard_bytes`` bytes, unless a single tensor is larger. Without tensors, there is no blob.
 
     Raises:
-        BuildError: a name is reserved or given twice, or a tensor is not a contiguous, dense CPU tensor.
+        BuildError: a name is reserved or given twice, or a tensor is not a contiguous, dense CPU
+            tensor.
     """
     items = [_item(name, tensor) for name, tensor in tensors]
     _check_names([item.name for item in items])

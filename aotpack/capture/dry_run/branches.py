@@ -1,9 +1,11 @@
 """Follows Python branches on tensor values as the example inputs take them, with assertions in the graph.
 
-A trace contains only one side of an ``if``. With ``branches="example"``, the model runs once on copies of its example inputs.
-While tracing, Python reads the same values as in that run, and the graphs assert them:
+A trace contains only one side of an ``if``. With ``branches="example"``, the model runs once on
+copies of its example inputs. While tracing, Python reads the same values as in that run, and the
+graphs assert them:
 
-- truth values of tensors (``if tensor:``, ``tensor.all().item()``), and lists of them (``mask.tolist()``);
+- truth values of tensors (``if tensor:``, ``tensor.all().item()``), and lists of them
+  (``mask.tolist()``);
 - truth values of comparisons of numbers from tensors (``if tensor.item() < 5:``, :mod:`.numbers`);
 - whole numbers that Python itself makes from tensors (``int(tensor)``, ``range(tensor)``).
 
@@ -40,7 +42,10 @@ class Branch:
 
 
 def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Branch]:
-    """Run the model on copies of the example inputs and the state. Return the values that Python reads, in order."""
+    """Run the model on copies of the example inputs and the state.
+
+    Return the values that Python reads, in order.
+    """
     found: list[Branch] = []
 
     def read(function: _Read, tensor: torch.Tensor) -> Any:
@@ -59,9 +64,10 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bool = True) -> list[Branch]:
     """Make later runs of ``model`` read the values of ``branches`` and assert them.
 
-    Returns a list that holds the branches read by the last run. A model may omit some reads while it is traced, so each
-    source line has its own queue. The wrapper is set as the ``forward`` attribute of the instance. With ``of_numbers`` false,
-    a run fails at its first comparison of a number.
+    Returns a list that holds the branches read by the last run. A model may omit some reads while
+    it is traced, so each source line has its own queue. The wrapper is set as the ``forward``
+    attribute of the instance. With ``of_numbers`` false, a run fails at its first comparison of a
+    number.
     """
     forward = model.forward
     taken: list[Branch] = []
@@ -156,7 +162,10 @@ class _Reads(TorchFunctionMode):
     def _compared(
         self, elementwise: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any
     ) -> bool:
-        """Return whether two tensors are equal or close. A tensor equals itself, and different sizes are not equal."""
+        """Return whether two tensors are equal or close.
+
+        A tensor equals itself, and different sizes are not equal.
+        """
         if one is other:
             return True
         if elementwise is torch.eq and one.shape != other.shape:
@@ -176,5 +185,8 @@ _WHOLE = frozenset({torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor._
 
 
 def _gives_fraction(function: Any, tensor: torch.Tensor) -> bool:
-    """Whether ``float(tensor)`` is a fraction. It differs at nearly every call, so asserting it is of no use."""
+    """Whether ``float(tensor)`` is a fraction.
+
+    It differs at nearly every call, so asserting it is of no use.
+    """
     return function is torch.Tensor.__float__ and tensor.is_floating_point()

@@ -27,7 +27,10 @@ class Mode(Protocol):
 
 
 def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``model`` on copies of its arguments and state. The global random state does not change."""
+    """Call ``model`` on copies of its arguments and state.
+
+    The global random state does not change.
+    """
     state = {name: _twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
@@ -57,8 +60,9 @@ def warmed_up(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], modes: 
 
     Each mode comes with a flag that says whether a failure of the model is an error.
 
-    Values that every call changes, such as the statistics of BatchNorm, are restored. If a first call changes a value that
-    the second call does not, it has set up the model. Then all values keep what the first call wrote.
+    Values that every call changes, such as the statistics of BatchNorm, are restored. If a first
+    call changes a value that the second call does not, it has set up the model. Then all values
+    keep what the first call wrote.
 
     Raises:
         BuildError: the model cannot be copied, or it fails.
@@ -88,7 +92,10 @@ class _Function(torch.nn.Module):
 
 
 def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, grad: bool) -> None:
-    """Call the model twice and restore values that every call changes. The second call shows which these are."""
+    """Call the model twice and restore values that every call changes.
+
+    The second call shows which these are.
+    """
     if isinstance(model, torch.nn.Module):
         model.train(training)
     before = _values(model)

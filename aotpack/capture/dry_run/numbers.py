@@ -1,7 +1,8 @@
 """Observes comparisons of numbers that Python reads from tensors, in eager and while tracing.
 
-In a trace, ``tensor.item()`` is a symbol whose comparisons have no known truth value. In eager it is a number. Here that number
-reports each truth value that the model reads from its comparisons, and from those of numbers computed from it.
+In a trace, ``tensor.item()`` is a symbol whose comparisons have no known truth value. In eager it
+is a number. Here that number reports each truth value that the model reads from its comparisons,
+and from those of numbers computed from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _COMPUTED = ("__neg__", "__pos__", "__abs__", *(f"__{r}{name}__" for name in _BI
 
 
 def numbered(note: Callable[[bool, str], None]) -> Callable[[Any], Any]:
-    """Return a function that wraps numbers. The wrapped numbers report to ``note`` each truth value and its source line."""
+    """Return a function that wraps numbers.
+
+    The wrapped numbers report to ``note`` each truth value and its source line.
+    """
 
     def truth(value: bool) -> bool:
         if line := _line():

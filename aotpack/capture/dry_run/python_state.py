@@ -1,7 +1,7 @@
 """Watches the Python of a running model: comparisons of identity, changes of values that it read, and its calls.
 
-Some front ends run the model's Python instead of analysing it, and see a single run. What is watched here could make another
-call behave differently without the graphs noticing.
+Some front ends run the model's Python instead of analysing it, and see a single run. What is
+watched here could make another call behave differently without the graphs noticing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _HASH = torch.Tensor.__hash__.__code__
 class Watched:
     """What the model's code did.
 
-    ``compares``: it contains ``a is b``, or it called ``id``, or it looked up a tensor in a dictionary or set. ``changed`` are
-    the attributes that it read and then changed.
+    ``compares``: it contains ``a is b``, or it called ``id``, or it looked up a tensor in a
+    dictionary or set. ``changed`` are the attributes that it read and then changed.
     """
 
     compares: bool = False
@@ -45,7 +45,10 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(model: torch.nn.Module) -> Iterator[Watched]:
-    """Watch the model while the block runs it. Plain attributes of its modules are restored afterwards."""
+    """Watch the model while the block runs it.
+
+    Plain attributes of its modules are restored afterwards.
+    """
     seen, codes = Watched(), set[CodeType]()
 
     def profile(frame: FrameType, event: str, called: Any) -> None:
@@ -118,7 +121,10 @@ class Step:
 
 
 class Steps(TorchFunctionMode):
-    """Records what a run calls. Tensors are numbered in order, and tensors of an ``earlier`` run are named as such."""
+    """Records what a run calls.
+
+    Tensors are numbered in order, and tensors of an ``earlier`` run are named as such.
+    """
 
     def __init__(self, earlier: Steps | None = None) -> None:
         super().__init__()
@@ -156,11 +162,17 @@ class Steps(TorchFunctionMode):
 
 
 _SILENT = ("__get__", "_set_grad_enabled", "set_grad_enabled")
-"""Calls that are not recorded. Reading an attribute changes nothing, and leaving ``no_grad`` restores an earlier mode."""
+"""Calls that are not recorded.
+
+Reading an attribute changes nothing, and leaving ``no_grad`` restores an earlier mode.
+"""
 
 
 def first_difference(one: Steps, other: Steps) -> tuple[str, Step, Step] | None:
-    """Return where two runs differ first: the source line and the step of each. None if they do not differ."""
+    """Return where two runs differ first: the source line and the step of each.
+
+    None if they do not differ.
+    """
     end = Step("end", "")
     for a, b in itertools.zip_longest(one.taken, other.taken, fillvalue=end):
         if a.call != b.call:
@@ -169,7 +181,10 @@ def first_difference(one: Steps, other: Steps) -> tuple[str, Step, Step] | None:
 
 
 def _compares(code: CodeType) -> bool:
-    """Whether ``code`` contains an ``is`` between values that may be tensors. Constants and globals do not count."""
+    """Whether ``code`` contains an ``is`` between values that may be tensors.
+
+    Constants and globals do not count.
+    """
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     for i, item in enumerate(instructions):
         if item.opname == "IS_OP":

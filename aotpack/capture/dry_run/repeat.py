@@ -1,6 +1,7 @@
 """Runs the model repeatedly on fake tensors, to find out whether another call does the same as the traced one.
 
-A trace sees a single call. Here the model runs a second time, and also without gradients. Then the calls are compared.
+A trace sees a single call. Here the model runs a second time, and also without gradients. Then the
+calls are compared.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from .snapshot import Snapshot
 class DryRun:
     """What a dry run found out about the model.
 
-    ``compares``: whether it compares tensors by identity. ``touched``: the version counters that it moves. ``changed``: the
-    Python objects that it changes. ``reads_nodes``: whether it reads nodes of autograd's graph (``grad_fn``).
+    ``compares``: whether it compares tensors by identity. ``touched``: the version counters that
+    it moves. ``changed``: the Python objects that it changes. ``reads_nodes``: whether it reads
+    nodes of autograd's graph (``grad_fn``).
     """
 
     compares: bool
@@ -46,13 +48,16 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 
 def refuse_if_broken(error: Exception) -> None:
-    """Raise if an error shows that an analysis itself is broken. Refusals by the model or an operator are ignored.
+    """Raise if an error shows that an analysis itself is broken.
 
-    Errors of our own classes are refusals too. A missing name, a wrong call or a failed assertion in our code means that the
-    analysis is broken. So does a name that torch's code does not find.
+    Refusals by the model or an operator are ignored.
+
+    Errors of our own classes are refusals too. A missing name, a wrong call or a failed assertion
+    in our code means that the analysis is broken. So does a name that torch's code does not find.
 
     Raises:
-        BuildError: the analysis is broken. A safety analysis must not continue as if its result were unknown.
+        BuildError: the analysis is broken. A safety analysis must not continue as if its result
+            were unknown.
     """
     if type(error).__module__.startswith("aotpack"):
         return
@@ -71,10 +76,12 @@ def refuse_if_broken(error: Exception) -> None:
 def run_on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DryRun:
     """Run the model twice, and check that the second run does what the first did.
 
-    If the second run reads a tensor that the first left in a cache, both runs are repeated. They then both find it there.
+    If the second run reads a tensor that the first left in a cache, both runs are repeated. They
+    then both find it there.
 
     Raises:
-        UnsupportedError: the model reads Python values that it changes, or does something else because of one.
+        UnsupportedError: the model reads Python values that it changes, or does something else
+            because of one.
     """
     try:
         return _on_fake_tensors(model, args, kwargs)

@@ -1,7 +1,8 @@
 """Takes snapshots of the Python values that a model's own code can reach, to detect and undo changes by a run.
 
-Reachable are the attributes of its modules, the globals and class attributes that its functions name, and the variables that
-they close over. So are the contents of containers and objects there. Code of installed packages is not followed.
+Reachable are the attributes of its modules, the globals and class attributes that its functions
+name, and the variables that they close over. So are the contents of containers and objects there.
+Code of installed packages is not followed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Items = dict[Any, Any]
 class _Holder:
     """Something that holds values: a container, a closure cell, a class, or globals.
 
-    ``names`` limits the entries of a class or of globals. ``path`` is a format string with a field for an entry's key.
+    ``names`` limits the entries of a class or of globals. ``path`` is a format string with a field
+    for an entry's key.
     """
 
     owner: Any

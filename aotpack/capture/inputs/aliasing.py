@@ -1,7 +1,8 @@
 """Finds example inputs that are one tensor or share a storage, and separates them for tracing.
 
-A trace with separate tensors is right for every sharing pattern under two conditions. The model must not write to shared
-storage, and must not compare its arguments by identity. Otherwise :mod:`.synthetic_bases` rearranges the arguments.
+A trace with separate tensors is right for every sharing pattern under two conditions. The model
+must not write to shared storage, and must not compare its arguments by identity. Otherwise
+:mod:`.synthetic_bases` rearranges the arguments.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class Sharing:
     """How the arguments share storages, by leaf number.
 
-    ``identical`` groups are one tensor. ``overlapping`` groups share elements, directly or through others of the group.
-    ``neighbours`` are all of these, and further leaves whose storages may be related otherwise in a call. These share a
-    storage without overlap, start at an offset in their storage, or share the storage of a parameter or buffer.
+    ``identical`` groups are one tensor. ``overlapping`` groups share elements, directly or through
+    others of the group. ``neighbours`` are all of these, and further leaves whose storages may be
+    related otherwise in a call. These share a storage without overlap, start at an offset in their
+    storage, or share the storage of a parameter or buffer.
     """
 
     identical: tuple[tuple[int, ...], ...]
@@ -77,7 +79,10 @@ def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def separated(args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sharing, gaps: Collection[int] = ()) -> Inputs:
-    """Return the arguments as separate tensors, and those in ``gaps`` with dense strides. Values are not kept."""
+    """Return the arguments as separate tensors, and those in ``gaps`` with dense strides.
+
+    Values are not kept.
+    """
     leaves = pytree.tree_leaves((args, kwargs))
     strides = {i: dense_stride(leaves[i]) for i in gaps}
     return replaced(args, kwargs, {i: like(leaves[i], stride=strides.get(i)) for i in shared.neighbours.union(gaps)})
@@ -108,7 +113,9 @@ def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def like(tensor: torch.Tensor, *, requires_grad: bool | None = None, stride: Sequence[int] | None = None) -> torch.Tensor:
-    """Return a tensor like ``tensor``, with the same strides or ``stride``. Its values are undefined.
+    """Return a tensor like ``tensor``, with the same strides or ``stride``.
+
+    Its values are undefined.
 
     If it requires a gradient, it is a leaf of autograd's graph only if ``tensor`` is one.
     """

@@ -19,8 +19,9 @@ from .examples import argument_names, parameters, spelled_out
 class DynamicShapes:
     """The dynamic sizes of the arguments.
 
-    ``original`` has the form of ``torch.export``, for the traced module. ``dims`` maps leaf numbers of ``(args, kwargs)`` to
-    dimensions and the bounds of their sizes. ``integers`` maps leaf numbers of dynamic integer arguments to their bounds.
+    ``original`` has the form of ``torch.export``, for the traced module. ``dims`` maps leaf
+    numbers of ``(args, kwargs)`` to dimensions and the bounds of their sizes. ``integers`` maps
+    leaf numbers of dynamic integer arguments to their bounds.
     """
 
     original: Any
@@ -33,7 +34,10 @@ class DynamicShapes:
         return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
 
     def shifted(self, count: int) -> DynamicShapes:
-        """Return the same sizes with ``count`` more leaves before them. They are known by leaf number only."""
+        """Return the same sizes with ``count`` more leaves before them.
+
+        They are known by leaf number only.
+        """
         integers = {i + count: bounds for i, bounds in self.integers.items()}
         return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()}, integers)
 
@@ -42,7 +46,8 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     """Match ``given`` with the arguments.
 
     Raises:
-        BuildError: an argument does not exist, or a tensor does not have the dimension of a size. Lists all problems.
+        BuildError: an argument does not exist, or a tensor does not have the dimension of a size.
+            Lists all problems.
     """
     if not given:
         return DynamicShapes(None, {})

@@ -51,7 +51,9 @@ _DENSE = (torch.strided, torch.jagged)
 
 
 def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse example tensors that are sparse or quantized. ``leaves`` are tensors with their paths.
+    """Refuse example tensors that are sparse or quantized.
+
+    ``leaves`` are tensors with their paths.
 
     Raises:
         UnsupportedError: names every such argument.

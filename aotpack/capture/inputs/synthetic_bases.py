@@ -1,7 +1,8 @@
 """Replaces arguments that share memory and are written to by synthetic bases.
 
-The wrapped model takes its arguments as views of their base, so that the trace sees which arguments share memory. The loader
-makes the base from the caller's arguments. The wrapped model also replaces a repeated argument by its first occurrence.
+The wrapped model takes its arguments as views of their base, so that the trace sees which
+arguments share memory. The loader makes the base from the caller's arguments. The wrapped model
+also replaces a repeated argument by its first occurrence.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _RETURNED = "\0argument "
 class Writes:
     """The arguments that a method changes, by leaf number.
 
-    ``data``: their values are written. ``graded``: written with values that require a gradient. ``reshaped``: their sizes or
-    strides change.
+    ``data``: their values are written. ``graded``: written with values that require a gradient.
+    ``reshaped``: their sizes or strides change.
     """
 
     data: frozenset[int]
@@ -53,7 +54,10 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _View:
-    """Argument ``leaf`` as a view of a base. ``twin`` counts earlier views with the same offset, sizes and strides."""
+    """Argument ``leaf`` as a view of a base.
+
+    ``twin`` counts earlier views with the same offset, sizes and strides.
+    """
 
     leaf: int
     shape: tuple[int, ...]
