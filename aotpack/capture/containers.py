@@ -406,7 +406,7 @@ def _problems_of_twice(
 ) -> list[Problem]:
     """Return a problem for each changed container that is given twice.
 
-    Calls with two containers would differ.
+    Every later call would have to pass one object at both paths.
     """
     run = _Run(model, call)
     problems = []

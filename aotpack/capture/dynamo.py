@@ -54,10 +54,8 @@ def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict
 def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
     """Capture the model with Dynamo.
 
-    If Dynamo meets a lock, run the model once on fake tensors and capture again.
-
-    Code that a first call runs to set something up is often behind a lock, and Dynamo cannot enter
-    locks.
+    If Dynamo meets a lock, run the model once on fake tensors and capture again. Code that a first
+    call runs to set something up is often behind a lock, and Dynamo cannot enter locks.
     """
     try:
         return compat.capture_with_dynamo(model, args, kwargs)

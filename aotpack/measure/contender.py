@@ -1,11 +1,10 @@
 """Measures one way to run a model, in a fresh process.
 
-It is a script that is started by path (``python -I contender.py``).
-
-The clock starts after ``import torch`` and stops after the first forward and backward. It covers
-importing the model (or aotpack_loader), making it, compiling (or loading) and the step. Every
-contender does the same step: forward, backward and dropping the gradients. There is no optimizer,
-because making one imports Dynamo and would hide the difference.
+It is a script that is started by path (``python -I contender.py``). The clock starts after
+``import torch`` and stops after the first forward and backward. It covers importing the model (or
+aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same
+step: forward, backward and dropping the gradients. There is no optimizer, because making one
+imports Dynamo and would hide the difference.
 
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json

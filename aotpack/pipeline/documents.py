@@ -173,11 +173,10 @@ def as_a_loader() -> Iterator[None]:
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
     """Return the caller's modes that each method serves.
 
-    Under one autocast, one method at most serves a mode.
-
-    A method with gradients also serves its mode without gradients, unless the model does something
-    else there. A plain function has no train and eval mode, nor has a module that ``torch.export``
-    made. There one graph serves both modes.
+    Under one autocast, one method at most serves a mode. A method with gradients also serves its
+    mode without gradients, unless the model does something else there. A plain function has no
+    train and eval mode, nor has a module that ``torch.export`` made. There one graph serves both
+    modes.
     """
     plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
     served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}

@@ -67,10 +67,9 @@ A build that cannot make them leaves them out with a warning.
 class Options:
     """How the methods are traced and partitioned.
 
-    Each option is as :func:`aotpack.build` takes it.
-
-    ``optional`` are the methods that may fail. ``autocast`` has the element types of the autocasts
-    that each method is built for, with null for none.
+    Each option is as :func:`aotpack.build` takes it. ``optional`` are the methods that may fail.
+    ``autocast`` has the element types of the autocasts that each method is built for, with null
+    for none.
     """
 
     methods: Sequence[str] = DEFAULT_METHODS

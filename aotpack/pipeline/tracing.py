@@ -43,7 +43,6 @@ class TracedMethod:
     """A traced method.
 
     ``identical``, ``distinct``, ``second`` and ``flags`` are those of its document.
-
     ``gradients_only`` is true if the model does something else without gradients.
     ``made_to_require`` has the leaf numbers of the arguments on which the model calls
     ``requires_grad_()``.

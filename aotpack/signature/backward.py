@@ -89,10 +89,8 @@ class Backward(Outputs):
     def _donated(self) -> set[Node]:
         """Return the saved tensors that share storage with nothing else.
 
-        The backward may reuse their memory.
-
-        Equal values have been merged into one node, and their recorded storages do not show it. So
-        the roots of views are compared too.
+        The backward may reuse their memory. Equal values have been merged into one node, and their
+        recorded storages do not show it. So the roots of views are compared too.
         """
         others = subclass_leaves.flat(
             [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]

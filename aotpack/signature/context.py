@@ -121,10 +121,8 @@ class Context:
     def _output_symbols(self) -> list[schema.OutputSymbol]:
         """Describe which outputs hold the data-dependent sizes.
 
-        Called after all other outputs are known.
-
-        If a needed size is not a dimension of any output, the forward returns it. For a size that
-        is not needed, the range is kept.
+        Called after all other outputs are known. If a needed size is not a dimension of any
+        output, the forward returns it. For a size that is not needed, the range is kept.
         """
         places: dict[str, tuple[int, int | None]] = {**self._sizes_of_outputs()}
         for name in sorted(self._wanted - places.keys()):

@@ -265,11 +265,9 @@ class Outputs(Mutations):
     def _detached(self, results: list[schema.Result], rebuilt: Collection[int]) -> tuple[list[schema.Result], dict[int, int]]:
         """Return the results with ``detach`` in aliases of arguments where eager detaches.
 
-        Decompositions may drop it.
-
-        An alias whose sizes change in place later is detached after that change, because it is not
-        a view. The second value maps each such result to the number of steps before its
-        ``detach``.
+        Decompositions may drop it. An alias whose sizes change in place later is detached after
+        that change, because it is not a view. The second value maps each such result to the number
+        of steps before its ``detach``.
         """
         found, after = list(results), dict[int, int]()
         bases = {i: family.base for family in self.returned.families for i in family.views}

@@ -226,11 +226,10 @@ def write_bundle(
 ) -> str:
     """Write a bundle to ``out`` and return its digest.
 
-    A path that ends in ``/`` asks for a directory.
-
-    With ``existing``, the program is that of the existing bundle, and ``targets`` come after its
-    targets. Only blobs that a target lists are written. ``out`` does not change before the bundle
-    is complete. After an exception, no files remain.
+    A path that ends in ``/`` asks for a directory. With ``existing``, the program is that of the
+    existing bundle, and ``targets`` come after its targets. Only blobs that a target lists are
+    written. ``out`` does not change before the bundle is complete. After an exception, no files
+    remain.
 
     Raises:
         BuildError: a layer is not in ``store``, ``out`` is not a bundle, or it cannot be written.

@@ -50,10 +50,9 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 def refuse_if_broken(error: Exception) -> None:
     """Raise if an error shows that an analysis itself is broken.
 
-    Refusals by the model or an operator are ignored.
-
-    Errors of our own classes are refusals too. A missing name, a wrong call or a failed assertion
-    in our code means that the analysis is broken. So does a name that torch's code does not find.
+    Refusals by the model or an operator are ignored. Errors of our own classes are refusals too. A
+    missing name, a wrong call or a failed assertion in our code means that the analysis is broken.
+    So does a name that torch's code does not find.
 
     Raises:
         BuildError: the analysis is broken. A safety analysis must not continue as if its result
