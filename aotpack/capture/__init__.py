@@ -1,4 +1,4 @@
-"""Captures a model as a joint graph: front ends trace it, and dry runs find out what the trace cannot show."""
+"""Captures a model as a joint graph. Front ends trace it, and dry runs find what a trace cannot show."""
 
 from .flags import flags_read as flags_read
 from .front_end_input import has_modes as has_modes

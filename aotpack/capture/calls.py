@@ -1,4 +1,4 @@
-"""Compares what the model's Python calls at several sizes, to find out whether it is one program for all of them.
+"""Compares the model's calls at several sizes, to find out whether they are one program.
 
 A model that tests whether a size is 1 may do something else there. Or it may do the same with
 other calls, for example with an ``expand`` only where one is needed.

@@ -1,8 +1,9 @@
-"""Finds dictionaries and lists among the arguments that the model changes or returns, and traces them as results.
+"""Traces dictionaries and lists among the arguments that the model changes or returns.
 
-A trace contains tensors only. So while it is traced, the model gets its own copies of these
-containers. A front end follows them like containers that the model creates. The new items are
-returned beside the model's result, and the loader then changes the caller's containers.
+A run on fake tensors finds them first. A trace contains tensors only. So while it is traced, the
+model gets its own copies of these containers. A front end follows them like containers that the
+model creates. The new items are returned beside the model's result, and the loader then changes
+the caller's containers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ Inside = tuple[tuple[Path, Path], ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """An item of a changed container: the caller's own object with the path ``given``, or a new value if that is None."""
+    """An item of a changed container.
+
+    It is the caller's own object with the path ``given``, or a new value if that is None.
+    """
 
     key: Any
     given: Path | None = None
@@ -163,7 +167,7 @@ def refused(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
-    """Let the model work on its own copies of containers, and return its result with the new items of changed ones.
+    """Let the model change its own copies of containers, and return their new items with its result.
 
     In these values, an empty tuple stands for each of the caller's own objects. The wrapper is set
     as the ``forward`` attribute of the instance.

@@ -1,4 +1,4 @@
-"""Finds the submodules whose mode a method depends on: those whose ``training`` is read while the model runs."""
+"""Finds the submodules whose mode a method depends on: those whose ``training`` the model reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Explains why front ends refused a model: our own words, then torch's message, then the source line of the model.
+"""Explains why front ends refused a model.
 
+A reason has our own words, then torch's message, then the source line of the model.
 Front ends with the same reason are merged. Advice in torch's messages that applies only to
 ``torch.compile`` is left out.
 """

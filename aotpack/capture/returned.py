@@ -1,4 +1,7 @@
-"""Records what the model returned while it was traced: the values and identities that AOTAutograd's outputs lose."""
+"""Records what the model returned while it was traced.
+
+AOTAutograd's outputs lose some of these values and identities.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,10 @@ pytree.register_pytree_node(
 
 
 def _opened(result: Any) -> Any:
-    """Return ``result`` with unregistered dataclasses turned into containers, because pytree treats them as leaves."""
+    """Return ``result`` with unregistered dataclasses turned into containers.
+
+    pytree treats such dataclasses as leaves.
+    """
     if not any(_is_dataclass(leaf) for leaf in pytree.tree_leaves(result)):
         return result
     return pytree.tree_map(_open, result)

@@ -1,4 +1,4 @@
-"""Finds source lines of the model for messages: the user's own line, and the line of a library that it calls."""
+"""Finds source lines of the model for messages: the user's own, and those of libraries that it calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def of_error(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Return ``file:line: source`` of the user's lines behind an exception, or else of a library's, outermost first."""
+    """Return ``file:line: source`` of the user's lines behind an exception, outermost first.
+
+    If there are none, return a library's lines.
+    """
     lines = _model_lines(traceback.extract_tb(error.__traceback__))
     return [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
 

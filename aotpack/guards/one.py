@@ -127,7 +127,10 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
 
 
 def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: str) -> list[list[str]]:
-    """Return the constraints to try: none, then that this size equals the other sizes with the same user-given name."""
+    """Return the constraints to try for a size.
+
+    First none, then that it equals all other sizes to which the user gave the same name.
+    """
     leaves = convention.method["leaves"]
     named: dict[str, set[str]] = {}
     for number, dims in shapes.dims.items():

@@ -1,4 +1,4 @@
-"""Finds what in a method depends on the strides of its arguments, by running the model with other strides.
+"""Finds what in a method depends on its arguments' strides, by running the model with other strides.
 
 A call copies an argument whose strides differ from those at build, and runs the graphs on the
 copy. That is right only if the model does not depend on strides. Eager may copy where it otherwise
@@ -116,7 +116,7 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
 
 
 def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
-    """Return the result without ``shared`` if it and the alias that it shares views with differ in ``laid_out``."""
+    """Return the result without ``shared`` if the alias that it shares views with differs in ``laid_out``."""
     if not isinstance(result, schema.AliasResult) or result.shared is None:
         return result
     other = results[result.shared.result]
@@ -129,7 +129,10 @@ def _counts_places(convention: signature.Convention) -> bool:
 
 
 def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
-    """Return two sets of leaf numbers: arguments that are written to, and arguments that are returned, whole or as views."""
+    """Return two sets of leaf numbers: arguments that are written to, and arguments that are returned.
+
+    An argument counts as returned if a result is a view of it.
+    """
     primals = method["primals"]
     seen = [r.primal for r in method["results"] if isinstance(r, (schema.InputResult, schema.AliasResult))]
 

@@ -1,4 +1,4 @@
-"""Follows Python branches on tensor values as the example inputs take them, with assertions in the graph.
+"""Follows Python branches on tensor values as the example takes them, with assertions in the graph.
 
 A trace contains only one side of an ``if``. With ``branches="example"``, the model runs once on
 copies of its example inputs. While tracing, Python reads the same values as in that run, and the
@@ -35,7 +35,10 @@ from .eager import run_on_copies
 
 @dataclass(frozen=True)
 class Branch:
-    """A value that Python read from a tensor, and the ``file:line: source`` of the user's or a library's code that read it."""
+    """A value that Python read from a tensor, and the ``file:line: source`` that read it.
+
+    The source line is the user's or a library's.
+    """
 
     value: bool | int | float
     where: str
@@ -137,7 +140,10 @@ _Read = Callable[[torch.Tensor], bool | int | float]
 
 
 class _Reads(TorchFunctionMode):
-    """Calls ``read(function, tensor)`` for the result when Python reads a tensor's truth value or makes a whole number."""
+    """Calls ``read(function, tensor)`` in place of Python's own reads of tensors.
+
+    These are reads of truth values and of whole numbers.
+    """
 
     def __init__(self, constants: KnownConstants, read: Callable[[_Read, torch.Tensor], Any]) -> None:
         super().__init__()

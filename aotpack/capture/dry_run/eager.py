@@ -38,7 +38,10 @@ def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: CaptureError) -> CaptureError:
-    """Return ``refusal``, or the model's own error if it also fails in eager, in the current modes of model and torch."""
+    """Return ``refusal``, or the model's own error if it also fails in eager.
+
+    The model runs in the current modes of the model and of torch.
+    """
     try:
         with repeat.unchanged(model):
             run_on_copies(model, args, kwargs)

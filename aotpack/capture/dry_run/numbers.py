@@ -79,7 +79,10 @@ def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
 
 
 def _line() -> str:
-    """Return the model's line that directly needs the truth value, or an empty string if torch or Python calls between."""
+    """Return the model's line that needs the truth value.
+
+    Empty if a function of torch or Python is called in between.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in (torch.__file__, __file__):
         frame = frame.f_back

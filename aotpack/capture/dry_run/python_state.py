@@ -1,4 +1,4 @@
-"""Watches the Python of a running model: comparisons of identity, changes of values that it read, and its calls.
+"""Watches a running model's Python: identity comparisons, changes of values it read, and calls.
 
 Some front ends run the model's Python instead of analysing it, and see a single run. What is
 watched here could make another call behave differently without the graphs noticing.

@@ -1,4 +1,4 @@
-"""Runs the model repeatedly on fake tensors, to find out whether another call does the same as the traced one.
+"""Runs the model repeatedly on fake tensors, to check that other calls do the same as the traced one.
 
 A trace sees a single call. Here the model runs a second time, and also without gradients. Then the
 calls are compared.

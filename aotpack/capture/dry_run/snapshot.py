@@ -1,4 +1,4 @@
-"""Takes snapshots of the Python values that a model's own code can reach, to detect and undo changes by a run.
+"""Takes snapshots of the Python values that a model's code can reach, to detect and undo changes.
 
 Reachable are the attributes of its modules, the globals and class attributes that its functions
 name, and the variables that they close over. So are the contents of containers and objects there.

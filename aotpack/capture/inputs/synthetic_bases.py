@@ -79,7 +79,10 @@ class _View:
         return self._marked(piece if self.stride == (1,) else self._shaped(piece))
 
     def _marked(self, view: torch.Tensor) -> torch.Tensor:
-        """Return a view that differs from those with the same address by its view operators: see ``count_twins``."""
+        """Return a view that ``count_twins`` can distinguish from those with the same address.
+
+        It has additional view operators.
+        """
         for _ in range(self.twin):
             view = view.unsqueeze(0).squeeze(0)
         return view
@@ -103,7 +106,10 @@ def _is_dense(dims: Sequence[tuple[int, int]]) -> bool:
 
 
 def count_twins(operators: Sequence[str]) -> int:
-    """Return which of several arguments with the same address is meant, by counting the ``_marked`` view operators."""
+    """Return which of several arguments with the same address is meant.
+
+    The view operators that ``_View._marked`` adds are counted.
+    """
     pairs = range(0, len(operators) - 1, 2)
     names = [tuple(name.split(".")[1] for name in operators[i : i + 2]) for i in pairs]
     return next((i for i, pair in enumerate(names) if pair != ("unsqueeze", "squeeze")), len(names))
@@ -156,7 +162,7 @@ def arrange(
     grad: bool,
     compares: bool,
 ) -> Arrangement:
-    """Rearrange the arguments of a model that writes to arguments with shared memory, or compares arguments by identity.
+    """Rearrange the arguments of a model that writes to shared memory or compares identities.
 
     Raises:
         UnsupportedError: names arguments that share memory in a way that one base cannot express.
