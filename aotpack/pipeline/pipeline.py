@@ -279,7 +279,7 @@ def _producer() -> schema.Producer:
 
 
 def _decompositions(targets: Sequence[Target], options: Options) -> Decompositions:
-    """Return the first decomposition table that a target has, extended by operators that no bundle may call."""
+    """Return the first decomposition table that a target has, with the entries that every bundle needs."""
     tables = [target.decompositions(exact_random=options.exact_random) for target in targets]
     table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE, **fix_table("decomposition")}
     return decomposed_like_kernels(table)
