@@ -1,5 +1,8 @@
-"""Run time: one call of a method, from the caller's arguments to the caller's results.
+"""The run time: one call of a method, from the caller's arguments to the caller's results.
 
-The steps AOTAutograd's run-time wrappers do, from data: flatten and check (:mod:`.tree`, :mod:`.inputs`), run inside an
-``autograd.Function`` (:mod:`.autograd`), write mutations back and rebuild aliases (:mod:`.epilogue`).
+It follows a recorded description and repeats the steps of AOTAutograd's run-time wrappers:
+
+* flatten and check the arguments (:mod:`.tree`, :mod:`.inputs`);
+* run the graphs inside an ``autograd.Function`` (:mod:`.autograd`);
+* write mutations back and rebuild aliases (:mod:`.epilogue`).
 """

@@ -1,7 +1,8 @@
-"""From ``(args, kwargs)`` of a call to flat leaves, as Python binds arguments to parameters.
+"""Bind ``(args, kwargs)`` of a call to flat leaves, by Python's rules for parameters.
 
-Errors name an argument as the original's author does (``img``, ``batch['labels']``). Only what the original takes
-as ``*rest`` has no name and is counted (``args[3]``).
+Errors use the parameter names of the original (``img``, ``batch['labels']``). An argument that
+the original takes
+through ``*rest`` has no name, so errors give its index (``args[3]``).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Arguments:
         self._is_flat = all(isinstance(item, schema.LeafNode) for item in [*args_tree.items, *kwargs_tree.items])
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], problems: list[Problem]) -> list[Any]:
-        """The caller's leaves in order, unchecked; what does not fit the trees is added to ``problems``."""
+        """Return the caller's leaves in order, unchecked. What does not fit the trees is added to
+        ``problems``."""
         if len(args) != self._count or kwargs.keys() != self._keywords:
             args, kwargs = self._bind(args, kwargs)
             self._report(args, kwargs, problems)
@@ -53,7 +55,7 @@ class Arguments:
         return leaves
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they stood at build, by position or by keyword."""
+        """The arguments by position or keyword as at build."""
         stand = len(args) == self._count and kwargs.keys() == self._keywords
         return (args, kwargs) if stand else self._bind(args, kwargs)
 
@@ -61,7 +63,7 @@ class Arguments:
         return self._parameters[position] if position < len(self._parameters) else f"args[{position}]"
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move arguments between position and keyword until they stand as they did at build."""
+        """Move arguments between position and keyword until they match the build."""
         names = self._parameters
         given = dict(kwargs)
         positional = list(args)
@@ -82,11 +84,11 @@ class Arguments:
         return tuple(positional), given
 
     def _is_default(self, name: str, value: Any) -> bool:
-        """Whether a call spells out the default that the example left out."""
+        """Whether a call passes the default explicitly where the example left it out."""
         return name in self._defaults and same(self._defaults[name], value)
 
     def _report(self, args: Sequence[Any], kwargs: Mapping[str, Any], problems: list[Problem]) -> None:
-        """Add what is missing, given twice, or not known, in Python's words."""
+        """Report arguments that are missing, given twice or unknown, in Python's words."""
         missing = [self._name(i) for i in range(len(args), self._count)]
         missing += [key for key in self._keys if key not in kwargs]
         problems += [Problem("", f"missing argument {name!r}") for name in missing]
@@ -128,5 +130,5 @@ def _flatten(flatten: Flattener, count: int, value: Any, leaves: list[Any], prob
 
 
 def same(expected: Any, value: Any) -> bool:
-    """Whether two constants are of one type and equal; two NaN are."""
+    """Whether two constants have the same type and are equal. Two NaN count as equal."""
     return type(value) is type(expected) and bool(value == expected or (value != value and expected != expected))

@@ -1,4 +1,5 @@
-"""The bridge to autograd: a forward and a backward executable as one node of the autograd graph."""
+"""Connects a method to autograd: its forward and backward executables become one node of the
+autograd graph."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Environment = Mapping[str, int]
 
 
 class Differentiable:
-    """A method's forward and backward, with what passes between them."""
+    """A method's forward and backward executables, and the values passed between them."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class Differentiable:
         native: bool = False,
     ) -> None:
         self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
-        # Code that takes the memory of what was saved comes with a form that leaves it, for where it is needed again.
+        # Code that reuses the memory of saved tensors has a second form that keeps them, for a
+        # retained graph.
         self.retaining: Executable = getattr(backward, "retaining", backward)
         self.second: SecondDerivative | None = None
         self.order = "first"
@@ -48,13 +50,16 @@ class Differentiable:
         self.non_differentiable = [i for i, output in enumerate(self.visible) if output in non_differentiable]
         self.own = own_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
-        # A result without a way back to any primal (torch has operators that give undefined gradients) requires grad as in eager.
+        # Some operators of torch give undefined gradients, so an output may lead back to no
+        # primal.
+        # Such an output requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
         self.detached = [gradient is None and all(sources) for gradient in self.gradients]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
-        """Run the forward; the outputs that carry a gradient are attached to autograd."""
-        # A primal that gets no gradient goes in detached: autograd must not walk its history (AOTAutograd,
+        """Run the forward. Outputs that require grad are attached to autograd."""
+        # A primal without a gradient is detached, so that autograd does not walk its history
+        # (AOTAutograd,
         # "Detaching inputs that never need gradients").
         arguments = [
             primal.detach() if detached and primal.requires_grad else primal
@@ -71,9 +76,10 @@ class Differentiable:
         return outputs
 
     def without_gradient(self, primals: Sequence[torch.Tensor]) -> list[int]:
-        """Positions among the visible outputs that carry no gradient in a call with these primals.
+        """Indices of the visible outputs that require no grad in a call with these primals.
 
-        Beyond those that never do: results of primals none of which requires a gradient this time.
+        These are the outputs that never require grad, and those whose primals require no grad in
+        this call.
         """
         idle = [
             tangent.position
@@ -83,7 +89,8 @@ class Differentiable:
         return self.non_differentiable + idle
 
     def _primals_behind(self, tangent: int) -> list[int]:
-        """Primals whose gradient depends on ``tangent``: those the tangent's output was computed from."""
+        """Primals whose gradient depends on ``tangent``: the tangent's output was computed from
+        them."""
         return [
             i
             for i, gradient in enumerate(self.gradients)
@@ -92,7 +99,10 @@ class Differentiable:
 
 
 def _visible_outputs(method: schema.Method) -> list[int]:
-    """Forward outputs that autograd or the caller sees, in order: values written back, fresh results, bases of aliases."""
+    """Indices of the forward outputs that autograd or the caller sees, in order.
+
+    These are values written back, fresh results and bases of aliases.
+    """
     seen = {mutation.output for mutation in method.mutations if mutation.kind != "metadata"}
     for result in method.results:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
@@ -101,7 +111,11 @@ def _visible_outputs(method: schema.Method) -> list[int]:
 
 
 class _Saved:
-    """What the backward takes of a call: primals and ``checked`` outputs kept by autograd, others beside it, sizes computed."""
+    """What the backward needs of a call, by how it is kept.
+
+    Autograd saves the primals and the ``checked`` outputs. Other outputs are kept on the call.
+    Sizes are computed again.
+    """
 
     def __init__(self, saved: list[schema.Saved]) -> None:
         kinds: tuple[list[int], ...] = ([], [], [], [])
@@ -121,7 +135,8 @@ class _Saved:
 
 
 class _Call:
-    """One call in flight: carries values past ``autograd.Function``, which sees tensors only as arguments and results."""
+    """One call in progress. ``autograd.Function`` takes tensors only as arguments and results;
+    this carries the rest."""
 
     __slots__ = (
         "anchors",
@@ -150,7 +165,8 @@ class _Call:
 
 
 class Tangent:
-    """Brings an incoming gradient to the layout the backward graph was compiled for; makes zeros for a missing one."""
+    """Converts an incoming gradient to the layout the backward graph was compiled for. A missing
+    one becomes zeros."""
 
     def __init__(self, position: int, tangent: schema.Tangent) -> None:
         self.position = position
@@ -181,7 +197,7 @@ class Tangent:
 
 
 class _Step(torch.autograd.Function):
-    """The one autograd node of a call. Gradients come back for the primals, in order."""
+    """The one autograd node of a call. It returns the gradients of the primals, in order."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:
@@ -198,7 +214,8 @@ class _Step(torch.autograd.Function):
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
         ctx.mark_non_differentiable(*[returned[i] for i in idle])
         ctx.set_materialize_grads(False)
-        # Metadata-only updates need their sizes and strides; everything else the caller gets comes back through autograd.
+        # Metadata-only updates need these outputs' sizes and strides. The caller gets all other
+        # outputs through autograd.
         call.outputs = [value if position not in method.visible else None for position, value in enumerate(outputs)]
         return returned
 
@@ -226,7 +243,8 @@ class _Step(torch.autograd.Function):
             results = _refuse_second_derivative(
                 method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
             )
-        # Eager gives no gradient, not zeros, to what none of the given gradients reaches.
+        # Eager gives no gradient, rather than zeros, to a primal that none of the given tangents
+        # reaches.
         for i, needed in enumerate(method.depends):
             if needed and not needed & given:
                 results[i] = None
@@ -234,7 +252,7 @@ class _Step(torch.autograd.Function):
 
 
 def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], given: set[int]) -> tuple[Any, ...]:
-    """The gradients as autograd may follow them (``create_graph=True``)."""
+    """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
     found = iter(second(call.primals, tangents, given, call.before))
     values = [None if position is None else next(found) for position in method.gradients]
@@ -245,7 +263,7 @@ def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], 
 
 
 def _backward_of(call: _Call) -> Executable:
-    """The backward executable, with the checks of this call around it where they are on."""
+    """The backward executable. With checks on, the checks of this call run around it."""
     method, checks = call.method, call.method.checks
     retained = call.hooked or keeps_graph()
     backward = method.retaining if retained else method.backward
@@ -255,7 +273,11 @@ def _backward_of(call: _Call) -> Executable:
 
 
 def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
-    """Outputs of which those in ``idle``, which carry no gradient, are no views of others: a view requires what its base does."""
+    """The outputs, with each of ``idle`` detached if it is a view of another output.
+
+    The outputs in ``idle`` require no grad. A view requires grad if its base does, so such a view
+    is detached.
+    """
     for i in idle:
         base = values[i]._base
         if base is not None and any(base is value for place, value in enumerate(values) if place not in idle):
@@ -264,7 +286,8 @@ def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _run(backward: Executable, arguments: list[Any], device: torch.device) -> list[Any]:
-    """The backward graph holds its own casts and is no subject of autograd."""
+    """Run the backward graph without autocast and without gradients. The graph holds its own
+    casts."""
     if torch.is_autocast_enabled(device.type):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return backward(arguments)
@@ -287,7 +310,10 @@ def _unaliased(value: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack(ctx: Any, call: _Call) -> list[Any]:
-    """The backward's saved inputs in order. Afterwards this list holds the only references, unless the graph is kept."""
+    """The saved inputs of the backward, in order.
+
+    Unless the graph is kept, the returned list then holds the only references to them.
+    """
     found = [*ctx.saved_tensors]
     if call.unchecked is None:
         raise graph_freed_error()
@@ -301,7 +327,8 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
 
 
 class _Anchor(torch.autograd.Function):
-    """A node without data on the history of a primal: ties gradients of gradients to it."""
+    """A node without data on the history of a primal. It connects gradients of gradients to the
+    primal."""
 
     @staticmethod
     def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
@@ -323,7 +350,7 @@ def _differentiable(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tens
 
 
 class _SecondDerivative(torch.autograd.Function):
-    """Stands where a second derivative would start, and refuses it when one is asked for."""
+    """A node where a second derivative would start. It raises an error when one is requested."""
 
     @staticmethod
     def forward(ctx: Any, order: str, count: int, *values: Any) -> tuple[Any, ...]:
@@ -337,9 +364,11 @@ class _SecondDerivative(torch.autograd.Function):
 
 
 def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
-    """Gradients under ``create_graph=True``: usable as they are, an error when differentiated again.
+    """Make gradients under ``create_graph=True`` usable as they are, and an error when
+    differentiated again.
 
-    ``anchors`` are what a second derivative could be asked for: leaves, earlier nodes, incoming gradients.
+    ``anchors`` are the tensors whose second derivative could be requested: leaves, earlier nodes,
+    incoming gradients.
     """
     if not results:
         return results
@@ -347,7 +376,7 @@ def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torc
 
 
 def batched_gradient_error() -> AutogradError:
-    """For an incoming gradient that has no memory to read."""
+    """The error for an incoming gradient without memory that compiled code could read."""
     return AutogradError(
         "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
         hint="Load the bundle with backend='portable', or loop over the gradients.",
@@ -355,7 +384,7 @@ def batched_gradient_error() -> AutogradError:
 
 
 def graph_freed_error() -> AutogradError:
-    """For a second backward where the first has freed what it needs."""
+    """The error for a second backward after the first has freed the saved tensors."""
     return AutogradError(
         "The backward of this call has already run, and what it needs has been freed.",
         hint="Pass retain_graph=True to the first backward to run it twice.",
@@ -363,7 +392,7 @@ def graph_freed_error() -> AutogradError:
 
 
 def higher_order_error(order: str) -> AutogradError:
-    """For a gradient of gradients beyond ``order``."""
+    """The error for a derivative of a higher order than ``order``."""
     return AutogradError(
         f"This bundle holds {order} derivatives only: a gradient of its gradients was asked for.",
         hint="Build it with second_derivatives=True, or use the original model where higher ones are needed.",

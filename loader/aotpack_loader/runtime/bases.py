@@ -1,7 +1,8 @@
-"""Bases: the one tensor that stands for arguments which share memory, where a method writes to one of them.
+"""Synthetic bases: one tensor replaces arguments that share memory, if the method writes to one
+of them.
 
-The counterpart of AOTAutograd's synthetic bases, driven by data: the graph takes the base, and takes the arguments from
-it as views. What it writes comes back through the base, so every argument sees it.
+This does at run time what AOTAutograd's synthetic bases do. The graph takes the base and makes the
+arguments as views of it. Writes go through the base, so every argument sees them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Base:
         self._geometry = (tuple(primal.shape), tuple(primal.stride)) if isinstance(primal, schema.ViewBasePrimal) else None
 
     def __call__(self, given: Sequence[torch.Tensor], laid_out: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The base of the leaves ``given``; ``laid_out`` is another tensor where one has not the strides of the build.
+        """The base of the leaves ``given``.
+
+        ``laid_out`` has a copy instead of a leaf that has other strides than at build.
 
         Raises:
             InputError: they do not share memory as they did at build; names the arguments.
@@ -47,7 +50,7 @@ class Base:
         return base
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The base, as the first member has it."""
+        """The base, found through the first member."""
         if self._size is None:
             base = tensor if tensor._base is None else tensor._base
             if (base.shape, base.stride()) != self._geometry:
@@ -55,7 +58,8 @@ class Base:
                     self._first.leaf, "is a view of a tensor of another shape than at build, where it shared it with"
                 )
             return base
-        # A view of a detached alias shares the argument's version counter: what is written is noticed as in eager.
+        # A view of a detached alias shares the argument's version counter, so writes are detected
+        # as in eager.
         offset = tensor.storage_offset() - self._first.offset
         room = tensor.untyped_storage().nbytes() // self._itemsize
         if offset < 0 or offset + self._size > room:
@@ -63,14 +67,15 @@ class Base:
         return tensor.detach().as_strided((self._size,), (1,), offset)
 
     def count_writes(self, given: Sequence[torch.Tensor], before: Sequence[int]) -> None:
-        """Move the version counters of what was written and has one of its own, as a write in place does."""
+        """Increase version counters as an in-place write does, for written leaves with a counter
+        of their own."""
         for leaf, version in zip(self.written, before, strict=True):
             if given[leaf]._version == version:
                 torch.autograd.graph.increment_version(given[leaf])
 
     @property
     def written(self) -> list[int]:
-        """Leaves that are written to."""
+        """Indices of the leaves that the method writes to."""
         return [member.leaf for member in self._members if member.written]
 
     def _refused(self, leaf: int, message: str) -> InputError:
@@ -83,7 +88,8 @@ class Base:
 
 
 def _is_related(tensor: torch.Tensor, base: torch.Tensor, member: schema.BaseMember) -> bool:
-    """Whether autograd knows ``tensor`` as a view of ``base``; a detached one must be without gradients."""
+    """Whether autograd knows ``tensor`` as a view of ``base``. A detached member must not require
+    grad."""
     if member.detached:
         return not tensor.requires_grad
     return tensor is base or (tensor._base is base and tensor.requires_grad == base.requires_grad)

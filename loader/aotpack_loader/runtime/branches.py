@@ -1,4 +1,5 @@
-"""Python branches that were traced the way they went on the example inputs: the error at a call that goes another way."""
+"""The error for a call in which a traced Python branch goes another way than on the example
+inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _MESSAGE = re.compile(rf"(?P<where>[^\n]*?):?(?: \[(?P<value>[^\]\n]*)\])?: {ANO
 
 
 def branch_error(error: RuntimeError) -> BranchError:
-    """The error for an assertion that failed in a graph; ``error`` says :data:`ANOTHER_WAY`."""
+    """The error for a failed assertion in a graph whose message contains :data:`ANOTHER_WAY`."""
     match = _MESSAGE.search(str(error))
     where, value = (match["where"], match["value"]) if match else ("the model", None)
     if value in ("True", "False"):

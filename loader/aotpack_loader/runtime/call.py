@@ -1,4 +1,4 @@
-"""A method ready to be called: inputs, executables and epilogue joined."""
+"""A method that can be called: it joins checked inputs, executables and the epilogue."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class MethodCall:
-    """Calls one method. Holds nothing of the module it is called for, so copies of a module share it.
+    """Calls one method. It holds no reference to the module, so copies of a module share it.
 
     Args:
         name: the method's name, for messages.
         method: its description.
         forward: the forward graph on the device.
-        backward: the backward graph, where the method has one.
+        backward: the backward graph, if the method has one.
         constants: tensors the graphs close over, by stored name.
         device: where the executables run.
-        checks: what is asserted at every call, null: nothing.
+        checks: what to assert at every call; None: nothing.
         native: whether the executables are compiled code rather than an interpreter.
     """
 
@@ -66,7 +66,7 @@ class MethodCall:
         if backward is not None and method.backward is not None:
             self.differentiable = self._bridge(method.backward, backward, native=native)
         self._made_to_require = [i for i, leaf in enumerate(method.leaves) if getattr(leaf, "sets_requires_grad", False)]
-        # The original turns gradients on while its caller has them off.
+        # The original enables gradients although its caller has disabled them.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
         self.own = own_outputs(method.results)
@@ -83,7 +83,7 @@ class MethodCall:
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
     def differentiate_again(self, second: MethodCall) -> None:
-        """Let ``second`` compute the gradients where they are to be differentiated again."""
+        """Use ``second`` for gradients that are differentiated again."""
         from .second import SecondDerivative  # rarely there: not part of what every start imports
 
         for bridge in second.bridges():
@@ -94,7 +94,8 @@ class MethodCall:
             bridge.second = SecondDerivative(self.method, convention, second, self._device)
 
     def bridges(self) -> list[Differentiable]:
-        """What ties this method to autograd: one for each code that it has, none without gradients."""
+        """The connections of this method to autograd: one for each compiled variant, none without
+        gradients."""
         return [] if self.differentiable is None else [self.differentiable]
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
@@ -114,7 +115,10 @@ class MethodCall:
         return self.forward(primals) if checks is None else checks.run_forward(self.forward, primals, environment)
 
     def natively(self, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> list[Any] | None:
-        """The flat results of a call in native code, or null where this method or call is not for it and nothing has happened."""
+        """The flat results of a call in native code.
+
+        None if native code cannot make this call. Nothing has run then.
+        """
         if self.native is None or (self.differentiable is not None and backward_is_compiled()):
             return None
         problems: list[Problem] = []
@@ -125,10 +129,12 @@ class MethodCall:
         return self
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, Any]) -> Any:
-        """Run the method on the caller's arguments; ``state`` has the module's current parameters and buffers by name, or None.
+        """Run the method on the caller's arguments.
+
+        ``state`` has the module's current parameters and buffers by name; None for a removed one.
 
         Raises:
-            InputError: arguments, parameters or buffers that do not fit; nothing was run.
+            InputError: arguments, parameters or buffers do not fit; nothing was run.
         """
         self.modes.check()
         try:
@@ -148,7 +154,8 @@ class MethodCall:
             given, laid_out, environment = self._requiring_gradients(given, laid_out, environment, args, kwargs)
         versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
-        # The epilogue needs the caller's own tensors, too: read again only if some had to be laid out.
+        # The epilogue needs the caller's own tensors, too. Read again only if some had to be
+        # copied to other strides.
         as_given = all(map(operator.is_, given, laid_out))
         as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
         arguments = as_run.copy()  # the forward empties its list
@@ -165,7 +172,8 @@ class MethodCall:
     def _requiring_gradients(
         self, given: list[Any], laid_out: list[Any], environment: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any], dict[str, int]]:
-        """Do to arguments what the original does: call ``requires_grad_()`` on them. Copies of them are made anew."""
+        """Call ``requires_grad_()`` on the arguments on which the original does. Copies of them
+        are made again."""
         for leaf in self._made_to_require:
             given[leaf].requires_grad_()
         if all(given[leaf] is laid_out[leaf] for leaf in self._made_to_require):
@@ -173,7 +181,8 @@ class MethodCall:
         return self.inputs(args, kwargs)
 
     def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
-        """Add the bases to the leaves; return the versions of what is written through each."""
+        """Add the bases to the leaves. Returns the versions of the leaves written through each
+        base."""
         bases = [base(given, laid_out) for base in self._bases]
         versions = [[given[leaf]._version for leaf in base.written] for base in self._bases]
         given += bases
@@ -193,13 +202,15 @@ class MethodCall:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
                 as_own(outputs, self.own, primals)
-        for name, output, dim in self._measured:  # the backward reads them from the same environment
+        # The backward reads these from the same environment.
+        for name, output, dim in self._measured:
             environment[name] = _measure(outputs[output], dim)
         return outputs
 
 
 def _containers_of(method: schema.Method) -> Containers | None:
-    """What is to be done with containers of the caller's, if anything."""
+    """The changes to make to the caller's containers; None if the method changes and returns
+    none."""
     if not method.updates and not holds_given(method.outputs):
         return None
     from .containers import Containers  # most programs have none
@@ -208,7 +219,7 @@ def _containers_of(method: schema.Method) -> Containers | None:
 
 
 def _measure(value: Any, dim: int | None) -> int:
-    """The size that output ``value`` tells."""
+    """The size that output ``value`` gives: its own value, or its size in dimension ``dim``."""
     if dim is None and type(value) is int:
         return value
     if dim is not None and isinstance(value, torch.Tensor) and dim < value.dim():
@@ -220,7 +231,7 @@ _Read = Callable[[Mapping[str, torch.Tensor], list[Any]], torch.Tensor]
 
 
 def _sources(method: schema.Method, constants: Mapping[str, torch.Tensor]) -> list[_Read]:
-    """Where each primal comes from: the state, or the leaves, after which the bases stand."""
+    """Where each primal comes from: the state or the leaves. The bases follow the leaves."""
     bases = itertools.count(len(method.leaves))
     return [_source(primal, constants, bases) for primal in method.primals]
 

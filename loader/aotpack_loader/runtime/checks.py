@@ -1,7 +1,9 @@
-"""``load(..., check="full")``: everything the build assumed of a method, asserted while it runs.
+"""Checks of ``load(..., check="full")``: asserts at every call what the build assumed of a method.
 
-The counterpart of AOTAutograd's debug asserts, and more: nothing here changes a result. A failed check means that the bundle, the
-code of its target, the loader or somebody who writes to memory behind autograd's back is at fault, never the caller's arguments.
+They extend AOTAutograd's debug asserts, and never change a result. A failed check never means
+that the caller's
+arguments are wrong. The cause is the bundle, its target's code, the loader, or a write to memory
+that autograd did not see.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Marks = list[tuple[int, int] | None]
 
 
 class Checks:
-    """The checks of one method. Its graphs take and return plain tensors, also where what a caller sees are subclasses.
+    """The checks of one method whose graphs take and return plain tensors. The caller may still
+    see subclasses.
 
     Args:
         name: the method's name.
@@ -39,7 +42,8 @@ class Checks:
         forward, backward: its graphs, which record the type of every value.
         device: where the executables run.
         entries: the program's state by name.
-        own_layout: whether the target's code chooses the strides of what it saves for its own backward.
+        own_layout: whether the target's code chooses the strides of the tensors it saves for its
+        own backward.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class Checks:
             Expected(f"{at}, {word}", value, strides=False) for word, value in zip(words, output_values(graph), strict=True)
         ]
         places = subclasses.part_positions(gradients)
-        # Of a subclass the parts of a gradient need not be like those of what it is the gradient of.
+        # Each part of a subclass gradient may differ from the part of the primal.
         self._alike = [
             (self._inputs[self._primals[i].start].value, places[position].start)
             for i, position in enumerate(convention.gradients)
@@ -115,10 +119,11 @@ class Checks:
     # ------------------------------------------------------------ forward
 
     def run_forward(self, forward: Executable, inputs: Sequence[Any], environment: Environment) -> list[Any]:
-        """Run the forward graph, and see that its inputs and outputs are what the graph says.
+        """Run the forward graph, and check that its inputs and outputs match the graph's
+        description.
 
         Raises:
-            CheckError: lists all that is not.
+            CheckError: lists all mismatches.
         """
         self._raise([*self._symbol_problems(environment), *self._problems(self._inputs, inputs, environment)])
         before = [fingerprint(value) for value in inputs]
@@ -132,7 +137,7 @@ class Checks:
         return outputs
 
     def _measured(self, outputs: Sequence[Any]) -> dict[str, int]:
-        """The sizes that depend on data, as the plain outputs tell them."""
+        """The sizes that depend on data, read from the plain outputs."""
         found = {}
         for symbol in self._method.output_symbols:
             places = self._places[symbol.output]
@@ -144,7 +149,7 @@ class Checks:
         return found
 
     def _sizes_out_of_range(self, found: Environment) -> Iterator[Problem]:
-        """Sizes that depend on data, and are not what the trace knew of them."""
+        """Report sizes that depend on data and are outside the range known at the trace."""
         for symbol in self._method.output_symbols:
             size = found.get(symbol.name)
             if size is not None and not symbol.takes(size):
@@ -165,7 +170,8 @@ class Checks:
                 yield Problem(f"{self._name}, sizes", f"should satisfy {text}, are {dict(environment)}")
 
     def _sharing(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Problem]:
-        """Fresh results are in memory of their own, donated values in memory that nothing else is in."""
+        """Report fresh results that share memory with a primal, and donated values that share
+        memory with anything."""
         tensors = [(item, value) for item, value in zip(self._inputs, inputs, strict=True) if isinstance(value, torch.Tensor)]
         of_primals = {storage_of(value): item.where.partition(", ")[2] for item, value in tensors}
         for i in self._fresh:
@@ -186,7 +192,7 @@ class Checks:
                 yield Problem(self._outputs[position].where, f"is donated to the backward, and shares its memory with {other}")
 
     def remember(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Remembered:
-        """What the backward will need, as it is now."""
+        """The current storage, address and digest of each value that the backward will need."""
         found: Remembered = []
         for saved in self._saved:
             value = None
@@ -202,14 +208,19 @@ class Checks:
     def run_backward(
         self, backward: Executable, arguments: list[Any], remembered: Remembered, environment: Environment, *, retained: bool
     ) -> list[Any]:
-        """Run the backward graph, and see that what was saved, what came in and what goes out are as recorded.
+        """Run the backward graph, and check the saved values, the tangents and the gradients
+        against the description.
 
-        Saved values must be those of the forward, however they were kept; only where a hook of the caller's brought them back in
-        other memory may they differ. ``retained``: the graph is kept, or hooks may have kept what was saved, so donated
-        values must outlive the run.
+        Saved values must equal those of the forward, however they were kept. They may differ only
+        if a hook
+        of the caller returned them in other memory.
+
+        ``retained`` means that the graph is kept, or that hooks may have kept saved values.
+        Donated values
+        must then stay unchanged by the run.
 
         Raises:
-            CheckError: lists all that is not so.
+            CheckError: lists all mismatches.
         """
         problems = list(self._problems(self._backward_inputs, arguments, environment))
         for expected, value, earlier in zip(self._backward_inputs, arguments, remembered, strict=False):
@@ -229,7 +240,7 @@ class Checks:
         return results
 
     def _gradient_problems(self, results: Sequence[Any], environment: Environment) -> Iterator[Problem]:
-        """A gradient is of the type and sizes of what it is the gradient of."""
+        """Report gradients whose type or sizes differ from those of their primal."""
         for value, position in self._alike:
             expected = Expected(self._backward_outputs[position].where, value, strides=False)
             yield from expected.problems(results[position], environment, self._device)
@@ -237,14 +248,17 @@ class Checks:
     # ------------------------------------------------------------ results
 
     def before_results(self, primals: Sequence[torch.Tensor]) -> Marks:
-        """What the caller's tensors are before mutations are written to them."""
+        """The fingerprints of the caller's tensors before mutations are written to them."""
         return [fingerprint(primal) for primal in primals]
 
     def see_results(self, given: CallValues, before: Marks, results: list[Any]) -> None:
-        """See that only declared tensors were written to, that aliases are aliases, and that gradients flow where they may.
+        """Check the results of a call.
+
+        Only declared tensors may be written to. Aliases must share their base's storage.
+        Gradients flow where declared.
 
         Raises:
-            CheckError: lists all that is not so.
+            CheckError: lists all mismatches.
         """
         primals, laid_out, outputs = given
         written = frozenset().union(*(storages_of(primals[i]) for i in self._written))
@@ -293,10 +307,11 @@ class Checks:
 
 
 class SubclassChecks(Checks):
-    """The checks of a method some of whose values are subclasses, or whose forward takes sizes.
+    """The checks of a method with values that are subclasses, or whose forward takes sizes.
 
-    What is run here is the way from a caller's tensors through the graph to the caller's: an executable that is given, beside its
-    arguments, what runs the graph itself on plain tensors.
+    An executable here takes the caller's tensors to the graph and back. Beside its arguments it
+    gets a
+    function that runs the graph itself on plain tensors.
     """
 
     def __init__(
@@ -328,7 +343,8 @@ class SubclassChecks(Checks):
         ]
 
     def run_forward(self, forward: Callable[..., list[Any]], inputs: Sequence[Any], environment: Environment) -> list[Any]:
-        """As of plain tensors, and see that the subclasses made of them are the recorded ones."""
+        """Check as for plain tensors, and that the subclasses made from the outputs match the
+        description."""
         run = super().run_forward
         outputs = forward(list(inputs), lambda graph, plain: run(graph, plain, environment))
         self._raise([*_made_otherwise(self._made, outputs, environment)])
@@ -343,7 +359,8 @@ class SubclassChecks(Checks):
         *,
         retained: bool,
     ) -> list[Any]:
-        """As of plain tensors, and see that the subclasses made of them are the recorded ones."""
+        """Check as for plain tensors, and that the subclasses made from the gradients match the
+        description."""
         run = super().run_backward
         results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
         self._raise([*_made_otherwise(self._made_gradients, results, environment)])
@@ -351,7 +368,7 @@ class SubclassChecks(Checks):
 
 
 def _lost(description: schema.AliasResult, base: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether a view that autograd should follow to its base is detached from it."""
+    """Whether a view is detached from a base to which autograd should follow it."""
     followed = description.requires_grad and description.history and torch.is_grad_enabled()
     return bool(followed and base.requires_grad and not result.requires_grad)
 
@@ -365,7 +382,7 @@ def _made_otherwise(
 
 
 def _parts(names: Sequence[str], values: Sequence[schema.Subclass | None]) -> list[str]:
-    """Names of values, those of a subclass's parts in place of its own."""
+    """Names of values. A subclass is replaced by the names of its parts."""
     return [f"{name}{part}" for name, value in zip(names, values, strict=True) for part in subclasses.part_names(value)]
 
 
@@ -385,7 +402,8 @@ _KINDS: dict[type, str] = {
 
 
 def _results_by_output(method: schema.Method) -> dict[int, str]:
-    """Forward outputs that somebody besides the backward sees, and as what."""
+    """The forward outputs that are not only for the backward, each with a description of its
+    use."""
     found = {
         mutation.output: f" (new value of {_primal_name(method.primals[mutation.primal], method)})"
         for mutation in method.mutations

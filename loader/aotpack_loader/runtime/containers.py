@@ -1,6 +1,7 @@
-"""Dictionaries and lists of the caller's that a call changes or returns: the objects themselves, as eager's.
+"""Dictionaries and lists of the caller that a call changes or returns, as the same objects, as in
+eager.
 
-Only methods that do so come here (``Method.updates``, nodes of type ``given``).
+Only methods that do so use this module (``Method.updates``, nodes of type ``given``).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Containers:
         self._all = [(path, keys) for path, keys in _containers(method.inputs, [], []) if len(path) > 1] if self._updates else []
 
     def check(self, call: Call) -> None:
-        """See that what is to be changed can be, and is one container only.
+        """Check that each container to change has the right type and was passed only once.
 
         Raises:
-            InputError: lists all that cannot. Nothing was run.
+            InputError: lists all that do not fit. Nothing was run.
         """
         paths: dict[int, list[list[Any]]] = {}
         for _, keys in self._all:
@@ -48,14 +49,14 @@ class Containers:
             )
 
     def _shown(self, keys: Sequence[Any]) -> str:
-        """What the model's author calls it: ``batch['x']``."""
+        """The path of a container in the caller's words: ``batch['x']``."""
         first = keys[1]
         if keys[0] == 0:
             first = self._names[first] if first < len(self._names) else f"args[{first}]"
         return str(first) + "".join(f".{key}" if isinstance(key, _Field) else f"[{key!r}]" for key in keys[2:])
 
     def __call__(self, call: Call, results: Sequence[Any]) -> Any:
-        """The nested result of a call, after its containers have been changed."""
+        """Change the containers and return the nested result of a call."""
         leaves = _Leaves(iter(results), lambda path: _at(call, _keys(self._inputs, path)))
         result = self._build(leaves)
         contents = [update.build(leaves) for update in self._updates]
@@ -65,7 +66,7 @@ class Containers:
 
 
 class _Update:
-    """What one container is to hold after the call."""
+    """The contents of one container after the call."""
 
     def __init__(self, update: schema.Update, inputs: schema.Tree) -> None:
         self.keys = _keys(inputs, update.path)
@@ -89,18 +90,19 @@ class _Update:
 
 
 def _kept(before: Sequence[Any], after: Sequence[Any]) -> set[Any]:
-    """The keys that stay where they are: those after them, in the order of afterwards, have been added at the end."""
+    """The keys that keep their position. All keys after them have been added at the end, in the
+    new order."""
     kept: list[Any] = []
     left = iter(before)
     for key in after:
-        if key not in left:  # looks on from where the last was found
+        if key not in left:  # continues after the last key that matched
             break
         kept.append(key)
     return set(kept)
 
 
 class _Leaves:
-    """The flat results of a call, and what its caller gave."""
+    """The flat results of a call, and access to the objects that the caller passed."""
 
     def __init__(self, values: Iterator[Any], given: Callable[[Sequence[int]], Any]) -> None:
         self._values, self.given = values, given
@@ -119,7 +121,8 @@ def _node(tree: schema.Tree, path: Sequence[int]) -> schema.Tree:
 
 
 def _keys(tree: schema.Tree, path: Sequence[int]) -> list[Any]:
-    """Keys, positions and names of fields that lead from ``(args, kwargs)`` to what ``path`` leads to in ``tree``."""
+    """Keys, indices and field names that lead from ``(args, kwargs)`` to the node that ``path``
+    names in ``tree``."""
     found: list[Any] = []
     for position in path:
         if isinstance(tree, schema.DictNode):

@@ -1,6 +1,7 @@
-"""After the forward graph: write mutations back to their owners, then build the caller's results.
+"""After the forward graph: write mutations back to the mutated tensors, then build the caller's
+results.
 
-The counterpart of AOTAutograd's runtime epilogue (``RuntimeWrapper``), driven by data.
+It does what AOTAutograd's runtime epilogue (``RuntimeWrapper``) does, from a recorded description.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class Epilogue:
         results = with_origins(method.results)
         wanted = shared_values(results)
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
-        # Where containers of the caller's are changed or returned, the call nests the results (``containers.Containers``).
+        # If containers of the caller are changed or returned, the call nests the results
+        # (``containers.Containers``).
         nested = not method.updates and not holds_given(method.outputs)
         self.unflatten: Callable[[Any], Any] = unflattener(method.outputs) if nested else list
 
     def __call__(self, given: CallValues, environment: Environment) -> Any:
-        """The caller's results; ``given.outputs`` with a gradient are attached to autograd."""
+        """Return the caller's results. Values of ``given.outputs`` that require grad are attached
+        to autograd."""
         primals, _, outputs = given
         before = [] if self._checks is None else self._checks.before_results(primals)
         self._mutate(primals, outputs, environment)
@@ -77,7 +80,7 @@ def _view_of_primal(result: schema.AliasResult, primal: int, replay: Replay) -> 
             return replay(copy, environment, kept)
         try:
             return replay(own, environment, kept)
-        except RuntimeError:  # its strides allow no such view: eager's is one of a copy
+        except RuntimeError:  # its strides allow no such view; in eager the result is a view of a copy
             return replay(copy.clone(), environment, kept)
 
     return build

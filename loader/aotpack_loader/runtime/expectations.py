@@ -1,4 +1,4 @@
-"""What the graphs record of their values, and whether a value is like that."""
+"""The types that graphs record for their values, and checks of values against them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Expected:
-    """One input or output of a graph: ``where`` it stands, in words, and its recorded type; ``strides``: they count too."""
+    """One input or output of a graph.
+
+    ``where`` names it in messages. ``value`` is its recorded type. ``strides``: whether to check
+    strides too.
+    """
 
     where: str
     value: schema.Value | None
     strides: bool = True
 
     def problems(self, value: Any, environment: Environment, device: torch.device) -> Iterator[Problem]:
-        """What of ``value`` is not as recorded. Sizes that depend on data are not looked at."""
+        """Report how ``value`` differs from the record. Sizes that depend on data are not
+        checked."""
         kind = self.value
         if isinstance(kind, schema.TensorValue):
             if not isinstance(value, torch.Tensor):
@@ -36,7 +41,8 @@ class Expected:
             shape = _sizes(kind.shape, environment)
             wanted = f"{kind.dtype}[{','.join('?' if size is None else str(size) for size in shape)}] on {device.type}"
             dtype = str(value.dtype).removeprefix("torch.")
-            # Without elements the type does not matter, and some operators give another than they were traced with.
+            # Without elements the dtype does not matter, and some operators return another one
+            # than in the trace.
             if (dtype != kind.dtype and value.numel()) or value.device.type != device.type or not _agree(value.shape, shape):
                 found = f"{dtype}[{','.join(map(str, value.shape))}] on {value.device.type}"
                 yield Problem(self.where, f"should be {wanted}, is {found}")
@@ -48,7 +54,7 @@ class Expected:
         elif isinstance(kind, schema.IntValue):
             (size,) = _sizes([kind.expr], environment)
             if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_floating_point():
-                value = value.item()  # compiled code returns integers so
+                value = value.item()  # compiled code returns integers as tensors
             if not isinstance(value, int) or (size is not None and value != size):
                 yield Problem(self.where, f"should be the integer {kind.expr if size is None else size}, is {value!r}")
 
@@ -69,7 +75,8 @@ def _agree(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
 
 
 def origins(graph: schema.Graph) -> list[str]:
-    """For each output the value whose memory it may be in, following views back: itself, an input, or another node."""
+    """For each output the value whose memory it may use: itself, an input or another node.
+    Follows views to their base."""
     made = {node.name: node for node in graph.nodes}
 
     def origin(name: str) -> str:
@@ -81,7 +88,7 @@ def origins(graph: schema.Graph) -> list[str]:
 
 
 def _viewed(node: schema.Node) -> str | None:
-    """The value that a node may return a view of."""
+    """The name of the value of which a node may return a view."""
     first = node.args[0] if node.args else None
     if not isinstance(first, schema.ValueRef):
         return None
@@ -95,17 +102,18 @@ def _viewed(node: schema.Node) -> str | None:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Where a plain tensor's storage begins; 0 where it has no memory."""
+    """Address of a plain tensor's storage; 0 if it has no memory."""
     return tensor.untyped_storage().data_ptr()
 
 
 def storages_of(tensor: torch.Tensor) -> frozenset[int]:
-    """Where the storage of a tensor begins, or those of the tensors that it holds."""
+    """Addresses of the storages of a tensor, or of the plain tensors inside a subclass."""
     return frozenset(map(storage_of, plain_tensors(tensor)))
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A checksum of the elements, in which their places count: tells a changed tensor, not a forged one."""
+    """A checksum of the elements and their order. It detects changes, but not a deliberate
+    forgery."""
     data = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
     total = 0
     for chunk in data.split(_CHUNK):
@@ -115,7 +123,10 @@ def digest(tensor: torch.Tensor) -> int:
 
 
 def fingerprint(value: Any) -> tuple[int, int] | None:
-    """Version and digest of a tensor and of those it holds; None for what is no tensor. One of inference mode has no version."""
+    """Version and digest of a tensor and of the plain tensors inside it; None for other values.
+
+    A tensor of inference mode has no version.
+    """
     if not isinstance(value, torch.Tensor):
         return None
     parts = list(plain_tensors(value))

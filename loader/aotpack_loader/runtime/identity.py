@@ -1,7 +1,9 @@
-"""Which arguments are one tensor, and which share memory with what a method writes to: checked at every call.
+"""Checks at every call which arguments are the same tensor, and which share memory that the
+method writes to.
 
-Only methods that write look at memory; the others are right for every pattern. Arguments that shared memory at build
-are one base to the graph (:mod:`.bases`).
+Only methods that write compare memory; other methods are correct for every pattern. Arguments
+that shared
+memory at build become one base in the graph (:mod:`.bases`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Pattern:
         self._distinct = [i for i in tensors if i not in repeated] if method.distinct else []
 
     def check(self, leaves: Sequence[Any], problems: list[Problem]) -> None:
-        """Add what does not hold of a call's leaves to ``problems``."""
+        """Add violations by a call's leaves to ``problems``."""
         for first, *others in self._identical:
             for i in others:
                 if leaves[i] is not leaves[first]:
@@ -53,7 +55,10 @@ class Pattern:
 
 
 class Memory:
-    """What the tensors of a call must not share: memory that the method writes to, unless it was shared at build."""
+    """Memory that tensors of a call must not share.
+
+    This is memory that the method writes to, unless the tensors shared it at build.
+    """
 
     def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> None:
         self._paths = [leaf.path for leaf in method.leaves]
@@ -82,7 +87,7 @@ class Memory:
         self.state = [(i, items) for i, items in kept_apart if items]
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
-        """Compare the tensors of a call that fit otherwise.
+        """Compare the tensors of a call, which passed all other checks.
 
         Raises:
             InputError: names two that share memory; nothing was run.
@@ -113,7 +118,8 @@ class Memory:
     def _near(
         self, tensor: torch.Tensor, entries: Sequence[StateMemory], state: Mapping[str, torch.Tensor]
     ) -> Sequence[StateMemory]:
-        """Those whose addresses cross the tensor's: nearly always none, which is told at once."""
+        """State tensors whose address range overlaps the tensor's. This quick check nearly always
+        finds none."""
         low, high = span(tensor)
         return [entry for entry in entries if (start := state[entry[0]].data_ptr()) < high and low < start + entry[1]]
 
@@ -126,7 +132,8 @@ def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]
 
 
 def _reach(entry: schema.StateEntry) -> int:
-    """Bytes from the first to the last of an entry; its tensor is known to have its sizes and strides."""
+    """Size in bytes from an entry's first to its last element. Its tensor has the entry's sizes
+    and strides."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     return 0 if 0 in entry.shape else extent(entry.shape, entry.stride) * dtype.itemsize
 

@@ -1,7 +1,9 @@
-"""The caller's arguments: bound to the recorded tree and checked against what the graphs assume.
+"""Binds the caller's arguments to the recorded tree and checks them against what the graphs
+assume.
 
-Every mismatch is reported at once, each under the path of its argument, before anything runs. Compiled code trusts
-sizes and strides blindly, so nothing unchecked gets past here.
+All mismatches are reported together before anything runs, each under the path of its argument.
+Compiled code
+relies on sizes and strides without a check, so every argument is checked here.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ Check = Callable[[Any, Environment, list[Problem]], Any]
 
 
 class LayoutWarning(UserWarning):
-    """An argument has other strides than at build: it is copied, and results keep the build's strides. Once for each argument."""
+    """An argument has other strides than at build, so it is copied. Results have the strides of
+    the build.
+
+    It is given once for each argument.
+    """
 
 
 class Inputs:
@@ -55,7 +61,8 @@ class Inputs:
         return TensorCheck(leaf, device, bound, symbols, with_gradients)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
-        """Return the caller's leaves, the same with tensors laid out as the graphs expect, and the symbols.
+        """Return the caller's leaves, the leaves with the strides the graphs expect, and the
+        symbols' values.
 
         Raises:
             InputError: lists every argument that does not fit.
@@ -77,14 +84,15 @@ class Inputs:
         return leaves, checked, environment
 
     def admits(self, environment: Environment) -> bool:
-        """Whether the sizes of tensors are in their ranges and meet the constraints."""
+        """Whether tensor sizes are within their ranges and meet the constraints."""
         tensors = [check for _, check in self.binding if isinstance(check, TensorCheck)]
         symbols = [symbol for check in tensors for _, symbol in check.binds]
         in_range = all(symbol.takes(environment[symbol.name]) for symbol in symbols)
         return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
 
     def _not_met(self, text: str, environment: Environment) -> Problem:
-        """A constraint, and the sizes that it is about: the argument each is read off, and its value."""
+        """The problem for a violated constraint. It shows each size, the argument it comes from
+        and its value."""
         sources = dict(source for _, check in self.binding for source in check.sources())
         labels = _labels(self._symbols, sources)
         found = [(labels.name(name), sources[name], environment[name]) for name in sorted(expressions.symbols(text))]
@@ -104,7 +112,7 @@ def _error(problems: list[Problem]) -> InputError:
 
 
 def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
-    """A constraint that cannot be evaluated counts as not met (A5)."""
+    """Whether a constraint holds. One that cannot be evaluated counts as violated (A5)."""
     try:
         return bool(holds(environment))
     except expressions.UNDEFINED:
@@ -124,7 +132,7 @@ def _constant_check(leaf: schema.ConstantLeaf) -> Check:
 
 
 class IntegerCheck:
-    """Checks an integer argument that varies, and reads the symbol that it is."""
+    """Checks a varying integer argument and binds its symbol."""
 
     def __init__(self, leaf: schema.IntegerLeaf, bound: set[str], symbols: list[schema.Symbol]) -> None:
         self.leaf = leaf
@@ -134,11 +142,11 @@ class IntegerCheck:
         bound.add(leaf.size)
 
     def sources(self) -> list[tuple[str, str]]:
-        """The symbol, and the argument that it is."""
+        """The symbol and the path of its argument."""
         return [(self.symbol.name, self.leaf.path)]
 
     def bind(self, value: Any, environment: Environment) -> None:
-        """Read the symbol; whether it fits is checked afterwards."""
+        """Bind the symbol. Later checks decide whether the value fits."""
         if type(value) is int:
             environment[self.symbol.name] = value
 
@@ -153,7 +161,7 @@ class IntegerCheck:
 
 
 class TensorCheck:
-    """Checks one tensor argument and reads the symbols its sizes determine.
+    """Checks one tensor argument and reads the symbols that its sizes determine.
 
     ``with_gradients``: the method was traced with gradients.
     """
@@ -181,11 +189,11 @@ class TensorCheck:
 
     @property
     def determines(self) -> bool:
-        """Whether symbols are read off this argument."""
+        """Whether symbols are read from this argument."""
         return bool(self.binds)
 
     def sources(self) -> list[tuple[str, str]]:
-        """The symbols that are read off this argument, and where."""
+        """The symbols that are read from this argument, and the size each comes from."""
         return [(symbol.name, f"{self.leaf.path}.shape[{dim}]") for dim, symbol in self.binds]
 
     def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
@@ -215,7 +223,8 @@ class TensorCheck:
             return value
 
     def lost_gradient(self) -> Problem:
-        """The argument requires a gradient that the bundle would not give."""
+        """The problem for an argument that requires grad although the bundle computes no gradient
+        for it."""
         message = (
             "requires a gradient, and the bundle was built without one for it; "
             "pass it detached, or build with an example that requires a gradient"
@@ -225,7 +234,8 @@ class TensorCheck:
         return Problem(self.leaf.path, message)
 
     def bind(self, value: Any, environment: Environment) -> None:
-        """Read the symbols that this argument determines; whether it fits is checked afterwards."""
+        """Read the symbols that this argument determines. Later checks decide whether the sizes
+        fit."""
         if isinstance(value, torch.Tensor) and value.dim() == len(self.leaf.shape):
             for dim, symbol in self.binds:
                 environment[symbol.name] = value.shape[dim]
@@ -243,7 +253,8 @@ class TensorCheck:
         )
 
     def _laid_out(self, value: torch.Tensor, environment: Environment, problems: list[Problem]) -> torch.Tensor:
-        """The tensor with the strides the graphs rely on; a copy, which autograd follows, where it has others."""
+        """The tensor with the strides the graphs rely on. If its strides differ, a copy that
+        autograd can follow."""
         if self.stride is None:
             return value
         strides = value.stride()
@@ -279,7 +290,7 @@ def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
 
 
 def _try(size: str, environment: Environment) -> int | None:
-    """The size, or None where an argument that is wrong itself, and is reported, should have determined it."""
+    """The size; None if it depends on an argument that is itself wrong and already reported."""
     try:
         return expressions.evaluate(size, environment)
     except CorruptBundleError:

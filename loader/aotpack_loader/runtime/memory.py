@@ -1,4 +1,4 @@
-"""Which bytes a tensor covers, and whether two tensors have one in common."""
+"""Address ranges of tensors, and whether two tensors share a byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PATIENCE = 4096
 
 
 class ByteRange(NamedTuple):
-    """Where the elements of a tensor lie: bytes from the start of its memory, sizes, strides in elements, bytes of an element."""
+    """The bytes of a tensor's elements: start, sizes, strides in elements, and bytes of an
+    element."""
 
     start: int
     shape: tuple[int, ...]
@@ -21,7 +22,8 @@ class ByteRange(NamedTuple):
     width: int
 
     def meet(self, other: ByteRange) -> bool:
-        """Whether a byte of one of these elements is one of the other's; columns of one matrix have none in common."""
+        """Whether the elements of both share a byte. Different columns of one matrix share
+        none."""
         if 0 in self.shape or 0 in other.shape:
             return False
         ranges: dict[int, tuple[int, int]] = {}
@@ -31,14 +33,15 @@ class ByteRange(NamedTuple):
                     first, last = ranges.get(step * places.width, (0, 0))
                     reach = sign * (size - 1)
                     ranges[step * places.width] = (first + min(reach, 0), last + max(reach, 0))
-        # Is there an element of each whose addresses differ by less than an element?
+        # Do two elements exist whose addresses differ by less than the size of an element?
         apart = other.start - self.start
         steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]
         return _reaches(steps, apart - self.width + 1, apart + other.width - 1)
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address a tensor covers, and the one after its last; equal for a tensor without elements."""
+    """First address of a tensor and the address after its last byte; equal for a tensor without
+    elements."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -48,20 +51,22 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[int]) -> int:
-    """Elements from the first to the last, both counted, of a tensor that has some."""
+    """Number of elements from the first to the last, inclusive, of a tensor that is not empty."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, a row of ``uint8`` in its memory."""
-    row = tensor.as_strided((tensor.numel(),), (1,))  # a single element keeps any step when it is flattened
+    """The bytes of a contiguous tensor as a one-dimensional ``uint8`` view."""
+    row = tensor.as_strided((tensor.numel(),), (1,))  # flattening a single element would keep its stride
     return row.view(torch.uint8)
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b`` have a byte in common; columns of one matrix have none, though their spans cross.
+    """Whether ``a`` and ``b`` share a byte. Columns of one matrix share none, though their
+    address ranges overlap.
 
-    Tensors without addresses (of an XLA device) count as overlapping where they are views of one storage.
+    Tensors of an XLA device have no addresses. They count as overlapping if they are views of one
+    storage.
     """
     if a.device.type == "xla":
         return is_one_storage(a, b)
@@ -79,7 +84,8 @@ def _byte_range(tensor: torch.Tensor) -> ByteRange:
 
 
 def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:
-    """Whether a sum of multiples of the steps, each within its bounds, lies in ``low..high``; steps descend."""
+    """Whether some sum of multiples of the steps, each within its bounds, is in ``low..high``;
+    steps descend."""
     tails = [steps[i:] for i in range(len(steps) + 1)]
     rest = [(sum(s * first for s, first, _ in tail), sum(s * last for s, _, last in tail)) for tail in tails]
     pending, looked = [(0, low, high)], 0
@@ -89,7 +95,7 @@ def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:
         if looked > _PATIENCE:
             return True
         if i == len(steps):
-            return True  # only sums that can still get there are followed: nothing is left to add
+            return True  # only partial sums that can still reach the range are followed
         step, first, last = steps[i]
         least, most = rest[i + 1]
         nearest, farthest = max(first, -((most - low) // step)), min(last, (high - least) // step)

@@ -1,6 +1,8 @@
-"""The caller's global modes, as far as eager depends on them: autocast, determinism, transforms of functions.
+"""Global modes of the caller on which eager depends: autocast, determinism and function
+transforms.
 
-Gradient mode and train/eval choose the method (:mod:`..program`); these must fit the method that was chosen.
+Gradient mode and train/eval mode select the method (:mod:`..program`). The modes here must match
+the selected method.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _WORDS = {None: "none", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def as_built(method: schema.Method, kind: str = "cpu") -> contextlib.AbstractContextManager[object]:
-    """Be in the autocast that a method was built for, on devices of this kind."""
+    """A context with the autocast of the build, for devices of this kind."""
     dtype = None if method.autocast is None else getattr(torch, method.autocast)
     return torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
 
@@ -31,7 +33,8 @@ class Modes:
     Args:
         method: the method, which records the modes it was built in.
         device: where it runs.
-        native: whether compiled code computes it, which reads memory and does not obey torch's dispatcher.
+        native: whether compiled code computes it, which reads memory and bypasses torch's
+        dispatcher.
     """
 
     def __init__(self, method: schema.Method, device: torch.device, *, native: bool) -> None:
@@ -41,10 +44,10 @@ class Modes:
         self._native = native
 
     def check(self) -> None:
-        """Compare with the caller's modes.
+        """Compare the caller's modes with those of the build.
 
         Raises:
-            ModeError: the method would give something else than eager does.
+            ModeError: the method would give another result than eager.
         """
         current = self.current_autocast()
         if current is not self.autocast:
@@ -55,20 +58,22 @@ class Modes:
             raise _transformed()
 
     def check_gradients(self) -> None:
-        """Refuse a call whose results are to have gradients, inside a transform: that asks for a gradient of its own.
+        """Refuse a call inside a function transform if its results need gradients, which the
+        transform would compute itself.
 
         Raises:
-            ModeError: one is running.
+            ModeError: a transform is active.
         """
         if in_transform():
             raise _transformed()
 
     def current_autocast(self) -> torch.dtype | None:
-        """The element type of the caller's autocast where the method runs; null: it is off."""
+        """The dtype of the caller's autocast on the method's device; None if it is off."""
         return torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
 
     def other_autocast(self, current: torch.dtype | None, known: Sequence[torch.dtype | None]) -> ModeError:
-        """The error for a call under an autocast that the bundle was not built for, but for those ``known``."""
+        """The error for a call under another autocast than those in ``known``, for which the
+        bundle was built."""
         built = " and ".join("without autocast" if dtype is None else f"under autocast to {dtype}" for dtype in known)
         now = "off" if current is None else f"on, to {current}"
         calls = " or ".join(_entering(dtype, self._kind) for dtype in known)

@@ -1,4 +1,4 @@
-"""Mutations: what the forward graph computed is written back to the tensors the model changed in place."""
+"""Writes what the forward graph computed back to the tensors that the model changed in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ class Mutations:
         self._touched = method.touched
 
     def __call__(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any], environment: Environment) -> None:
-        """``primals`` are the caller's own tensors; ``outputs`` the forward's, those with a gradient attached to autograd."""
+        """Write ``outputs`` to ``primals``.
+
+        ``primals`` are the caller's own tensors. ``outputs`` come from the forward; those that
+        require grad are attached to
+        autograd.
+        """
         for primal, output, write in self._writes:
             write(primals[primal], outputs[output], environment)
         for touched in self._touched:
@@ -68,7 +73,8 @@ def _copier(mutation: schema.Mutation) -> Write:
     hidden_always = mutation.hidden_from_autograd
 
     def copy(owner: torch.Tensor, updated: torch.Tensor, environment: Environment) -> None:
-        # A leaf that requires a gradient can only have been written behind autograd's back (AOTAutograd's epilogue).
+        # A leaf that requires grad can only have been written to without autograd's knowledge
+        # (AOTAutograd's epilogue).
         hidden = hidden_always or (owner.requires_grad and owner.is_leaf)
         (owner.detach() if hidden else owner).copy_(updated)
 
@@ -109,7 +115,8 @@ def _sizes(sizes: list[schema.Dim]) -> Callable[[Environment], list[int]]:
 
 
 class Layouts:
-    """Arguments whose sizes or strides a method changes in place: they must lie in memory as they did at build."""
+    """Checks arguments whose sizes or strides a method changes in place: their strides and offset
+    must be the build's."""
 
     def __init__(self, method: schema.Method) -> None:
         self._leaves: list[tuple[int, str, bool]] = []
@@ -120,10 +127,11 @@ class Layouts:
                 self._leaves.append((primal.leaf, method.leaves[primal.leaf].path, from_start))
 
     def check(self, given: Sequence[Any], laid_out: Sequence[Any]) -> None:
-        """Compare the caller's leaves; ``laid_out`` is another tensor where one has not the strides of the build.
+        """Check the caller's leaves. ``laid_out`` has a copy instead of a leaf that has other
+        strides than at build.
 
         Raises:
-            InputError: names all that lie otherwise; nothing was run.
+            InputError: names all arguments that do not fit; nothing was run.
         """
         problems = []
         for leaf, path, from_start in self._leaves:
@@ -140,7 +148,8 @@ class Layouts:
 
 
 class WrittenLeaves:
-    """Arguments that a method writes to with gradients: a leaf that requires one is refused, as eager refuses it."""
+    """Checks arguments that a method writes to with gradients. A leaf that requires grad is
+    refused, as in eager."""
 
     def __init__(self, method: schema.Method) -> None:
         self.leaves: list[tuple[int, str]] = []
@@ -150,7 +159,7 @@ class WrittenLeaves:
                 self.leaves.append((primal.leaf, method.leaves[primal.leaf].path))
 
     def check(self, given: Sequence[Any]) -> None:
-        """Look at the caller's leaves.
+        """Check the caller's leaves.
 
         Raises:
             InputError: names all that are leaves and require a gradient; nothing was run.

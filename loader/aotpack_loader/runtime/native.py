@@ -1,7 +1,10 @@
-"""Calls in native code: which methods the target's call library can take over, and how they are described to it.
+"""Calls in native code: selects the methods that the target's call library can call, and
+describes them to it.
 
-What it does is what :mod:`.call` does, for methods that need the least and calls out of the ordinary in nothing; all others stay
-in Python. It judges no argument and writes no message: where a call does not fit it returns None, before anything ran.
+Native code does the same as :mod:`.call`, for simple methods and ordinary calls. Everything else
+stays in Python. Native
+code reports no errors about arguments. If a call does not fit it returns None before anything has
+run.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _PATIENCE = 64
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
-    """Let ``library`` make the calls of a method that it can make. Returns ``native``, or ``python`` and why."""
+    """Let ``library`` call a method, if it can. Returns ``native``, or ``python`` and the
+    reason."""
     if found := obstacle(call, library):
         return f"python: {found}"
     library.on_refusal(refuse)
@@ -35,7 +39,7 @@ def use(call: MethodCall, library: CallLibrary) -> str:
 
 
 class BySizes:
-    """A method whose sizes vary: described anew for every set of sizes that a call comes with."""
+    """A method with dynamic sizes. Each new set of sizes gets a description of its own."""
 
     def __init__(self, call: MethodCall, library: CallLibrary) -> None:
         self._call, self._library = call, library
@@ -45,7 +49,7 @@ class BySizes:
         self._places = [(i, len(check.leaf.shape), [dim for dim, _ in check.binds]) for i, check in tensors]
 
     def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
-        """Make the call, or return null where Python is to make it."""
+        """Make the call; None if Python must make it."""
         sizes: list[int] = []
         for i, dims, bound in self._places:
             leaf = leaves[i]
@@ -62,7 +66,7 @@ class BySizes:
 
 
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
-    """Why a method cannot be called in native code, or nothing."""
+    """The reason why native code cannot call a method, or an empty string."""
     method, backward = call.method, call.method.backward
     graphs: list[Any] = [call.forward] if call.differentiable is None else [call.forward, call.differentiable.backward]
     grad = any(mode.grad for mode in method.serves)
@@ -96,7 +100,8 @@ def _is_short(graph: Any, library: CallLibrary) -> bool:
 
 
 def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
-    """What :meth:`CallLibrary.make` takes (spec/targets.md): a method at the sizes of ``environment``."""
+    """The argument of :meth:`CallLibrary.make` (spec/targets.md): a method at the sizes of
+    ``environment``."""
     method, state = call.method, call.state.expected
     names = {name: len(method.leaves) + i for i, name in enumerate(state)}
     constants = [primal.name for primal in method.primals if isinstance(primal, schema.ConstantPrimal)]
@@ -122,7 +127,7 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
 
 
 def _place(primal: schema.Primal, names: Mapping[str, int], constants: Mapping[str, int]) -> int:
-    """Where a primal is among leaves, state and constants."""
+    """Index of a primal among leaves, state and constants."""
     if isinstance(primal, schema.InputPrimal):
         return primal.leaf
     assert isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal))
@@ -157,7 +162,8 @@ def _apart(memory: Memory, places: Mapping[str, int]) -> list[tuple[int, int]]:
 
 
 def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
-    """Code that the library runs itself, or a Python function: a graph in parts. ``sizes`` are its inputs that are no tensors."""
+    """Code that the library runs itself, or a Python function for a graph in parts. ``sizes`` are
+    inputs that are no tensors."""
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
         return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
@@ -224,7 +230,7 @@ def _result(result: schema.Result, environment: Environment) -> tuple[str, Any]:
 
 
 def refuse(what: str, gradient: torch.Tensor | None) -> None:
-    """Raise what the Python path raises in a backward; the library calls this."""
+    """Raise the same error as the Python path does in a backward. The library calls this."""
     errors: dict[str, Callable[[], AutogradError]] = {
         "second derivative": lambda: higher_order_error("first"),
         "released": graph_freed_error,
@@ -235,7 +241,7 @@ def refuse(what: str, gradient: torch.Tensor | None) -> None:
 
 
 def _called_outside() -> AutogradError:
-    """For compiled autograd that is turned on between a call and its backward."""
+    """The error for compiled autograd that is enabled between a call and its backward."""
     return AutogradError(
         "Compiled autograd runs the backward of a call that was made outside it, in native code.",
         hint=f"Turn compiled autograd on before the call, or set {SWITCH}=0 before the bundle is loaded.",

@@ -1,4 +1,5 @@
-"""What to do instead, for those who split a loaded bundle, or put adapters into it, so that compiled code cannot follow."""
+"""Hints for users of tools that split a loaded bundle or add adapters to it, which compiled code
+cannot support."""
 
 from __future__ import annotations
 
@@ -19,6 +20,6 @@ _ADVICE = {
 
 
 def advice(homes: Iterable[str]) -> str:
-    """The hint for who uses a tool of one of the modules ``homes``; empty: none is known."""
+    """The hint for a tool defined in one of the modules ``homes``; empty if none is known."""
     found = (hint for home in homes for prefix, hint in _ADVICE.items() if home.startswith(prefix))
     return next(found, "")

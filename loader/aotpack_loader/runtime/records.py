@@ -1,8 +1,11 @@
 """Results that were named tuples, dataclasses or model outputs in the original.
 
-The original class is never imported. Classes made here stand in for it: named tuples, dataclasses and mappings with the same
-fields, which torch's tree functions, DDP and FSDP treat as they treat the original. Two kinds of classes are taken from modules
-that the caller has imported: those of ``torch.return_types``, and model outputs of the packages in :data:`_MODEL_OUTPUTS`.
+The original class is never imported. Replacement classes are made here with the same fields.
+torch's tree
+functions, DDP and FSDP treat them like the original. Two kinds of classes are taken from modules
+that the
+caller has imported: ``torch.return_types``, and model outputs of the packages in
+:data:`_MODEL_OUTPUTS`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _MODEL_OUTPUTS = {
 
 
 def maker(tree: schema.RecordNode) -> Make:
-    """How records of ``tree`` are made.
+    """Return the function that makes records of ``tree``.
 
     Raises:
         CorruptBundleError: a field cannot be an attribute.
@@ -57,7 +60,8 @@ def _is_attribute(name: str, kind: str) -> bool:
 
 
 class TupleRecord(tuple[Any, ...]):
-    """Stands in for a named tuple; a class of its own for each name and fields, made by :func:`tuple_class`."""
+    """Replacement for a named tuple. :func:`tuple_class` makes one subclass for each name and
+    fields."""
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]] = ()
@@ -89,14 +93,15 @@ class TupleRecord(tuple[Any, ...]):
 
 @cache
 def tuple_class(name: str, fields: tuple[str, ...]) -> type[TupleRecord]:
-    """The stand-in for named tuples of class ``name``."""
+    """The replacement for named tuples of class ``name``."""
     body: dict[str, Any] = {field: property(operator.itemgetter(i)) for i, field in enumerate(fields)}
     body |= {"__slots__": (), "_fields": fields, "__match_args__": fields, "_recorded": (name, fields)}
     return _class(name, TupleRecord, body)
 
 
 class ObjectRecord:
-    """Stands in for a dataclass; a dataclass of its own for each name and fields, made by :func:`object_class`."""
+    """Replacement for a dataclass. :func:`object_class` makes one subclass for each name and
+    fields."""
 
     _recorded: ClassVar[tuple[Any, ...]] = ()
 
@@ -118,7 +123,8 @@ class ObjectRecord:
 
 @cache
 def object_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...], *, registered: bool) -> type[ObjectRecord]:
-    """The stand-in for dataclasses of class ``name``; ``registered``: torch's tree functions look inside."""
+    """The replacement for dataclasses of class ``name``. ``registered``: torch's tree functions
+    flatten it."""
     kind = _dataclass(name, ObjectRecord, fields, nones, {"_recorded": (name, fields, nones, registered)})
     if registered:
         known = (*fields, *nones)
@@ -136,9 +142,10 @@ def object_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...], *, 
 
 
 class MappingRecord(OrderedDict[str, Any]):
-    """Stands in for a model output: a mapping whose keys are attributes and whose values can be indexed by position.
+    """Replacement for a model output: a mapping with keys as attributes, also indexed by position.
 
-    A dataclass of its own for each name and fields, made by :func:`mapping_class`. Fields that are None are attributes, no keys.
+    :func:`mapping_class` makes one dataclass for each name and fields. Fields that are None are
+    attributes but not keys.
     """
 
     _recorded: ClassVar[tuple[Any, ...]] = ()
@@ -176,7 +183,7 @@ class MappingRecord(OrderedDict[str, Any]):
 
 @cache
 def mapping_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...]) -> type[MappingRecord]:
-    """The stand-in for model outputs of class ``name``."""
+    """The replacement for model outputs of class ``name``."""
     body = {"_recorded": (name, fields, nones), "__hash__": None}
     kind = _dataclass(name, MappingRecord, (), (*fields, *nones), body)
     register_tree(
@@ -190,7 +197,8 @@ def mapping_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...]) ->
 
 
 class _MappingMaker:
-    """Makes model outputs: of the original's class where the caller has imported it, else of a class that stands in for it."""
+    """Makes model outputs. Uses the original's class if the caller has imported it, else a
+    replacement."""
 
     def __init__(self, name: str, fields: tuple[str, ...], nones: tuple[str, ...]) -> None:
         self._recorded = name, fields, nones
@@ -203,7 +211,7 @@ class _MappingMaker:
         if not self._imported and self._module in sys.modules:
             self._imported = True
             self._kind = _imported_class(*self._recorded, self._module, self._base) or self._kind
-        record = self._kind.__new__(self._kind)  # past __init__ of a class that is not ours
+        record = self._kind.__new__(self._kind)  # skips __init__ of a class that is not ours
         _fill(record, zip(self._recorded[1], values, strict=True), self._recorded[2])
         return record
 
@@ -220,10 +228,12 @@ def _fill(record: OrderedDict[str, Any], values: Iterable[tuple[str, Any]] | dic
 def _imported_class(
     name: str, fields: tuple[str, ...], nones: tuple[str, ...], module: str, base_name: str
 ) -> type[OrderedDict[str, Any]] | None:
-    """The class ``name`` if its package's own module was imported and defines it, else one like it; null: neither.
+    """The class ``name`` if its package was imported and defines it, else a similar class; None
+    if there is neither.
 
-    Nothing is imported: names are looked up in the dictionaries of modules of the packages above, and only a class that derives
-    from the package's base of all model outputs, and has these fields, is taken.
+    Nothing is imported. Names are looked up in the dictionaries of imported modules of the
+    packages above. The
+    class must derive from the package's base of model outputs and have these fields.
     """
     base = vars(sys.modules[module]).get(base_name)
     if not isinstance(base, type) or not issubclass(base, OrderedDict):
@@ -244,7 +254,8 @@ def _has_fields(kind: type, names: set[str]) -> bool:
 def _dataclass(name: str, base: type[_T], fields: tuple[str, ...], nones: tuple[str, ...], body: dict[str, Any]) -> type[_T]:
     """A dataclass whose fields are ``fields`` and then ``nones``, which default to None.
 
-    Its methods are those of ``base``: ``dataclasses`` writes and runs code for those that it makes.
+    Its methods come from ``base``, because ``dataclasses`` would generate and execute source code
+    for its own.
     """
     body |= {"__annotations__": dict.fromkeys((*fields, *nones), Any)}
     body |= {field: dataclasses.field() for field in fields} | {field: dataclasses.field(default=None) for field in nones}
@@ -261,10 +272,11 @@ def _class(name: str, base: type[_T], body: dict[str, Any]) -> type[_T]:
 def _bound(
     kind: str, names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any], optional: Iterable[str] = ()
 ) -> list[Any]:
-    """The values of the fields ``names`` from the arguments of a call; ``optional`` ones are None where not given.
+    """The values of the fields ``names`` from the arguments of a call. ``optional`` fields
+    default to None.
 
     Raises:
-        TypeError: there are more, or others, or some are missing.
+        TypeError: an argument is missing, unknown or given twice.
     """
     names = list(names)
     given = dict(zip(names, args, strict=False))
@@ -281,7 +293,7 @@ def _shown(record: Any, names: Iterable[str]) -> str:
 
 
 def _again(make: Callable[..., Any], recorded: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
-    """A copied or unpickled named tuple."""
+    """Rebuild a copied or unpickled named tuple."""
     return make(*recorded)._make(values)
 
 

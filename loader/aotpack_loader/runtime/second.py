@@ -1,4 +1,5 @@
-"""Gradients that can be differentiated again: a method of their own, run from the primals of the first."""
+"""Gradients that can be differentiated again. A second method computes them from the primals of
+the first."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Before = tuple[list[int], torch.Tensor | None]
 
 
 class SecondDerivative:
-    """Computes a method's gradients such that autograd records how.
+    """Computes a method's gradients with an autograd graph of their own.
 
     Args:
         first: the method whose gradients they are.
@@ -38,13 +39,14 @@ class SecondDerivative:
         self._names = [_name(primal, first) for primal in first.primals]
 
     def before(self, primals: Sequence[torch.Tensor]) -> Before:
-        """To be taken before the forward runs, and given to the call."""
+        """Version counters and generator state, to be taken before the forward runs."""
         return [primals[i]._version for i in self._watched], torch.get_rng_state() if self._random else None
 
     def __call__(
         self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], given: set[int], before: Before
     ) -> list[Any]:
-        """The gradients of the primals that have one, in order; tangents that are not ``given`` are zeros.
+        """The gradients of the primals that have one, in order. Tangents that are not ``given``
+        are zeros.
 
         Raises:
             AutogradError: a primal was changed in place since the forward.
@@ -57,7 +59,7 @@ class SecondDerivative:
                 [Problem(name, "was changed") for name in changed],
                 hint="Take them before the optimizer's step, or clone what has to be changed.",
             )
-        # What only missing tangents reach gets no gradient, not zeros.
+        # A primal that only missing tangents reach gets no gradient rather than zeros.
         idle = [bool(self._depends) and not self._depends[i] & given for i in range(len(primals))]
         primals = [primal.detach() if skip else primal for primal, skip in zip(primals, idle, strict=True)]
         arguments = (*tangents, *[primals[i] for i in self._leaves])

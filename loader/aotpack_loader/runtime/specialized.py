@@ -1,4 +1,5 @@
-"""Calls of a method whose code is for some sizes only: the sizes of a call pick the code."""
+"""Calls of a method with compiled code for particular sizes. The sizes of a call select the
+code."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class SpecializedCall(MethodCall):
     """A method with code for several sets of sizes.
 
     Args:
-        calls: the method with each of its code.
+        calls: the method with each variant of its code.
         sizes: a value for every symbol of the method, for each of ``calls``.
     """
 
@@ -36,14 +37,14 @@ class SpecializedCall(MethodCall):
         self._calls = {tuple([values[name] for name in self._names]): call for values, call in zip(sizes, calls, strict=True)}
 
     def bridges(self) -> list[Differentiable]:
-        """Those of all sizes."""
+        """The connections to autograd for all sizes."""
         return [bridge for call in self._calls.values() for bridge in call.bridges()]
 
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         """Run the code for the sizes of this call.
 
         Raises:
-            InputError: there is none; says for which there is. Nothing was run.
+            InputError: there is none; lists the sizes that have code. Nothing was run.
         """
         sizes = tuple([environment[name] for name in self._names])
         call = self._calls.get(sizes)

@@ -1,4 +1,5 @@
-"""The module's parameters and buffers: are they still what the code assumes of them? Asked at every call."""
+"""Checks at every call that the module's parameters and buffers still match what the code
+assumes."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from ..format import schema
 class State:
     """What one method assumes of its parameters and buffers.
 
-    Those that passed once are remembered by what was looked at (not by what they hold): while they are alike, one call
-    into torch tells so for all of them.
+    The checked properties of the last valid state are remembered, not the contents. One call into
+    torch
+    then confirms that all tensors still have the same properties.
     """
 
     remembers = True
@@ -55,7 +57,7 @@ class State:
             raise self._error(problems, values)
 
     def joined(self, error: InputError, state: Mapping[str, Any]) -> InputError:
-        """The error of arguments that do not fit, together with that of the state where that does not fit either."""
+        """An error that lists the problems of the arguments and those of the state, if any."""
         values = [state[name] for name in self.expected]
         problems = self._mismatches(values)
         return self._error([*problems, *error.problems], values) if problems else error

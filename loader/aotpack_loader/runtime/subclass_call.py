@@ -1,7 +1,10 @@
-"""Calls of methods whose arguments, state, results or gradients are tensor subclasses, or whose forward takes sizes too.
+"""Calls of methods with tensor subclasses, or whose forward takes sizes.
 
-Autograd sees subclasses, the graphs see plain tensors: inside the one autograd node of a call the primals are taken apart and the
-outputs put together, and in its backward the tangents and the gradients (AOTAutograd's ``AOTDispatchSubclassWrapper``).
+Subclasses may be arguments, state, results or gradients. Autograd sees subclasses and the graphs
+see plain tensors.
+The one autograd node of a call converts between them, in its forward and its backward.
+AOTAutograd's
+``AOTDispatchSubclassWrapper`` does the same.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _Wrappers = Sequence[Wrapper | None]
 
 
 class SubclassCall(MethodCall):
-    """A method some of whose values are subclasses, or whose forward takes sizes."""
+    """A method with values that are subclasses, or whose forward takes sizes."""
 
     def __init__(
         self,
@@ -75,7 +78,8 @@ class SubclassCall(MethodCall):
 
 
 class _Memory(Memory):
-    """What the tensors of a call must not share, subclasses compared by their plain tensors."""
+    """Memory that tensors of a call must not share. Subclasses are compared by their plain
+    tensors."""
 
     def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> None:
         super().__init__(method, entries)
@@ -83,7 +87,8 @@ class _Memory(Memory):
         self._written = [primal.leaf for primal in written if isinstance(primal, schema.InputPrimal)]
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
-        """As for plain tensors; nor may two parts of one argument that is written to be the same."""
+        """Check as for plain tensors. In addition, two parts of one written argument must not
+        overlap."""
         super().check(leaves, state)
         for leaf in self._written:
             if any(overlap(a, b) for a, b in itertools.combinations(plain_tensors(leaves[leaf]), 2)):
@@ -98,7 +103,7 @@ class _Memory(Memory):
     def _near(
         self, tensor: torch.Tensor, entries: Sequence[StateMemory], state: Mapping[str, torch.Tensor]
     ) -> Sequence[StateMemory]:
-        """All: a wrapper has no address of its own."""
+        """All state tensors, because a wrapper has no address of its own."""
         return entries
 
 
@@ -115,7 +120,7 @@ def _plainly(graph: Executable, arguments: list[Any]) -> list[Any]:
 
 
 class _Boundary:
-    """A forward graph between the caller's tensors and its own plain ones."""
+    """Converts the caller's tensors to the forward graph's plain tensors, and its outputs back."""
 
     def __init__(self, forward: Executable, primals: _Wrappers, sizes: Sequence[schema.Dim], outputs: _Wrappers) -> None:
         self.forward, self.primals, self.sizes, self.outputs = forward, primals, sizes, outputs
@@ -128,7 +133,7 @@ class _Boundary:
 
 
 class _Differentiable(Differentiable):
-    """A forward and a backward whose arguments and results autograd sees as subclasses."""
+    """A forward and a backward whose arguments and results are subclasses for autograd."""
 
     def __init__(
         self,
@@ -151,7 +156,8 @@ class _Differentiable(Differentiable):
         ]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
-        """As for plain tensors. What varies in size is put together with the sizes of this call."""
+        """Run as for plain tensors. The sizes of this call determine subclasses with dynamic
+        sizes."""
         call = copy.copy(self)
         call.forward = partial(self._boundary, environment=environment)
         call.backward = partial(self._run_backward, self._backward, environment=environment)
@@ -170,14 +176,16 @@ class _Differentiable(Differentiable):
             _taken_apart([wrapper], [tangent], environment) for wrapper, tangent in zip(self._tangents, tangents, strict=True)
         ]
         arguments.clear()
-        # Primals and tangents live on, so no gradient can be made in their memory; activations are freed as they are used.
+        # Primals and tangents stay alive, so no gradient may use their memory. Activations are
+        # freed as they are used.
         lent = [value for item, value in zip(self._items, saved, strict=True) if isinstance(item, schema.SavedPrimal)]
         lent += itertools.chain(*apart)
         saved += itertools.chain(*apart)
         return self._gradients(run(backward, saved), list(zip(tangents, apart, strict=True)), lent, environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
-        """A saved primal, or a part of it: a subclass is saved whole, so that a change of it is noticed as in eager."""
+        """A saved primal, or a part of it. A subclass is saved whole, so that changes are
+        detected as in eager."""
         if item.part is None:
             return value  # type: ignore[no-any-return]
         wrapper: Any = self._boundary.primals[item.primal]
@@ -190,7 +198,10 @@ class _Differentiable(Differentiable):
 
 
 class _Tangent(Tangent):
-    """Brings an incoming gradient to the class the backward graph was traced for; asks the class for zeros for a missing one."""
+    """Converts an incoming gradient to the class that the backward graph was traced for.
+
+    For a missing gradient, the class itself makes the zeros.
+    """
 
     def __init__(self, position: int, tangent: schema.Tangent, wrapper: Wrapper | None) -> None:
         super().__init__(position, tangent)
@@ -216,11 +227,12 @@ class _Tangent(Tangent):
 
 
 class _Gradients:
-    """Puts the gradients of a backward together.
+    """Builds subclasses from the gradients of a backward.
 
-    Autograd adds to a gradient in place where nobody else has it. Eager hands one object to all
-    inputs that get the same gradient, or the tangent itself. Two wrappers of the same tensors
-    would look like two gradients, and be added to twice.
+    Autograd accumulates in place into a gradient that has no other reference. Eager returns one
+    object
+    for all inputs with the same gradient, or the tangent itself. Two wrappers of the same tensors
+    would look like two gradients, and autograd would add to the tensors twice.
     """
 
     def __init__(self, convention: schema.Backward, classes: Classes) -> None:
@@ -243,7 +255,11 @@ class _Gradients:
         lent: Sequence[Any],
         environment: Environment,
     ) -> list[Any]:
-        """The gradients; ``lent`` are the tensors that the backward was given, ``tangents`` come with the tensors of each."""
+        """The gradients.
+
+        ``lent`` are the tensors that were passed to the backward. ``tangents`` are the tangents,
+        each with its plain tensors.
+        """
         if not self._wrapped:
             return values
         made = {(kind, *map(id, parts)): whole for kind, (whole, parts) in zip(self._tangents, tangents, strict=True)}
@@ -263,7 +279,7 @@ class _Gradients:
 
 
 def _own(parts: Sequence[torch.Tensor], taken: set[int]) -> list[torch.Tensor]:
-    """``parts``, copied where they are among those ``taken``, which they are added to."""
+    """``parts``, copied if they are among ``taken``. All of them are added to ``taken``."""
     found = []
     for part in parts:
         found.append(part.clone() if id(part) in taken else part)
@@ -272,7 +288,8 @@ def _own(parts: Sequence[torch.Tensor], taken: set[int]) -> list[torch.Tensor]:
 
 
 def _coerced(gradient: Any, kind: Any, metadata: Any) -> Any:
-    """What the gradient's own class makes of it (AOTAutograd's protocol); a class without it leaves the gradient as it is."""
+    """The gradient as converted by its own class (AOTAutograd's protocol); unchanged if the class
+    has no such method."""
     if not hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
         return gradient
     if type(gradient) is kind:

@@ -1,4 +1,4 @@
-"""Arguments, parameters and buffers that are tensor subclasses: what is checked of them at every call."""
+"""Checks at every call of arguments, parameters and buffers that are tensor subclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tree import MISSING
 
 
 class SubclassInputs(Inputs):
-    """Arguments some of which are subclasses."""
+    """Arguments, some of which are subclasses."""
 
     def __init__(self, method: schema.Method, device: torch.device, classes: Classes) -> None:
         self._classes = classes
@@ -32,7 +32,8 @@ class SubclassInputs(Inputs):
 
 
 class SubclassCheck(TensorCheck):
-    """Checks an argument that is a tensor subclass: its class, its metadata, its parts. Taking it apart lays them out."""
+    """Checks the class, metadata and parts of a subclass argument. Taking it apart gives the
+    parts the right strides."""
 
     def __init__(
         self,
@@ -55,16 +56,18 @@ class SubclassCheck(TensorCheck):
 
     @property
     def determines(self) -> bool:
-        """Whether symbols are read off this argument or what it holds."""
+        """Whether symbols are read from this argument or its parts."""
         return bool(self.binds or self.inner_binds)
 
     def sources(self) -> list[tuple[str, str]]:
-        """The symbols that are read off this argument or what it holds, and where."""
+        """The symbols that are read from this argument or its parts, and the size each comes
+        from."""
         inner = [(symbol.name, f"{'.'.join([self.leaf.path, *path])}.shape[{dim}]") for path, dim, symbol in self.inner_binds]
         return super().sources() + inner
 
     def bind(self, value: Any, environment: Environment) -> None:
-        """Read the symbols that this argument determines, and those that only what it holds does."""
+        """Read the symbols that this argument determines, including those that only its parts
+        determine."""
         super().bind(value, environment)
         if not self.inner_binds or any(self.wrapper.mismatch(value, {})):
             return
@@ -89,7 +92,8 @@ class SubclassCheck(TensorCheck):
 
 
 class SubclassState(State):
-    """Parameters and buffers some of which are subclasses: looked at anew at every call, because their parts may be others."""
+    """Parameters and buffers, some of which are subclasses. Each call checks them, because their
+    parts may be replaced."""
 
     remembers = False
 
@@ -106,7 +110,8 @@ class SubclassState(State):
 
 
 class ExpectedSubclass(Expected):
-    """What the graphs assume of a parameter or buffer that is a subclass: its class, its metadata, its parts."""
+    """What the graphs assume of a subclass parameter or buffer: its class, its metadata and its
+    parts."""
 
     def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device, wrapper: Wrapper) -> None:
         super().__init__(entry, gradient, device)

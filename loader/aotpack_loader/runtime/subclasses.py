@@ -1,7 +1,8 @@
-"""Tensor subclasses: taken apart before a graph, put together after it.
+"""Tensor subclasses: taken apart before a graph, and rebuilt after it.
 
-Classes come from the caller, who passes them to ``load``: a bundle only names them. All that can be known of them is worked
-out when a bundle is loaded; a program without subclasses never gets here.
+The caller passes the classes to ``load``; a bundle only names them. Everything that does not
+depend on a call
+is computed when a bundle is loaded. Programs without subclasses do not use this module.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Classes = Mapping[str, type[torch.Tensor]]
 
 
 def resolve(required: Sequence[str], given: Collection[type]) -> Classes:
-    """The classes a bundle needs, by name, from those the caller brought.
+    """The classes a bundle needs, by name, selected from those the caller passed.
 
     Raises:
-        SubclassError: names each class that is missing, or that does not come apart.
-        AotpackError: what was given is not a collection of classes.
+        SubclassError: names each class that is missing or cannot be taken apart.
+        AotpackError: ``given`` is not a collection of classes.
     """
     if isinstance(given, (str, type)) or not all(isinstance(kind, type) for kind in given):
         raise AotpackError(f"subclasses={given!r} is not understood.", hint="Pass classes: subclasses=[MyTensor].")
@@ -49,7 +50,7 @@ _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that ``tensor`` is made of; a plain one itself."""
+    """The plain tensors inside ``tensor``; a plain tensor yields itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
@@ -58,7 +59,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class Wrapper:
-    """How one subclass comes apart and is put together."""
+    """How to take one subclass apart and put it together."""
 
     def __init__(self, subclass: schema.Subclass, classes: Classes) -> None:
         self.kind: Any = classes[subclass.name]
@@ -70,21 +71,23 @@ class Wrapper:
         self._shape, self._stride = _Sizes(subclass.shape), _Sizes(subclass.stride)
 
     def put_together(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
-        """Make the subclass of the next plain tensors; nested subclasses take theirs."""
+        """Make the subclass from the next plain tensors. Nested subclasses consume theirs."""
         inner = {name: part.put_together(values, environment) for name, part in zip(self.attributes, self.parts, strict=True)}
         shape, stride = self._shape(environment), self._stride(environment)
-        # A copy: the class may keep a dictionary or a list that it is given.
+        # A copy, because the class may keep the dictionary or list that it gets.
         return self.kind.__tensor_unflatten__(inner, copy.deepcopy(self.metadata), shape, stride)  # type: ignore[no-any-return]
 
     def take_apart(self, value: Any, environment: Environment) -> list[torch.Tensor]:
-        """The plain tensors of ``value``, each with the strides the graphs rely on. ``value`` must :meth:`fit <mismatch>`."""
+        """The plain tensors of ``value``, with the strides the graphs rely on. ``value`` must
+        have no :meth:`mismatch`."""
         found: list[torch.Tensor] = []
         for name, part in zip(self.attributes, self.parts, strict=True):
             found += part.take_apart(getattr(value, name), environment)
         return found
 
     def mismatch(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
-        """What is wrong with ``value``, each with the attributes that lead there (``.a.b``). Sizes are not, where unknown."""
+        """Report what is wrong with ``value``, each with the attribute path (``.a.b``). Unknown
+        sizes are not checked."""
         if type(value) is not self.kind:
             yield "", f"expected a {self.kind.__name__}, got a {type(value).__name__}"
             return
@@ -102,7 +105,8 @@ class Wrapper:
                 yield f".{name}{path}", message
 
     def deviations(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
-        """:meth:`mismatch`, and what the class itself must have made right: the sizes and strides of the whole."""
+        """Report :meth:`mismatch`, and wrong sizes and strides of the whole, which the class
+        itself computed."""
         yield from self.mismatch(value, environment)
         if type(value) is self.kind and not self._shape.fit(value.shape, environment):
             yield "", f"expected the sizes {list(self._shape.sizes)}, got {list(value.shape)}"
@@ -110,7 +114,7 @@ class Wrapper:
             yield "", f"expected the strides {list(self._stride.sizes)}, got {list(value.stride())}"
 
     def plain_parts(self) -> Iterator[tuple[tuple[str, ...], Plain]]:
-        """The plain tensors, nested ones included, each under the attributes that lead to it."""
+        """The plain tensors, nested ones included, each with its attribute path."""
         for name, part in zip(self.attributes, self.parts, strict=True):
             for path, plain in part.plain_parts():
                 yield (name, *path), plain
@@ -149,7 +153,7 @@ class Plain:
 
 
 class _Sizes:
-    """Sizes or strides, computed where they vary."""
+    """Sizes or strides. Dynamic ones are computed from the symbols."""
 
     def __init__(self, sizes: Sequence[schema.Dim]) -> None:
         self.sizes = tuple(sizes)
@@ -161,14 +165,16 @@ class _Sizes:
         return tuple([expressions.evaluate(size, environment) for size in self.sizes])
 
     def fit(self, sizes: Sequence[int], environment: Environment) -> bool:
-        """Whether ``sizes`` are these; true where an argument that is wrong itself, and is reported, should determine them."""
+        """Whether ``sizes`` match. True if they depend on an argument that is itself wrong and
+        already reported."""
         if len(sizes) != len(self.sizes):
             return False
         return not self._needed <= environment.keys() or tuple(sizes) == self(environment)
 
 
 def zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> torch.Tensor:
-    """What ``wrapper``'s class calls zeros. No elements of parts are assumed to mean zero: the class is asked."""
+    """What ``wrapper``'s class returns as zeros. Zero elements in the parts need not mean zero
+    for the class."""
     parts = iter([part.zeros(environment, device) for _, part in wrapper.plain_parts()])
     return torch.zeros_like(wrapper.put_together(parts, environment))
 

@@ -1,6 +1,6 @@
-"""Nested arguments to flat leaves by the recorded tree, and flat results back to nested ones.
+"""Flattens nested arguments by the recorded tree, and builds nested results from flat ones.
 
-The caller's mappings may list their keys in any order: the recorded order counts.
+The caller's mappings may have their keys in any order. The recorded order is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def count_leaves(tree: schema.Tree) -> int:
 
 
 def holds_given(tree: schema.Tree) -> bool:
-    """Whether what ``tree`` describes holds an object of the caller's own."""
+    """Whether ``tree`` contains an object that the caller passed."""
     return isinstance(tree, schema.GivenNode) or any(map(holds_given, getattr(tree, "items", ())))
 
 
@@ -133,7 +133,7 @@ def unflattener(tree: schema.Tree) -> Callable[[Iterator[Any]], Any]:
         path = tree.path
         return lambda leaves: leaves.given(path)  # type: ignore[attr-defined]
     if isinstance(tree, schema.DictNode) and not tree.ordered and all(isinstance(item, schema.LeafNode) for item in tree.items):
-        names = tree.keys  # what most models return: at every call, so without a call for each item
+        names = tree.keys  # the most common result; avoids a function call for each item
         return lambda leaves: dict(zip(names, leaves, strict=False))
     parts = [unflattener(item) for item in tree.items]
     if isinstance(tree, schema.TupleNode):

@@ -1,4 +1,5 @@
-"""View replay: rebuild an aliased result from its base, so that autograd and storage relations are eager's."""
+"""View replay: rebuilds an aliased result from its base, with the autograd history and storage of
+eager."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ Replay = Callable[[torch.Tensor, Environment, Kept], torch.Tensor]
 
 
 class CallValues(NamedTuple):
-    """What results are built from: the caller's own tensors, the same as the graphs got them, and what the forward returned."""
+    """What results are built from.
+
+    ``primals`` are the caller's own tensors. ``laid_out`` are the tensors that the graphs got.
+    ``outputs`` come from the
+    forward.
+    """
 
     primals: list[torch.Tensor]
     laid_out: list[torch.Tensor]
@@ -27,7 +33,8 @@ class CallValues(NamedTuple):
 
 
 def with_origins(results: Sequence[schema.Result]) -> list[schema.Result]:
-    """Results whose ``shared`` names the one that makes the shared value, where that has it from another itself."""
+    """Results with ``shared`` naming the result that computes a shared value first, through any
+    chain."""
     found: list[schema.Result] = []
     for result in results:
         if isinstance(result, schema.AliasResult) and (share := result.shared) is not None:
@@ -47,18 +54,21 @@ def _shared(result: schema.Result) -> schema.Shared | None:
 
 
 def own_outputs(results: Sequence[schema.Result]) -> list[int]:
-    """Forward outputs that are no views, though the graph may have made views of them."""
+    """Forward outputs that the caller must not get as views, even if the graph returned views."""
     fresh = {result.output for result in results if isinstance(result, schema.FreshResult) and result.unviewed}
     bases = {result.output for result in results if isinstance(result, schema.AliasResult) and result.output is not None}
     return sorted(fresh | bases)
 
 
 def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
-    """Make tensors of their own of the outputs at ``positions``; they keep memory and version counter, and are as many.
+    """Replace outputs at ``positions`` by detached tensors with the same memory and version
+    counter.
 
-    Autograd refuses in-place changes of a function's result that is a view, and views of a view have its base.
+    Equal outputs stay one object. Autograd refuses in-place changes of a function's result that
+    is a
+    view, and views of a view share its base.
     """
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the view itself, which keeps its id
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the view alive, so that its id stays unique
     for position in positions:
         value = outputs[position]
         if value._is_view() or any(value is primal for primal in primals):
@@ -66,15 +76,16 @@ def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch
 
 
 def shared_values(results: Sequence[schema.Result]) -> set[Key]:
-    """The values that more than one result needs."""
+    """The values that several results need."""
     shares = [share for result in results if (share := _shared(result)) is not None]
     return {(share.result, share.steps, call) for share in shares for call in (False, share.call)}
 
 
 def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -> Replay:
-    """Compile result ``number`` into a function of its base, the symbols and the values kept so far in this call.
+    """Compile result ``number`` into a function of its base, the symbols and the values kept so
+    far in this call.
 
-    ``wanted`` are the values that other results go on from: they are put where they are found.
+    ``wanted`` are the values that other results continue from. They are kept in ``kept``.
     """
     shared, end = result.shared, len(result.view)
     first = 0 if shared is None else shared.steps
