@@ -1,7 +1,12 @@
-"""aotpack-loader: a bundle back to a trainable ``nn.Module``, without compiler, tracing, source or pickle.
+"""aotpack-loader: load a bundle as a trainable ``nn.Module``, without compiler, tracing, source or pickle.
 
-The package is layered; each layer stands only on those below it: :mod:`.program` (the module), :mod:`.runtime` (a call),
-:mod:`.devices` and :mod:`.trust` (code blobs to callables; may they run?), :mod:`.archive` (bytes), :mod:`.format` (the schema).
+The package has layers; each uses only those below it:
+
+* :mod:`.program`: the loaded module;
+* :mod:`.runtime`: one call of a method;
+* :mod:`.devices` and :mod:`.trust`: turn code into callables, and decide whether it may run;
+* :mod:`.archive`: the bytes of a bundle;
+* :mod:`.format`: the schema.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The garbage collector, kept out of a start.
+"""Pauses the garbage collector while a bundle is loaded.
 
-``import torch`` leaves more than a million objects. A collection that starts by chance while a bundle is opened walks all of
-them (80 ms), and finds nothing.
+``import torch`` leaves more than a million objects. A collection during the load walks all of them
+(80 ms) and frees nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No automatic collection inside."""
+    """Disable automatic collection inside the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,11 +1,15 @@
-"""malloc, kept from giving back at the end of each step what the next one takes again.
+"""Configures malloc to keep the memory that a training step frees, because the next step needs it again.
 
-glibc returns freed memory to the system where more than a threshold of it is free, and raises the threshold when a large block is
-freed: after compiling, or some hours of anything, it is 64 MB. The process of a bundle is small and stays so, and then each step
-takes its activations anew from the system, a page at a time (500 faults and a sixth of the time of a step of ``digits``).
+glibc returns freed memory to the system if more than a threshold of it is free. It raises the
+threshold when a large block is freed. After a compilation or some hours of work the threshold is 64
+MB.
 
-Threads other than the first allocate from heaps of 64 MB each. Of these glibc unmaps one as soon as nothing in it is in use,
-whatever the threshold.
+The process of a bundle stays small, so its threshold stays low. Each step then gets its activations
+from the system again, page by page. For ``digits`` that is 500 page faults and a sixth of a step's
+time.
+
+Threads other than the first allocate from heaps of 64 MB each. glibc unmaps such a heap as soon as
+it is empty, whatever the threshold.
 """
 
 from __future__ import annotations
@@ -26,21 +30,22 @@ _OF_A_THREAD = 64 << 20
 def warm() -> None:
     """Free a large block that was never touched, which costs two system calls.
 
-    glibc then keeps up to 64 MB of free memory (mallopt(3) has it under M_MMAP_THRESHOLD). Where ``MALLOC_TRIM_THRESHOLD_``
-    or its like is set, or there is another malloc, nothing changes.
+    glibc then keeps up to 64 MB of free memory (see M_MMAP_THRESHOLD in mallopt(3)). Nothing
+    changes if ``MALLOC_TRIM_THRESHOLD_`` or a similar variable is set, or with another malloc.
     """
     torch.empty(_LARGEST, dtype=torch.uint8)
 
 
 def keep_of_threads() -> None:
-    """Have glibc keep heaps of threads of which nothing is in use, too, for those who free all that a step took at its end.
+    """Make glibc keep empty heaps of threads, for processes that free all memory of a step at its end.
 
-    It unmaps one only where the heap below has more than M_TOP_PAD left, which no heap can have then. Where the environment
-    sets malloc up, or the C library has no ``mallopt``, nothing changes.
+    glibc unmaps a heap only if the heap below has more than M_TOP_PAD left. The value set here is
+    too large for that. Nothing changes if the environment configures malloc, or if the C library
+    has no ``mallopt``.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        warm()  # first: whoever calls mallopt is taken to know better, and the threshold stays where it is
+        warm()  # first, because a call of mallopt ends the automatic adjustment of the threshold
         mallopt(_M_TOP_PAD, _OF_A_THREAD)

@@ -1,7 +1,8 @@
-"""Every API of jax and jaxlib that the loader touches, most of them private, and nothing else.
+"""All APIs of jax and jaxlib that the loader uses, most of them private.
 
-Importing this module imports jax: only what runs XLA's executables does. jaxlib keeps no promise that one release reads what
-another wrote, so bundles name the exact one. Tried on: jax and jaxlib 0.10.2, the CPU.
+Importing this module imports jax. Only code that runs XLA's executables imports it. jaxlib does not
+promise to read executables of another release, so bundles name the exact release. Tried on: jax and
+jaxlib 0.10.2, the CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as jax itself sets it: no line for each device
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # jax's own default: no line for each device
 
 import jax  # noqa: F401 - jaxlib makes arrays of jax's class
 import torch
@@ -25,19 +26,21 @@ TRIED_ON = ("0.10.2",)
 def cpu_client() -> Any:
     """The PJRT client for this machine's CPU.
 
-    A synchronous one: torch may write to an argument, or read a result, as soon as a call has returned.
+    The client is synchronous. torch may write to an argument, or read a result, as soon as a call
+    has returned.
     """
     return _jax.get_tfrt_cpu_client(asynchronous=False)
 
 
 class Executable:
-    """XLA's code for the CPU, loaded: nothing is compiled.
+    """XLA's compiled code for the CPU, loaded without compilation.
 
-    Arguments and results share memory with torch's tensors (DLPack); an argument that does not begin at a multiple of 64 bytes
-    is copied.
+    Arguments and results share memory with torch's tensors (DLPack). An argument whose address is
+    not a multiple of 64 bytes is copied.
 
     Args:
-        serialised: what ``LoadedExecutable.serialize`` of the same jaxlib wrote. Loading it may run anything: it must be trusted.
+        serialised: the output of ``LoadedExecutable.serialize`` of the same jaxlib. It must be
+            trusted: loading it may run any code.
 
     Raises:
         RuntimeError: jaxlib cannot load it.
@@ -49,10 +52,10 @@ class Executable:
         self._run = client.deserialize_executable(serialised, _jax.DeviceList((self._device,)))
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it; the results are there when this returns.
+        """Run it. The results are complete when this returns.
 
         Raises:
-            RuntimeError: an argument has another size, or there is no memory.
+            RuntimeError: an argument has another size, or memory is exhausted.
         """
         device = self._device
         arrays = [_jax.dlpack_managed_tensor_to_buffer(to_dlpack(tensor.contiguous()), device, None) for tensor in arguments]

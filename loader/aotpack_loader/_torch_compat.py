@@ -1,4 +1,4 @@
-"""Every private, release-dependent torch API the loader touches, and nothing else.
+"""All private or release-dependent torch APIs that the loader uses.
 
 Tried on: torch 2.13.0, 2.9.0.
 """
@@ -30,15 +30,16 @@ _running_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def register_late(namespace: str) -> None:
-    """Have torch register operators of its own that it otherwise registers at their first use."""
+    """Register operators of torch that torch itself registers only at their first use."""
     if namespace in _LATE and find_spec(_LATE[namespace]) is not None:  # an earlier torch has neither
         import_module(_LATE[namespace])
 
 
 def opaque(function: _F) -> _F:
-    """Keep ``torch.compile`` out of a function, and out of all that it calls: it breaks the graph there.
+    """Exclude a function and all functions it calls from ``torch.compile``, with a graph break.
 
-    What ``torch.compiler.disable`` does, without importing the compiler, and at no cost per call.
+    It does what ``torch.compiler.disable`` does, without importing the compiler and without a cost
+    per call.
     """
     evaluation: Any = torch._C._dynamo.eval_frame
     skip = evaluation._FrameAction.SKIP
@@ -48,7 +49,7 @@ def opaque(function: _F) -> _F:
 
 
 def backward_is_compiled() -> bool:
-    """Whether compiled autograd is on, which takes autograd nodes of Python and none of a foreign library."""
+    """Whether compiled autograd is enabled. It supports Python's autograd nodes but not those of foreign libraries."""
     module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and module.compiled_autograd_enabled
 
@@ -59,61 +60,61 @@ def keeps_graph() -> bool:
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether what is saved for a backward now goes through hooks of the caller, who may keep it."""
+    """Whether hooks of the caller are active for saved tensors. Such hooks may keep the tensors."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def release_saved_tensors(ctx: Any) -> None:
-    """Drop a function's saved tensors now, unless the graph is kept: they then live only as long as they are used."""
+    """Release a function's saved tensors now, unless the graph is kept. They then live only while they are in use."""
     ctx.maybe_clear_saved_tensors()
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Set the version counter, by which autograd notices that a tensor was written to."""
+    """Set the version counter, by which autograd detects writes to a tensor."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """A tensor or parameter, not a tensor subclass that intercepts operations."""
+    """Whether ``value`` is a plain tensor or parameter, not a subclass that intercepts operations."""
     kind = type(value)
     return kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer
 
 
 def likeness(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that tells whether as many tensors are like these, each like the one in its place, and none there twice.
+    """Return a function that compares other tensors with these, one by one, and rejects duplicates.
 
-    Alike are class, element type, device, sizes, strides, ``requires_grad`` and lazy negation or conjugation. The tensors are not
-    kept.
+    It compares class, dtype, device, sizes, strides, ``requires_grad`` and lazy negation or
+    conjugation. It keeps no reference to the tensors.
     """
     guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     return guards.check
 
 
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` is running, or forward-mode gradients are being taken."""
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is active."""
     return _running_transform() is not None or forward_ad._current_level >= 0
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for several, as gradients do under ``is_grads_batched=True``: it has no memory to read."""
+    """Whether a tensor is batched, as gradients are under ``is_grads_batched=True``. It has no memory to read."""
     return not torch._C._has_storage(tensor)
 
 
 def with_memory(value: Any) -> Any:
-    """A tensor, or inside a transform of ``torch.func`` the tensor with memory that it stands for."""
+    """A tensor; inside a transform of ``torch.func`` the unwrapped tensor that has memory."""
     while isinstance(value, torch.Tensor) and is_batched(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
 
 
 def is_one_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are views of one storage object, which on some devices has no address."""
+    """Whether two tensors are views of one storage object. On some devices a storage has no address."""
     same: bool = first.untyped_storage()._cdata == second.untyped_storage()._cdata
     return same
 
 
 def is_dispatched(operator: torch._ops.OpOverload) -> bool:
-    """Whether torch's dispatcher has the operator, rather than TorchScript's interpreter alone."""
+    """Whether the operator is in torch's dispatcher, and not only in TorchScript's interpreter."""
     return torch._C._dispatch_has_kernel(operator.name())
 
 
@@ -125,7 +126,10 @@ def register_tree(
     *,
     keyed: bool,
 ) -> None:
-    """Have torch's tree functions look inside ``kind``; ``names`` of a context are keys, or else attributes, of the values."""
+    """Register ``kind`` with torch's tree functions.
+
+    ``names`` returns the keys of a context's values, or their attributes.
+    """
     key = pytree.MappingKey if keyed else pytree.GetAttrKey
 
     def with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -136,19 +140,19 @@ def register_tree(
 
 
 def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
-    """The class of torch's own named results, such as that of ``torch.max``, by its qualified name; null: there is none."""
+    """The class of torch's own named results, such as that of ``torch.max``, by its qualified name; None if unknown."""
     known: dict[str, Any] = {f"torch.return_types.{kind.__name__}": kind for kind in torch.return_types.all_return_types}
     kind = known.get(name)
     return None if kind is None or kind.n_fields != fields else kind
 
 
 def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """Open an unpacked AOTInductor package; the runner takes ownership of the inputs it is given."""
+    """Open an unpacked AOTInductor package. The runner takes ownership of its inputs."""
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run
 
 
 def not_exported_by_torch(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that torch's libraries, which are loaded already, do not export."""
+    """Those of ``names`` that torch's libraries do not export. The libraries are already loaded."""
     import ctypes  # rarely needed
 
     library = ctypes.CDLL(os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -156,14 +160,14 @@ def not_exported_by_torch(names: Sequence[str]) -> list[str]:
 
 
 def load_hooks(module: torch.nn.Module) -> list[tuple[torch.nn.Module, dict[int, Any]]]:
-    """The modules with pre-hooks of ``load_state_dict``, each with these."""
+    """The modules that have pre-hooks of ``load_state_dict``, each with its hooks."""
     found = [(one, one._load_state_dict_pre_hooks) for one in module.modules()]
     return [(one, hooks) for one, hooks in found if hooks]
 
 
 @contextlib.contextmanager
 def without_load_hooks(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Keep the pre-hooks of ``load_state_dict`` of these modules from running."""
+    """Disable the pre-hooks of ``load_state_dict`` of these modules inside the block."""
     kept = [(module, module._load_state_dict_pre_hooks) for module in modules]
     for module in modules:
         vars(module)["_load_state_dict_pre_hooks"] = OrderedDict()

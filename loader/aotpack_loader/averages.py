@@ -1,7 +1,8 @@
-"""BatchNorm with ``momentum = None``, as ``torch.optim.swa_utils.update_bn`` sets it: statistics are averages over all batches.
+"""BatchNorm with ``momentum = None``: statistics are averages over all batches.
 
-Compiled code has the momentum of the build: it makes ``(1 - momentum) * old + momentum * batch`` of a statistic. Where it is
-given zeros for the old one, the batch's own is what it makes, divided by the momentum.
+``torch.optim.swa_utils.update_bn`` sets this. Compiled code has the momentum of the build, and
+computes ``(1 - momentum) * old + momentum * batch``. If the old statistic is zero, the result
+divided by the momentum is the statistic of the batch.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ _COUNT = "num_batches_tracked"
 
 
 def can_average(module: nn.Module, base: type[nn.Module], momentum: Any) -> bool:
-    """Whether calls can average the statistics of ``module``: of a class of torch, with this momentum at the build."""
+    """Whether calls can average the statistics of ``module``.
+
+    It must be torch's own class, with a momentum at the build.
+    """
     has_all = all(isinstance(module._buffers.get(name), torch.Tensor) for name in (*_STATISTICS, _COUNT))
     return base in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and isinstance(momentum, float) and momentum > 0 and has_all
 
 
 @contextmanager
 def averaged(modules: Sequence[tuple[str, nn.Module, float]], undo: Callable[[], None]) -> Iterator[None]:
-    """Have a call average the statistics of ``modules``: each with its path and the momentum of the build.
+    """Average the statistics of ``modules`` over the calls. Each comes with its path and the momentum of the build.
 
     Raises:
-        EditError: a module runs more than once in a call; its statistics are then as before, and ``undo`` was called.
+        EditError: a module runs more than once in a call. Its statistics are restored, and ``undo``
+            was called.
     """
     training = [item for item in modules if item[1].training]
     before = [{name: _buffer(module, name) for name in (*_STATISTICS, _COUNT)} for _, module, _ in training]

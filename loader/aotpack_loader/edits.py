@@ -1,7 +1,8 @@
-"""Edits of a loaded module that its compiled code cannot follow: refused where they are made, or at the next call.
+"""Refuses edits of a loaded module that its compiled code cannot follow, immediately or at the next call.
 
-Parameters and buffers may be replaced, removed or computed (``torch.nn.utils.parametrize``): every call looks at them. What
-else a user may change is compiled in: submodules, plain attributes, hooks of submodules, some of their modes.
+Parameters and buffers may be replaced, removed or computed (``torch.nn.utils.parametrize``),
+because every call reads them. Everything else is compiled in: submodules, plain attributes, hooks
+of submodules, some of their modes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ _HOOKS = {
 
 
 class Edits:
-    """What the modules of one loaded program tell its next call.
+    """What the modules of one loaded program report to its next call.
 
-    ``sound``: methods for which all of them were in order. ``applying``: whether ``apply`` runs now. ``reset``: modules whose
-    statistics were reset since the last call: each tensor, what was in it, and its version counter after that.
+    ``sound``: methods for which all modules were valid. ``applying``: whether ``apply`` is running.
+    ``reset``: modules whose statistics were reset since the last call. Each comes with a tensor,
+    its old contents, and its version counter after the reset.
     """
 
     __slots__ = ("applying", "reset", "sound")
@@ -54,7 +56,7 @@ class Edits:
         self.reset: list[tuple[Watched, torch.Tensor, torch.Tensor, int]] = []
 
     def undo_resets(self) -> None:
-        """Put back what was reset since the last call, and not written to since, and the momentum of its modules."""
+        """Restore statistics that were reset since the last call and not written since, and their modules' momentum."""
         for module, tensor, old, version in self.reset:
             vars(module)["momentum"] = module._aotpack_known.get("momentum")
             if tensor._version == version:
@@ -62,10 +64,11 @@ class Edits:
         self.reset.clear()
 
     def check(self, root: nn.Module, call: MethodCall) -> list[tuple[str, nn.Module, float]]:
-        """Look at hooks and modes.
+        """Check hooks and modes.
 
         Returns:
-            Modules whose statistics the call is to average (``momentum = None``): path, module, momentum of the build.
+            Modules whose statistics the call must average (``momentum = None``): path, module,
+            momentum of the build.
 
         Raises:
             EditError: lists all submodules with hooks.
@@ -109,7 +112,7 @@ def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
 
 
 def _instead(used: Iterable[Any]) -> str:
-    """What to do instead of using these hooks or wrappers, where that is known."""
+    """What to do instead of using these hooks or wrappers; empty if unknown."""
     from .runtime.parallel import advice  # only for errors
 
     return advice(getattr(item, "__module__", None) or "" for item in used)
@@ -120,7 +123,7 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
 
 
 def retraced_error() -> EditError:
-    """For those who trace a bundle to rewrite it."""
+    """The error for a trace of a bundle that is meant to rewrite it."""
     return EditError(
         "torch.fx cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
         hint="Trace and rewrite the model itself, and build the bundle from the GraphModule.",
@@ -136,7 +139,7 @@ def _hooks(module: nn.Module) -> Iterator[Problem]:
 
 
 class Submodules(dict[str, Any]):
-    """The submodules of one module, which stay the ones they are. Parametrizations may come and go: they act."""
+    """The submodules of one module, which cannot change. Parametrizations may be added and removed, and take effect."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -157,27 +160,27 @@ class Submodules(dict[str, Any]):
         super().__delitem__(name)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """As of a dictionary, where there is nothing to remove."""
+        """Remove an entry as a dictionary does, if there is nothing to remove; else refuse."""
         if name in self:
             self._refuse(name, "cannot be removed")
         return super().pop(name, *default)
 
     def popitem(self) -> tuple[str, Any]:
-        """Refused."""
+        """Refuse to remove a submodule."""
         self._refuse(next(iter(self), ""), "cannot be removed")
 
     def clear(self) -> None:
-        """Refused unless there are none."""
+        """Refuse unless there are no submodules."""
         for name in self:
             self._refuse(name, "cannot be removed")
 
     def update(self, *others: Any, **named: Any) -> None:
-        """Refused unless nothing changes."""
+        """Refuse unless nothing changes."""
         for name, module in dict(*others, **named).items():
             self[name] = module
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """As of a dictionary, where there is such an entry."""
+        """Return an existing entry as a dictionary does."""
         if name not in self:
             self[name] = default
         return self[name]
@@ -192,12 +195,12 @@ class Submodules(dict[str, Any]):
 
 
 def is_parametrization(name: str, module: Any) -> bool:
-    """What ``torch.nn.utils.parametrize`` adds: a call reads parameters through it."""
+    """Whether this is what ``torch.nn.utils.parametrize`` adds. A call reads parameters through it."""
     return name == "parametrizations" and isinstance(module, nn.ModuleDict)
 
 
 def _noticed(name: str) -> Callable[..., Any]:
-    """The method of any module that registers a hook; the next call refuses hooks of submodules."""
+    """A hook registration of ``nn.Module`` that makes the next call check for hooks of submodules."""
     register = getattr(nn.Module, name)
 
     @wraps(register)
@@ -209,10 +212,10 @@ def _noticed(name: str) -> Callable[..., Any]:
 
 
 class Watched(nn.Module):
-    """A module of a loaded program: tells :class:`Edits` what changes, and refuses what would do nothing.
+    """A module of a loaded program. It reports changes to :class:`Edits` and refuses those without effect.
 
-    ``_aotpack_known`` are the original's plain attributes, ``_aotpack_names`` further ones, ``_aotpack_held`` the parameters and
-    buffers.
+    ``_aotpack_known`` are the original's plain attributes. ``_aotpack_names`` are the names of
+    further ones. ``_aotpack_held`` are the names of parameters and buffers.
     """
 
     _aotpack_edits: Edits
@@ -222,12 +225,13 @@ class Watched(nn.Module):
     _aotpack_held: set[str]
     _aotpack_is_root = False
 
-    # Classes of torch.nn below this one have others, for attributes that a stand-in has not.
+    # Subclasses in torch.nn override these with methods that need attributes a replacement module
+    # lacks.
     _apply = nn.Module._apply
     __setstate__ = nn.Module.__setstate__
 
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
-        """From now on edits are looked at."""
+        """Start to check edits."""
         ours = _ANY_MODULE.union(vars(self)) if known else ()
         shown = {name: value for name, value in known.items() if name not in ours and not name.startswith("_aotpack")}
         known = {name: frozen(value, _join(path, name)) for name, value in shown.items()}
@@ -241,8 +245,8 @@ class Watched(nn.Module):
             edits.sound.clear()
             _check_set(self, name, value)
             if value is not None and name in self._aotpack_known and name not in self._aotpack_held:
-                value = self._aotpack_known[name]  # an equal one, that could be changed in place
-        nn.Module.__setattr__(self, name, value)  # past classes of torch that have their own
+                value = self._aotpack_known[name]  # an equal value, but frozen
+        nn.Module.__setattr__(self, name, value)  # skips overrides in classes of torch
 
     def __delattr__(self, name: str) -> None:
         if name in vars(self).get("_aotpack_known", ()) and name in vars(self):
@@ -250,17 +254,19 @@ class Watched(nn.Module):
         nn.Module.__delattr__(self, name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As of any module, for parameters that the original has."""
+        """Register a parameter that the original has, as any module does."""
         self._aotpack_refuse_new(name, param, "parameter")
         super().register_parameter(name, param)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """As of any module, for buffers that the original has."""
+        """Register a buffer that the original has, as any module does."""
         self._aotpack_refuse_new(name, tensor, "buffer")
         super().register_buffer(name, tensor, persistent)
 
     def _aotpack_can_average(self, momentum: Any) -> bool:
-        """Whether calls can average the statistics of this module over batches, rather than with the momentum of the build."""
+        """Whether calls can average this module's statistics over batches, instead of using the
+        momentum of the build.
+        """
         return False
 
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
@@ -275,7 +281,11 @@ class Watched(nn.Module):
     register_backward_hook = _noticed("register_backward_hook")
 
     def apply(self, fn: Callable[[nn.Module], object]) -> Self:
-        """As of any module. Where ``fn`` asks a module for code of the original, it is an error, not an absent attribute."""
+        """Apply ``fn`` as any module does.
+
+        If ``fn`` asks a module for code of the original, it gets an error instead of an absent
+        attribute.
+        """
         edits = self._aotpack_edits
         outer, edits.applying = edits.applying, True
         try:
@@ -297,7 +307,7 @@ class Watched(nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A module with parameters and buffers of its own; what cannot change is shared."""
+        """Copy the module with parameters and buffers of its own. Immutable parts are shared."""
         copied = memo[id(self)] = object.__new__(type(self))
         memo |= {id(value): value for value in self._aotpack_known.values()}
         vars(copied).update(copy.deepcopy(vars(self), memo))
@@ -305,7 +315,7 @@ class Watched(nn.Module):
 
 
 def _check_set(module: Watched, name: str, value: Any) -> None:
-    """Refuse an assignment that would do nothing, or something that eager does not do."""
+    """Refuse an assignment that would have no effect, or another effect than in eager."""
     path, attributes = _join(module._aotpack_path, name), vars(module)
     if isinstance(value, nn.Module) or name in attributes["_modules"]:
         if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
@@ -336,7 +346,7 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
 
 
 def _adds_only(module: Watched, kind: type) -> bool:
-    """Whether ``kind`` derives from what a module shows as its class, and replaces nothing of the original's code."""
+    """Whether ``kind`` derives from the class that a module shows, and overrides none of the original's methods."""
     seen = module.__class__
     names = {"forward", *module._aotpack_names}
     return issubclass(kind, seen) and all(getattr(kind, name, None) is getattr(seen, name, None) for name in names)

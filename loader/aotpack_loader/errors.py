@@ -1,7 +1,8 @@
-"""Every error of aotpack, loader and compiler alike.
+"""All errors of aotpack, of the loader and the compiler.
 
-One hierarchy, so ``except AotpackError`` catches whatever went wrong with a bundle. A message says what was
-wrong, where, what was expected and what to do; an error that found several problems lists all of them.
+They share one base, so ``except AotpackError`` catches every problem with a bundle. A message says
+what is wrong, where, what was expected and what to do. An error that found several problems lists
+all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Problem(Struct, frozen=True):
 class AotpackError(Exception):
     """Base of all errors raised by aotpack.
 
-    ``problems`` holds each finding on its own, for machines; ``hint`` says what to do about them.
+    ``problems`` holds each problem separately, for programs that handle the error. ``hint`` says
+    what to do.
     """
 
     def __init__(self, summary: str, problems: Iterable[Problem] = (), *, hint: str = "") -> None:
@@ -38,7 +40,7 @@ class AotpackError(Exception):
 
 
 class BundleError(AotpackError):
-    """The bundle itself is at fault."""
+    """The bundle itself is wrong."""
 
 
 class BundleNotFoundError(BundleError, FileNotFoundError):
@@ -48,7 +50,7 @@ class BundleNotFoundError(BundleError, FileNotFoundError):
 
 
 class NotABundleError(BundleError):
-    """The file or directory is something other than an aotpack bundle."""
+    """The file or directory is not an aotpack bundle."""
 
 
 class CorruptBundleError(BundleError):
@@ -60,19 +62,19 @@ class UnsupportedVersionError(BundleError):
 
 
 class TargetError(AotpackError):
-    """No target of the bundle can run here, or not the one that was asked for."""
+    """No target of the bundle can run here, or not the requested one."""
 
 
 class TrustError(AotpackError):
-    """The bundle holds native code and nothing says that it may run."""
+    """The bundle holds native code, and it is not trusted."""
 
 
 class DirectoryError(AotpackError):
-    """A directory of this user's, for extracted code or for records of what was built, cannot be used."""
+    """A directory of this user, for extracted code or for records of builds, cannot be used."""
 
 
 class SubclassError(AotpackError):
-    """The bundle holds tensors of classes that it was not given."""
+    """The bundle holds tensors of classes that were not passed to it."""
 
 
 class InputError(AotpackError, TypeError):
@@ -88,7 +90,7 @@ class EditError(AotpackError, RuntimeError):
 
 
 class MissingCodeError(EditError, AttributeError):
-    """A loaded module was asked for an attribute that is the original's code. To ``hasattr`` it is absent."""
+    """Code of the original was requested from a loaded module. ``hasattr`` returns False for it."""
 
 
 class StateError(AotpackError, RuntimeError):
@@ -100,18 +102,22 @@ class BranchError(AotpackError, RuntimeError):
 
 
 class OperatorError(AotpackError, RuntimeError):
-    """An operator, or a check of the model's own, refused the values of a call (an index out of range, a failed assertion).
+    """An operator or a check of the model refused the values of a call (an index out of range, a failed assertion).
 
-    Also of the class that torch's operator raises (``IndexError``, ``torch.linalg.LinAlgError``). No argument was written to.
+    It is also an instance of the class that torch's operator raises (``IndexError``,
+    ``torch.linalg.LinAlgError``). No argument was written to.
     """
 
 
 class AutogradError(AotpackError, RuntimeError):
-    """A backward pass that the compiled program cannot do."""
+    """A backward pass that the compiled program cannot compute."""
 
 
 class CheckError(AotpackError, AssertionError):
-    """``load(..., check="full")`` found that a program does not do what its bundle says. What ran may have had effects."""
+    """``load(..., check="full")`` found that a program differs from its bundle's description.
+
+    The call may have had effects.
+    """
 
 
 class BuildError(AotpackError):
@@ -119,7 +125,7 @@ class BuildError(AotpackError):
 
 
 class EntryError(BuildError):
-    """``model.py`` is at fault: it raised, or lacks what a build needs."""
+    """``model.py`` is wrong: it raised an exception, or lacks something that a build needs."""
 
 
 class CaptureError(BuildError):
@@ -127,8 +133,8 @@ class CaptureError(BuildError):
 
 
 class UnsupportedError(BuildError):
-    """The model uses something that a bundle cannot keep true."""
+    """The model uses something that a bundle cannot reproduce correctly."""
 
 
 class UnsupportedTorchError(BuildError):
-    """This release of torch is none that the compiler was tried on. ``problems`` are the fixes of torch that do not fit it."""
+    """The compiler was not tried on this release of torch. ``problems`` lists the fixes of torch that do not fit it."""

@@ -1,6 +1,7 @@
-"""Lists and dictionaries that a loaded module shows of the original: they can be read, and cannot be changed in place.
+"""Read-only lists and dictionaries: attributes of the original that a loaded module shows.
 
-Their values are compiled in, and no call looks at them. A copy (``list(module.sizes)``, ``copy.deepcopy``) is a plain one.
+Their values are compiled in, and no call reads them. A copy (``list(module.sizes)``,
+``copy.deepcopy``) can be changed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from .errors import EditError, Problem
 
 
 def refusal(path: str, message: str, hint: str) -> EditError:
-    """The error of an edit that compiled code would not follow."""
+    """The error for an edit that compiled code would not follow."""
     return EditError("This edit of a loaded bundle would do nothing.", [Problem(path, message)], hint=hint)
 
 
 class _Frozen:
-    """What both kinds have: where they are, and no change in place."""
+    """Common base of both classes: the path of the attribute, and refusal of changes in place."""
 
     aotpack_path: str
 
@@ -73,7 +74,7 @@ def frozen(value: Any, path: str) -> Any:
 
 
 def is_same(value: Any, known: Any) -> bool:
-    """Whether ``value`` is what a module shows as ``known``."""
+    """Whether ``value`` equals ``known``, the attribute of a module, and has the same plain type."""
     return _plain_type(value) is _plain_type(known) and bool(value == known)
 
 

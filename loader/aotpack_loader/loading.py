@@ -1,4 +1,4 @@
-"""``load``: from a path to a trainable module. Reads as the order of the steps."""
+"""``load``: reads a bundle and returns a trainable module."""
 
 from __future__ import annotations
 
@@ -51,32 +51,40 @@ def load(
 
     Args:
         bundle: a ``.aotpack`` file or an unpacked bundle directory.
-        device: where to run: ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), on which parameters and buffers then are;
-            null: the CPU, or where a target named by ``backend`` runs.
-        backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``, ``"portable"``); null: the best that
-            fits this machine and is trusted.
-        weights: false leaves parameters and persistent buffers uninitialised, to be filled by ``load_state_dict``.
-        trust: what lets native code run besides having been built here: ``"all"``, or the bundle's digest
-            (``sha256:…``), or several digests.
-        operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs of a bundle may call
-            although it is not trusted; the packages that register them must have been imported.
-        subclasses: classes of tensors (``[TwoTensor]``) that arguments, state, results or gradients of the bundle may be of. A
-            bundle names them, and nothing is imported because of it; how such a tensor acts is up to the class given.
-        verify: ``"code"`` checks every digest but those of the weights, which are mapped; ``"full"`` reads and checks them too.
-        check: ``"arguments"`` refuses calls that do not fit; ``"full"`` also asserts at every call all that the build assumed and
-            raises :class:`~aotpack_loader.errors.CheckError`. Slow: for finding out what is wrong.
-        donate: on an XLA device, buffers and arguments that the model writes to are updated in place, in the memory that they
-            have. What shares it there (``other.copy_(buffer)``, ``load_state_dict``) must not be used any more: torch_xla raises
-            an error then. False: they get new memory at each call.
-        allow_untested_torch: run native code on a release of torch that such code was not tried on, where torch has all that
-            the code calls. Compare the results with ``backend="portable"``.
+        device: where to run. ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), which then holds
+            parameters and buffers. None: the CPU, or the device of a target named by ``backend``.
+        backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``,
+            ``"portable"``). None: the best target that fits this machine and is trusted.
+        weights: False leaves parameters and persistent buffers uninitialised, to be filled by
+            ``load_state_dict``.
+        trust: permission to run native code that was not built here. ``"all"``, or the bundle's
+            digest (``sha256:…``), or several digests.
+        operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs
+            of an untrusted bundle may call. The packages that register them must be imported first.
+        subclasses: classes of tensors (``[TwoTensor]``) that arguments, state, results or gradients
+            may have. A bundle only names them, and never causes an import. The class itself defines
+            how such a tensor behaves.
+        verify: ``"code"`` checks all digests except those of the weights, which are mapped.
+            ``"full"`` reads and checks the weights too.
+        check: ``"arguments"`` refuses calls that do not fit. ``"full"`` also asserts at every call
+            what the build assumed, and raises :class:`~aotpack_loader.errors.CheckError`. It is
+            slow, and meant for debugging.
+        donate: on an XLA device, True updates buffers and arguments in place that the model writes
+            to, in their own memory. Tensors that share this memory (after ``other.copy_(buffer)``
+            or ``load_state_dict``) must not be used any more; torch_xla raises an error then.
+            False: each call allocates new memory.
+        allow_untested_torch: run native code on a release of torch on which it was not tried. torch
+            must have all functions that the code calls. Compare the results with
+            ``backend="portable"``.
 
     Raises:
         BundleError: the file is not a valid bundle.
-        TargetError: no target can run here, or not the one asked for.
+        TargetError: no target can run here, or not the requested one.
         SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
-        TrustError: a native target was asked for, or operators of others are called, and nothing says they may run.
-        DirectoryError: a native target was asked for, and the directory for its code cannot be used.
+        TrustError: a native target was requested, or third-party operators are called, and it is
+            not trusted.
+        DirectoryError: a native target was requested, and the directory for its code cannot be
+            used.
     """
     untested = allow_untested_torch
     options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested)
@@ -88,7 +96,7 @@ def load(
 
 
 def _load(bundle: str | os.PathLike[str], options: LoadOptions) -> tuple[LoadedProgram, str]:
-    """The module, and a warning about its backend, or nothing."""
+    """The module, and a warning about its backend or an empty string."""
     opened = Bundle.open(bundle)
     if options.verify == "full":
         opened.verify()
@@ -108,9 +116,9 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions) -> tuple[LoadedP
 
 
 def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
-    """A target, the program as it is on its device, and the calls.
+    """A target, the program adapted to its device, and the calls.
 
-    Unless a target was asked for, the next is taken where the code of one cannot be extracted.
+    If no target was requested and the code of one cannot be extracted, the next target is used.
     """
     unusable: dict[str, DirectoryError] = {}
     while True:
@@ -127,7 +135,7 @@ def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[S
 
 
 def _classes(required: list[str], given: Collection[type]) -> Classes:
-    """The tensor subclasses a bundle needs; most need none, and then nothing that knows of them is imported."""
+    """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
     if not required and not given:
         return {}
     from .runtime.subclasses import resolve
@@ -136,7 +144,7 @@ def _classes(required: list[str], given: Collection[type]) -> Classes:
 
 
 def _state(bundle: Bundle, program: schema.Program, weights: bool, classes: Classes) -> dict[str, torch.Tensor]:
-    """Tensors of all entries; without weights only what no state dict can fill is read."""
+    """Tensors of all entries. Without weights only the entries that no state dict contains are read."""
     stored = bundle.weights()
     blank = stored if weights else bundle.weights(blank=True)
     entries = [entry for entry in program.state if not entry.tied_to]
@@ -154,12 +162,15 @@ def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> to
 
 
 def _view(part: schema.InnerTensor) -> View:
-    """Sizes of what is stored are numbers (rule K3)."""
+    """A view of a stored tensor. Stored sizes are numbers (rule K3)."""
     return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
 
 
 def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[Mode, list[MethodCall]]:
-    """Calls by the modes (train/eval, gradients on/off) that they serve; of several, each is for an autocast of its own."""
+    """Calls by the modes (train/eval, gradients on/off) that they serve.
+
+    Several calls of one mode differ in autocast.
+    """
     found: dict[Mode, list[MethodCall]] = {}
     for name, method in program.methods.items():
         for mode in method.serves:
@@ -168,7 +179,7 @@ def _by_mode(program: schema.Program, calls: Mapping[str, MethodCall]) -> dict[M
 
 
 def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classes: Classes, check: str) -> dict[str, MethodCall]:
-    """By the names of their methods; ``program`` as it is on the device."""
+    """Calls by method name. ``program`` is adapted to the device."""
     entries = {entry.name: entry for entry in program.state}
     constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
     made: dict[str, MethodCall] = {}
@@ -180,7 +191,7 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
         if not codes:
             made[name] = call(chosen.device)
             continue
-        from .runtime.specialized import SpecializedCall  # rarely there: not part of what every start imports
+        from .runtime.specialized import SpecializedCall  # rarely needed, so not imported at every start
 
         sized = cast("SizedDevice", chosen.device)  # C14
         calls = [call(sized.specialized(name, code)) for code in codes]
@@ -193,11 +204,11 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
 
 
 def _natively(call: MethodCall, device: Device) -> str:
-    """Who makes the calls of a method: ``native``, or ``python`` and why."""
+    """What makes the calls of a method: ``native``, or ``python`` and the reason."""
     library, reason = device.call_library
     if library is None:
         return f"python: {reason}"
-    from .runtime.native import use  # where there is no library nothing of it is imported
+    from .runtime.native import use  # not imported without a library
 
     return use(call, library)
 
@@ -213,7 +224,7 @@ def _call(
     check: str,
     code: Device,
 ) -> MethodCall:
-    """A method with the executables that ``code`` has for it."""
+    """A method with its executables from ``code``."""
     forward = code.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
     backward = None
     if method.backward is not None:
@@ -238,8 +249,8 @@ def _checks(
     chosen: Selection,
     classes: Classes | None,
 ) -> Checks:
-    """The checks of a method; without ``classes`` its tensors are plain."""
-    from .runtime.checks import Checks, SubclassChecks  # rarely wanted: not part of what every start imports
+    """The checks of a method. Without ``classes`` its tensors are plain."""
+    from .runtime.checks import Checks, SubclassChecks  # rarely needed, so not imported at every start
 
     chosen.device.require_memory()
     backward = None if method.backward is None else bundle.graph(method.backward.graph)

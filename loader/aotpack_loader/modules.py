@@ -1,8 +1,9 @@
-"""The original's modules in a loaded program: each a stand-in that prints, and can be walked through, as what it was.
+"""The original's modules in a loaded program: replacements that hold parameters and look like the original's modules.
 
-A stand-in holds parameters and cannot be called. Modules of classes of torch are instances of them, so what asks for
-``isinstance(module, nn.Linear)`` finds them. Classes of others are not imported: those that the caller has imported are shown
-as ``__class__`` (:mod:`.original_class`), of the rest there is the name only.
+A replacement cannot be called. It prints like the original, and its submodules have the same names.
+Modules of torch's classes are instances of them, so ``isinstance(module, nn.Linear)`` is true.
+Other classes are not imported. If the caller has imported one, it appears as ``__class__``
+(:mod:`.original_class`); otherwise only its name is known.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Submodule(Watched):
     _aotpack_is_torchs = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """What torch's own methods make of the class: a slice of a ``ModuleList`` is a plain one."""
+        """Make a plain module when a torch method constructs this class, such as for a slice of a ``ModuleList``."""
         if cls._aotpack_base is nn.Module:
             raise AotpackError(f"{cls.__name__} stands for a class of the original, which a bundle does not hold.")
         return cls._aotpack_base(*args, **kwargs)
@@ -44,7 +45,7 @@ class Submodule(Watched):
         return self._aotpack_text
 
     def _aotpack_can_average(self, momentum: Any) -> bool:
-        from .averages import can_average  # for those who ask for it
+        from .averages import can_average  # rarely needed
 
         return can_average(self, self._aotpack_base, momentum) and self._aotpack_is_torchs
 
@@ -55,7 +56,7 @@ class Submodule(Watched):
 
 
 def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:
-    """Put the original's modules below ``root``, in the modes they were in."""
+    """Add the original's modules below ``root``, in their recorded modes."""
     first = program.modules[0] if program.modules else schema.Module("", 0)
     names = program.module_classes[first.kind].names if program.modules else []
     vars(root)["_aotpack_names"] = frozenset(names)
@@ -69,9 +70,10 @@ def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:
 
 
 def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor], edits: Edits) -> Slots:
-    """Put the tensors where the original has them; below modules that no document lists, in new ones."""
-    # Written into the dictionaries directly: register_parameter and add_module refuse names that are attributes of nn.Module
-    # (``half``), which a ParameterList or ParameterDict of the original may well hold.
+    """Add the tensors at the original's paths. Missing parent modules are created."""
+    # Writes into the dictionaries directly: register_parameter and add_module refuse names that
+    # nn.Module uses itself (``half``), but a ParameterList or ParameterDict of the original may
+    # contain them.
     made: dict[str, torch.Tensor] = {}
     slots: Slots = {}
     for entry in entries:
@@ -92,21 +94,21 @@ def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[st
 
 
 def computed_state(root: Watched, entries: list[schema.StateEntry], names: list[str]) -> dict[str, Any]:
-    """What eager reads where parameters or buffers were removed: attributes of their names, parametrizations; or None."""
+    """Values that eager reads for removed parameters or buffers: attributes, parametrizations or None."""
     known = {entry.name: entry for entry in entries}
     computed: dict[tuple[nn.Module, str], Any] = {}
     state: dict[str, Any] = {}
     for name in names:
         path, _, key = name.rpartition(".")
         at = (root.get_submodule(path), key)
-        if at not in computed:  # of a shared module under several names
+        if at not in computed:  # a shared module can have several names
             computed[at] = _with_strides(getattr(*at, None), known[name])
         state[name] = computed[at]
     return state
 
 
 def _with_strides(value: Any, entry: schema.StateEntry) -> Any:
-    """A computed parameter with the strides that compiled code relies on."""
+    """A computed parameter, with the strides that compiled code relies on."""
     fits = isinstance(value, torch.Tensor) and list(value.shape) == entry.shape and value.dtype == getattr(torch, entry.dtype)
     if entry.kind == "buffer" or not fits or list(value.stride()) == entry.stride:
         return value
@@ -114,7 +116,7 @@ def _with_strides(value: Any, entry: schema.StateEntry) -> Any:
 
 
 def root_class(program: schema.Program) -> tuple[str, type[nn.Module]]:
-    """The name of the original's own class, and the class of ``torch.nn`` that it is or derives from."""
+    """The name of the original's class, and the class of ``torch.nn`` that it is or derives from."""
     if not program.modules:
         return "", nn.Module
     kind = program.module_classes[program.modules[0].kind]
@@ -122,7 +124,7 @@ def root_class(program: schema.Program) -> tuple[str, type[nn.Module]]:
 
 
 def modes_after(program: schema.Program) -> dict[bool, list[str]]:
-    """The submodules that ``train()`` and ``eval()`` of the root leave in the other mode, as the original's own do."""
+    """The submodules that ``train()`` and ``eval()`` of the root leave in the other mode, as in the original."""
     return {
         True: [module.name for module in program.modules[1:] if not module.trains],
         False: [module.name for module in program.modules[1:] if not module.evaluates],
@@ -163,7 +165,7 @@ def _attributes(module: schema.Module) -> dict[str, Any]:
 
 @cache
 def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
-    """A class that is called as the original's, below its class of ``torch.nn``. Nothing is imported."""
+    """A class with the name of the original's, derived from its class of ``torch.nn``. Nothing is imported."""
     short = name.rpartition(".")[2]
     kind = _class_of_torch(base)
     bases = (Submodule,) if kind is nn.Module else (Submodule, kind)
@@ -176,7 +178,7 @@ def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
 
 
 def _reset_running_stats(self: Submodule) -> None:
-    """As of any BatchNorm. ``update_bn`` then sets ``momentum``: where that is refused, this is undone."""
+    """Reset the statistics as any BatchNorm does. If ``update_bn`` then sets a refused ``momentum``, this is undone."""
     before = [(buffer, buffer.clone()) for buffer in self._buffers.values() if buffer is not None]
     self._aotpack_base.reset_running_stats(self)  # type: ignore[attr-defined]
     self._aotpack_edits.sound.clear()

@@ -1,4 +1,4 @@
-"""What a load was asked for: the arguments of :func:`aotpack_loader.load`, which explains them."""
+"""The options of a load. :func:`aotpack_loader.load` explains them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LoadOptions:
     """The options of one load.
 
     Raises:
-        AotpackError: a value is none that the option has.
+        AotpackError: an option has an invalid value.
     """
 
     device: str | torch.device | None = None

@@ -1,7 +1,8 @@
-"""The original's class as the ``__class__`` of what stands in for it, where the caller's process has imported it.
+"""Shows the original's class as the ``__class__`` of its replacement, if the caller's process has imported it.
 
-``isinstance(module, Block)`` then holds as in eager, so ``apply`` and tools find the modules that they look for. Nothing is
-imported because of a bundle, and no code of the class runs: the type of a stand-in does not derive from it.
+``isinstance(module, Block)`` is then true as in eager, so ``apply`` and tools find the modules they
+look for. A bundle never causes an import. No code of the class runs, because the replacement's type
+does not derive from it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _REAL: Any = vars(object)["__class__"]
 
 
 def imported(name: str, base: type[nn.Module]) -> type[nn.Module] | None:
-    """The class of modules below ``base`` that is called ``name``, if a module that was imported holds it."""
+    """The subclass of ``base`` with the qualified name ``name``, if an imported module holds it."""
     steps = name.split(".")
     for i in range(len(steps) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(steps[:i]))
@@ -29,22 +30,23 @@ def imported(name: str, base: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def _members(holder: Any) -> Any:
-    """What a module or class itself holds. A module's own ``__getattr__``, which may import, is not asked."""
+    """The own attributes of a module or class. A module's ``__getattr__`` is not called, because it may import."""
     if issubclass(type(holder), ModuleType):
         return ModuleType.__getattribute__(holder, "__dict__")
     return type.__getattribute__(holder, "__dict__") if issubclass(type(holder), type) else {}
 
 
 def set_type(module: nn.Module, kind: type) -> None:
-    """Change the type of ``module``, whatever its ``__class__`` shows."""
+    """Change the type of ``module``, regardless of what its ``__class__`` shows."""
     _REAL.__set__(module, kind)
 
 
 class OriginalClass:
-    """The attribute ``__class__`` of a stand-in's type.
+    """The attribute ``__class__`` of a replacement's type.
 
-    ``type(module)`` stays the stand-in's. A class that a tool derives from what it sees here, and assigns
-    (``torch.nn.utils.parametrize``, ``fully_shard``), is derived from the stand-in's class instead.
+    ``type(module)`` stays the type of the replacement. Tools may derive a class from the class they
+    see here, and assign it (``torch.nn.utils.parametrize``, ``fully_shard``). The new type is then
+    derived from the replacement's class.
     """
 
     def __init__(self, name: str, base: type[nn.Module]) -> None:
@@ -55,7 +57,7 @@ class OriginalClass:
         self._owner = owner
 
     def __get__(self, module: Any, owner: type | None = None) -> type:
-        if type(module) is not self._owner:  # a tool has put another below it
+        if type(module) is not self._owner:  # a tool has derived another class
             return type(module)
         found = imported(self._name, self._base)
         return self._owner if found is None or found is self._base else found

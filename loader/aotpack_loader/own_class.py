@@ -1,6 +1,7 @@
-"""The class of a loaded program, one for each load: named as the original's, with the signature of its ``forward``.
+"""The class of a loaded program. Each load makes one, with the original's class name and signature of ``forward``.
 
-Tools ask for it: ``transformers.Trainer`` and others drop arguments that ``inspect.signature(model.forward)`` does not show.
+Tools read them. For example, ``transformers.Trainer`` drops arguments that
+``inspect.signature(model.forward)`` lacks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _LOSS_ARGUMENT = "num_items_in_batch"
 
 
 def class_of(program: schema.Program) -> type[LoadedProgram]:
-    """A class of its own for ``program``; below ``PreTrainedModel`` where it was, and the caller has imported that."""
+    """A new class for ``program``.
+
+    It derives from ``PreTrainedModel`` if the original did and the caller has imported it.
+    """
     forward = FunctionType(LoadedProgram.forward.__code__, LoadedProgram.forward.__globals__, "forward")
     vars(forward).update(vars(LoadedProgram.forward))  # opaque to torch.compile, too
     forward.__doc__ = LoadedProgram.forward.__doc__
@@ -39,7 +43,7 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
     if program.pretrained is not None:
-        from .pretrained import members, models  # few programs are of that library
+        from .pretrained import members, models  # few programs come from that library
 
         body |= members(program.pretrained)
         if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel"):
@@ -48,7 +52,7 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
 
 
 class _RootClass(OriginalClass):
-    """Also makes a program one of transformers' models when that library is imported after the load."""
+    """Also makes a program a model of transformers if that library is imported after the load."""
 
     def __get__(self, module: Any, owner: type | None = None) -> type:
         if not self._is_late(module):
@@ -61,14 +65,18 @@ class _RootClass(OriginalClass):
     def _is_late(self, module: Any) -> bool:
         """Whether the library was imported after the class was made."""
         library = sys.modules.get(_LIBRARY)
-        models = getattr(library, "PreTrainedModel", None)  # null while it is being imported
+        models = getattr(library, "PreTrainedModel", None)  # None while the library is being imported
         if models is None or type(module) is not self._owner or issubclass(self._owner, models):
             return False
         return vars(module)["aotpack"].program.pretrained is not None
 
 
 def _made_by(base: type[nn.Module]) -> Any:
-    """``__new__`` of a class below ``base``, whose own methods make others of it: a slice of a ``Sequential`` is a plain one."""
+    """``__new__`` for a class below ``base``.
+
+    If a method of ``base`` makes another instance, such as a slice of a ``Sequential``, it gets a
+    plain ``base``.
+    """
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         if args and not isinstance(args[0], LoadInfo):
@@ -79,11 +87,13 @@ def _made_by(base: type[nn.Module]) -> Any:
 
 
 class LossWarning(UserWarning):
-    """A trainer's loss is scaled otherwise than that of the original, because of how the bundle was built."""
+    """A trainer scales the loss differently than with the original, because of how the bundle was built."""
 
 
 def _accepts_no_loss_argument(program: LoadedProgram) -> bool:
-    """Asked by ``transformers.Trainer``, which else passes the argument to all models that take any keyword."""
+    """Return False to ``transformers.Trainer``, which otherwise passes the argument to every model
+    with ``**kwargs``.
+    """
     warnings.warn(
         f"This bundle was built without the keyword {_LOSS_ARGUMENT}, so a trainer cannot have its loss divided by the number of "
         f"items in a batch. For the losses of the original, build with {_LOSS_ARGUMENT}=torch.tensor(1.0) among the inputs.",
@@ -101,7 +111,7 @@ def _name(program: schema.Program) -> str:
 
 
 def _takes_loss_argument(program: schema.Program) -> bool:
-    """Whether the calls that the bundle was built for pass the number of items that the loss is divided by."""
+    """Whether the bundle was built for calls that pass the number of items by which the loss is divided."""
     return any(
         _LOSS_ARGUMENT in tree.keys
         for method in program.methods.values()
@@ -112,7 +122,7 @@ def _takes_loss_argument(program: schema.Program) -> bool:
 
 
 def _signature(parameters: list[schema.Parameter]) -> Signature | None:
-    """The signature of ``forward`` with ``self``; null, so that Python tells its own, where the names make none."""
+    """The signature of ``forward`` with ``self``. None if the names are invalid; Python then reports its own."""
     shown = [Parameter("self", Parameter.POSITIONAL_ONLY)]
     try:
         shown += [_parameter(parameter) for parameter in parameters]

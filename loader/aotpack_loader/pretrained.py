@@ -1,7 +1,8 @@
-"""Programs whose original was a model of ``transformers``: what that library's tools ask for, from recorded plain data.
+"""Programs whose original was a model of ``transformers``: provides what that library's tools read, as recorded data.
 
-Where the caller has imported the library, a program is one of its ``PreTrainedModel``: tools then save and describe it as the
-original. What that class offers beyond this works on code that a bundle does not hold, and is refused.
+If the caller has imported the library, a program is a ``PreTrainedModel``. Tools then save and
+describe it like the original. Other methods of that class need code that a bundle does not hold,
+and are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _HINTS = {
 
 
 class Config:
-    """A model's recorded configuration: its values as attributes. Other values are saved, but compiled code does not ask."""
+    """A model's recorded configuration, with its values as attributes.
+
+    Changed values are saved, but compiled code does not read them.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -45,7 +49,7 @@ class Config:
         return dict(self.__dict__)
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """All values: which of them are defaults is not known here."""
+        """All values, because defaults are not known here."""
         return self.to_dict()
 
     def to_json_string(self, use_diff: bool = True) -> str:
@@ -61,7 +65,7 @@ class Config:
         return self
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
-        """Write ``config.json``, which the library reads."""
+        """Write ``config.json`` in the library's format."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.to_json_file(Path(folder, "config.json"))
 
@@ -81,7 +85,7 @@ def _shown(value: Any) -> str:
 
 
 def members(recorded: schema.Pretrained) -> dict[str, Any]:
-    """What the class of a program has beside its ``forward``."""
+    """The additional members of the class of a program, beside ``forward``."""
     body: dict[str, Any] = {name: plain_data(value) for name, value in recorded.attributes.items() if _is_told(name)}
     if recorded.config is not None:
         body["config"] = _Configured(recorded.config, "config")
@@ -96,12 +100,15 @@ def members(recorded: schema.Pretrained) -> dict[str, Any]:
 
 
 def _is_told(name: str) -> bool:
-    """Nothing that torch's modules or programs have, or Python asks for, comes from a bundle."""
+    """Whether a bundle may define this name.
+
+    Names of torch's modules, of programs and of Python's protocol are excluded.
+    """
     return not hasattr(LoadedProgram, name) and not name.startswith("__")
 
 
 class _Configured:
-    """The configuration of each program of a class, made when it is first asked for."""
+    """The configuration of each program of a class, made at its first use."""
 
     def __init__(self, recorded: schema.Data, name: str) -> None:
         self._recorded, self._name = recorded, name
@@ -116,14 +123,14 @@ class _Configured:
 
 def _embeddings(path: str | None) -> Callable[[nn.Module], nn.Module | None]:
     def embeddings(self: nn.Module) -> nn.Module | None:
-        """The module that holds them; like all submodules it only holds parameters."""
+        """The module that holds the embeddings. Like all submodules it only holds parameters."""
         return None if path is None else self.get_submodule(path)
 
     return embeddings
 
 
 def _tied(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Tied parameters stay tied: nothing is to be done."""
+    """Do nothing, because tied parameters stay tied."""
 
 
 def save_pretrained(
@@ -133,13 +140,13 @@ def save_pretrained(
     state_dict: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write the weights and the configuration as the original does: its library's ``from_pretrained`` reads them.
+    """Write weights and configuration in the original's format, for the library's ``from_pretrained``.
 
-    Of tied weights one is written. All weights go into one file.
+    Only one of several tied weights is written. All weights go into one file.
     """
     if not is_main_process:
         return
-    from safetensors.torch import save_file  # comes with the library
+    from safetensors.torch import save_file  # installed with the library
 
     folder = Path(save_directory)
     folder.mkdir(parents=True, exist_ok=True)

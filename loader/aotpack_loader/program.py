@@ -22,10 +22,11 @@ Mode = tuple[bool, bool]
 
 
 class LoadInfo(Struct, frozen=True):
-    """How a bundle was loaded: which target runs it, why, and why not the others.
+    """How a bundle was loaded: which target runs it and why, and why not the others.
 
-    ``backend`` is the target's name; ``rejected`` maps each other target to its reason. ``calls`` tells of each method whether
-    native code makes the calls (``native``) or Python does, and why (``python: its sizes vary``).
+    ``backend`` is the target's name. ``rejected`` maps each other target to its reason. ``calls``
+    records for each method whether native code makes the calls (``native``) or Python does, and why
+    (``python: its sizes vary``).
     """
 
     path: str
@@ -48,8 +49,9 @@ class LoadInfo(Struct, frozen=True):
 class LoadedProgram(Watched):
     """A trainable model from a bundle.
 
-    Called like the original. ``train()``/``eval()`` and gradient mode select the method; a combination the bundle
-    was not built for is refused. ``aotpack`` tells how it was loaded.
+    It is called like the original. ``train()``/``eval()`` and gradient mode select the method. A
+    combination the bundle was not built for is refused. The attribute ``aotpack`` records how it
+    was loaded.
     """
 
     aotpack: LoadInfo
@@ -57,16 +59,17 @@ class LoadedProgram(Watched):
     _aotpack_modes: dict[bool, list[str]]
     _aotpack_is_root = True
 
-    # Beyond those of nn.Module all names here begin with "aotpack" or "_aotpack": the others are the original's.
+    # Names here begin with "aotpack" or "_aotpack", except those of nn.Module. All others belong to
+    # the original.
     def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, Sequence[MethodCall]]) -> None:
-        nn.Module.__init__(self)  # past other classes that a program's own may stand on
+        nn.Module.__init__(self)  # skips other base classes that a program may have
         self.aotpack = info
         self._aotpack_calls = {mode: several[0] for mode, several in calls.items()}
         self._aotpack_variants = {mode: several for mode, several in calls.items() if len(several) > 1}
         self.training = info.program.training
         edits = Edits()
         add_modules(self, info.program, edits)
-        # Past nn.Module, which would take a parameter of that name for this.
+        # Skips nn.Module's __setattr__, which could mistake these for a parameter of the same name.
         vars(self)["_aotpack_slots"] = add_state(self, info.program.state, state, edits)
         vars(self)["_aotpack_modes"] = modes_after(info.program)
 
@@ -79,7 +82,7 @@ class LoadedProgram(Watched):
         if self._aotpack_variants:
             call = self._aotpack_under_autocast(call)
         if call.name not in self._aotpack_edits.sound and (modules := self._aotpack_edits.check(self, call)):
-            from .averages import averaged  # rarely wanted
+            from .averages import averaged  # rarely needed
 
             with averaged(modules, self._aotpack_edits.undo_resets):
                 return self._aotpack_run(call, args, kwargs)
@@ -92,14 +95,14 @@ class LoadedProgram(Watched):
                 return call.unflatten(iter(results))
             return call(args, kwargs, self._aotpack_state())
         except RuntimeError as error:
-            if type(args) is not tuple:  # torch.fx puts something else there
+            if type(args) is not tuple:  # torch.fx passes another type
                 raise retraced_error() from error
             if ANOTHER_WAY not in str(error):
                 raise
             raise branch_error(error) from error
 
     def _aotpack_under_autocast(self, call: MethodCall) -> MethodCall:
-        """Of the methods that serve what ``call`` serves, the one for the caller's autocast."""
+        """The method for the caller's autocast, among the methods of the same modes as ``call``."""
         several = next((found for found in self._aotpack_variants.values() if call is found[0]), None)
         if several is None:
             return call
@@ -110,21 +113,24 @@ class LoadedProgram(Watched):
         raise call.modes.other_autocast(current, [one.modes.autocast for one in several])
 
     def _aotpack_state(self) -> dict[str, Any]:
-        """Parameters and buffers by name. Of one that was removed what eager reads: an attribute or parametrization, or None."""
+        """Parameters and buffers by name.
+
+        For a removed one the value that eager reads: an attribute, a parametrization or None.
+        """
         state = {name: holder.get(key) for name, (holder, key) in self._aotpack_slots.items()}
         if any(value is None for value in state.values()):
             state |= computed_state(self, self.aotpack.program.state, [name for name, value in state.items() if value is None])
         return state
 
     def train(self, mode: bool = True) -> Self:
-        """Set the modes that the original's ``train`` and ``eval`` set."""
+        """Set the same modes as the original's ``train`` and ``eval``."""
         super().train(mode)
         for path in self._aotpack_modes[bool(mode)]:
             self.get_submodule(path).training = not mode
         return self
 
     def _aotpack_call_without_gradients(self) -> MethodCall:
-        """Where gradients are on but nothing could get one, the method without gradients is the same thing."""
+        """The method without gradients, if gradients are enabled but no parameter requires one; else an error."""
         grad = torch.is_grad_enabled()
         other = self._aotpack_calls.get((self.training, False))
         if grad and other is not None and not any(p.requires_grad for p in self.parameters()):
@@ -150,7 +156,7 @@ class LoadedProgram(Watched):
         Raises:
             StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
         """
-        from .state_dicts import checked  # not part of what every start imports
+        from .state_dicts import checked  # not imported at every start
 
         with checked(self, state_dict, strict=strict, assign=assign) as entries:
             return super().load_state_dict(entries, strict=strict, assign=assign)

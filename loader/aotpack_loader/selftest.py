@@ -1,8 +1,9 @@
-"""The self-test of a bundle: recorded inputs, and what eager made of them, compared with what the bundle makes.
+"""The self-test of a bundle: compares its results with those of eager for recorded inputs.
 
-Stored tensors are named ``input.<leaf>``, ``result.<number>``, ``gradient.<parameter>``, ``input_gradient.<leaf>`` and
-``buffer.<name>``; of a tensor subclass those that it holds are stored, under its name and the attributes that lead to them. The
-backward starts from ones in every result that requires a gradient.
+Stored tensors are named ``input.<leaf>``, ``result.<number>``, ``gradient.<parameter>``,
+``input_gradient.<leaf>`` and ``buffer.<name>``. For a tensor subclass its plain tensors are stored,
+under its name and their attribute paths. The backward starts from ones in every result that
+requires grad.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run_self_test(
     operators: Collection[str] = (),
     subclasses: Collection[type] = (),
 ) -> SelfTestReport:
-    """Load the bundle, run its recorded inputs through one step and compare; arguments as :func:`load` takes them.
+    """Load the bundle, run one step with its recorded inputs and compare. Arguments are those of :func:`load`.
 
     Raises:
         TargetError, TrustError: ``backend`` cannot run here.
@@ -90,10 +91,11 @@ def _as_exact_as_they_can_be(
     recorded: _Observed,
     step: Callable[[_Observed, Callable[[torch.Tensor], object]], _Observed],
 ) -> list[_Row]:
-    """``rows`` with room for what the last bits of arguments and state make of a value.
+    """``rows`` with tolerances that include the effect of the last bits of arguments and state.
 
-    A gradient that is zero but for rounding (of a bias before BatchNorm) is a sum of large numbers.
-    Their size counts, not the sum's. It shows where every number is rounded otherwise.
+    Some gradients are zero except for rounding (of a bias before BatchNorm), but are sums of large
+    numbers. The size of the summands determines their error. It becomes visible when every input
+    number is rounded differently.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -123,7 +125,7 @@ def _with_room(row: _Row, found: torch.Tensor, moved: torch.Tensor | None) -> _R
 def observe(
     model: torch.nn.Module, method: schema.Method, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Run one step of ``model``, eager or loaded, and yield all that it makes, by its name in the self-test."""
+    """Run one step of ``model``, eager or loaded. Yields all its tensors with their names in the self-test."""
     torch.manual_seed(seed)
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     training = any(mode.training and mode.grad for mode in method.serves)
@@ -148,7 +150,7 @@ def observe(
 
 
 def stored_as(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is stored of a tensor: itself, dense; of a subclass the tensors it holds."""
+    """The stored form of a tensor: itself, dense; for a subclass its plain tensors."""
     if not hasattr(value, "__tensor_flatten__"):
         value = value.detach()
         yield name, value if value.layout == torch.strided else value.to_dense()
@@ -158,7 +160,7 @@ def stored_as(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tenso
 
 
 def recorded_inputs(bundle: Bundle, subclasses: Collection[type] = ()) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The recorded example inputs, or None where the bundle has none.
+    """The recorded example inputs, or None if the bundle has none.
 
     Raises:
         SubclassError: some are of a class that is not among ``subclasses``.
@@ -174,7 +176,7 @@ def recorded_inputs(bundle: Bundle, subclasses: Collection[type] = ()) -> tuple[
 def random_inputs(
     program: schema.Program, method: schema.Method, seed: int, subclasses: Collection[type] = ()
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that fit ``method``: normal floats, integers and booleans of 0 and 1 (safe as indices), sizes as at build.
+    """Inputs that fit ``method``: normal floats, integers and booleans of 0 and 1 (valid indices), sizes of the build.
 
     Raises:
         SubclassError: some are of a class that is not among ``subclasses``.
@@ -209,7 +211,7 @@ def _random(shape: list[int], dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def _method(program: schema.Program) -> schema.Method:
-    """The method the self-test is of: the one with a backward, if any."""
+    """The method of the self-test: the one with a backward, if any."""
     methods = program.methods
     return methods.get("train") or next(iter(methods.values()))
 
@@ -224,14 +226,14 @@ def _classes(program: schema.Program, given: Collection[type]) -> Mapping[str, t
 
 
 def _sizes(method: schema.Method) -> dict[str, int]:
-    """The example's."""
+    """The sizes of the example."""
     return {symbol.name: symbol.hint or symbol.minimum for symbol in method.symbols}
 
 
 def _together(
     leaf: schema.TensorLeaf, parts: list[torch.Tensor], sizes: Mapping[str, int], classes: Mapping[str, type[torch.Tensor]]
 ) -> torch.Tensor:
-    """The argument that is made of these plain tensors."""
+    """The argument made from these plain tensors."""
     if leaf.subclass is None:
         (value,) = parts
     else:
@@ -272,7 +274,10 @@ def _read(stored: WeightMap, name: str) -> torch.Tensor:
 
 
 def _compare(name: str, expected: torch.Tensor | None, found: torch.Tensor, share: float) -> tuple[str, float, float, bool]:
-    """``share`` of the largest element is tolerated in any case: what was computed in a half type, and is stored in float32."""
+    """Compare one tensor. An error of ``share`` of the largest element is always tolerated.
+
+    That is for values that were computed in a half-precision type and stored in float32.
+    """
     if expected is None or expected.shape != found.shape or expected.dtype != found.dtype:
         return name, float("inf"), 0.0, False
     if not found.numel():

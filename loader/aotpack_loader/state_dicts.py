@@ -1,4 +1,4 @@
-"""``load_state_dict``, all or nothing: entries are checked after hooks have renamed them, and before anything changes."""
+"""``load_state_dict``, all or nothing: checks entries after hooks have renamed them, and before anything changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import Problem, StateError
 
 
 class Prepared(NamedTuple):
-    """A state dict after the pre-hooks of all modules, and what they said: names they report, and errors."""
+    """A state dict after the pre-hooks of all modules, with the names and errors that the hooks reported."""
 
     entries: Mapping[str, Any]
     missing: list[str]
@@ -26,7 +26,7 @@ class Prepared(NamedTuple):
 
 @contextlib.contextmanager
 def checked(module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool, assign: bool) -> Iterator[Mapping[str, Any]]:
-    """What ``nn.Module.load_state_dict`` is to load in the block; its hooks have run.
+    """The entries for ``nn.Module.load_state_dict`` to load inside the block. Its hooks have already run.
 
     Raises:
         StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
@@ -39,7 +39,7 @@ def checked(module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool, a
 
 
 def _prepared(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool) -> Prepared:
-    """Run the pre-hooks as torch does: a module's before those of its submodules, which see their own entries."""
+    """Run the pre-hooks in torch's order: a module's before those of its submodules, which see their own entries."""
     hooks = dict(load_hooks(module))
     if not hooks:
         return Prepared(state_dict, [], [], [], [])
@@ -84,7 +84,7 @@ def _problems(module: nn.Module, prepared: Prepared, *, strict: bool) -> Iterato
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers, by the names that torch loads them under, whatever hooks call them in a state dict."""
+    """Parameters and persistent buffers by their names in torch, whatever names hooks use in a state dict."""
     own: dict[str, torch.Tensor] = {}
     for prefix, one in module.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -95,7 +95,7 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _is_optional(module: nn.Module, name: str, given: Mapping[str, Any]) -> bool:
-    """The counter of a BatchNorm, which checkpoints of before its version 2 do not have. Torch does without."""
+    """Whether this is BatchNorm's counter, which checkpoints before its version 2 lack. torch accepts that."""
     path, _, key = name.rpartition(".")
     version = (getattr(given, "_metadata", None) or {}).get(path, {}).get("version")
     counted = key == "num_batches_tracked" and (version is None or version < 2)

@@ -1,7 +1,8 @@
-"""May the native code of a bundle run? Decides by the bundle's digest alone.
+"""Decides whether the native code of a bundle may run, from the bundle's digest alone.
 
-Owns the decision and the record of what this user built here. Reads no bundle and runs nothing. The record keeps
-honest bundles convenient; it is no defence against someone who can write to this user's home directory.
+This module makes the decision and keeps the record of what this user built here. It reads no bundle
+and runs no code. The record is a convenience for honest bundles. It does not protect against
+someone who can write to this user's home directory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _VARIABLE = "AOTPACK_STATE"
 
 
 class TrustArgumentError(AotpackError, ValueError):
-    """The ``trust`` argument is none of the accepted forms."""
+    """The ``trust`` argument has none of the accepted forms."""
 
     __str__ = AotpackError.__str__
 
@@ -40,10 +41,11 @@ def check_trust(bundle_digest: str, trust: str | Collection[str] | None) -> str:
 
     Args:
         bundle_digest: ``Bundle.digest``.
-        trust: ``"all"``, a digest, a collection of digests, or None: only what this user built here.
+        trust: ``"all"``, a digest, a collection of digests, or None: only what this user built
+            here.
 
     Raises:
-        TrustError: nothing says that it may; names the ways to say so.
+        TrustError: it is not trusted; names the ways to trust it.
         TrustArgumentError: ``trust`` is something else.
     """
     decision = decide_trust(bundle_digest, trust)
@@ -58,12 +60,12 @@ def check_trust(bundle_digest: str, trust: str | Collection[str] | None) -> str:
 
 
 def decide_trust(bundle_digest: str, trust: str | Collection[str] | None) -> TrustDecision:
-    """Return the decision for the bundle, without raising for one that is not trusted.
+    """Return the decision for the bundle, without raising an error for an untrusted one.
 
-    Pins are final: a caller who names digests gets those, not another that happens to be built here.
+    Pins are final. A caller who names digests gets no other bundle, even if it was built here.
 
     Raises:
-        TrustArgumentError: ``trust`` is none of the accepted forms.
+        TrustArgumentError: ``trust`` has none of the accepted forms.
     """
     pins = _pins(trust)
     if pins is None:
@@ -78,14 +80,14 @@ def decide_trust(bundle_digest: str, trust: str | Collection[str] | None) -> Tru
 
 
 def record_built(bundle_digest: str) -> None:
-    """Remember that this user built the bundle on this machine.
+    """Record that this user built the bundle on this machine.
 
     Raises:
         AotpackError: the record cannot be written, or others may write to its directory.
     """
     path = _record(bundle_digest, make=True)
     try:
-        # Written in place: a reader that meets half a record takes it as none.
+        # Written in place, because a reader treats an incomplete record as none.
         path.write_text(_identity(), encoding="ascii")
     except OSError as error:
         raise AotpackError(
@@ -124,7 +126,7 @@ def _was_built_here(bundle_digest: str) -> bool:
 
 
 def _record(bundle_digest: str, *, make: bool) -> Path:
-    """Return the path of the record; its directory is checked if there is one, and made if ``make``."""
+    """Return the path of the record. Checks its directory if it exists, and creates it if ``make``."""
     folder = user_directory(_VARIABLE, "XDG_STATE_HOME", ".local/state")
     for path in (folder, folder / "built"):
         if make or path.exists():
@@ -133,9 +135,10 @@ def _record(bundle_digest: str, *, make: bool) -> Path:
 
 
 def _identity() -> str:
-    """Name this user on this machine, so that a home directory shared by machines vouches on the one that built only.
+    """Identify this user on this machine. A home directory shared by machines then counts only for the one that built.
 
-    Hashed: a machine's id is not to be shown around (machine-id(5)). Without one, the host name stands in.
+    It is hashed, because a machine's id must stay confidential (machine-id(5)). Without an id the
+    host name is used.
     """
     try:
         machine = Path("/etc/machine-id").read_bytes().decode("ascii").strip()  # read_text() would import a codec

@@ -1,5 +1,5 @@
-"""Bytes: the container, digests, compression, stored weights and the cache of extracted code.
+"""The bytes of a bundle: container, digests, compression, stored weights and the cache of extracted code.
 
-Knows descriptors, media types and the shape of a bundle; does not know what a graph means or how one is run.
-Nothing here executes, unpickles or evaluates what it reads.
+It handles descriptors, media types and the structure of a bundle, but not the meaning of a graph or
+how it runs. Nothing here executes, unpickles or evaluates its input.
 """

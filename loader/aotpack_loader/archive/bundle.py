@@ -1,7 +1,7 @@
-"""A bundle's documents: from ``index.json`` down to one program and its targets, each checked against the others.
+"""Reads a bundle's documents, from ``index.json`` to the program and its targets, and checks them against each other.
 
-Owns how the documents hang together and where a descriptor leads. What a program or a graph means, and whether code
-may run, is decided elsewhere.
+This module resolves references between documents. Other modules interpret a program or graph, and
+decide whether code may run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CODE_SUFFIXES = {media_types.CODE_AOTI: ".so", media_types.CODE_CALL: ".so"}
 
 
 class ProgramPreamble(Document, frozen=True):
-    """What tells whether the rest of a program can be decoded; ``features`` stays untyped for that reason."""
+    """The fields that decide whether the rest of a program can be decoded. ``features`` is untyped for that reason."""
 
     format: Version
     features: object = None
@@ -71,10 +71,10 @@ class TargetManifest(msgspec.Struct, frozen=True):
 
 
 class Bundle:
-    """An open bundle whose documents have been read and checked. Weights and code are read when asked for."""
+    """An open bundle whose documents have been read and checked. Weights and code are read on request."""
 
     def __init__(self, layout: Layout) -> None:
-        """Read the documents of ``layout``; see :meth:`open`, which also closes it if they are bad."""
+        """Read the documents of ``layout``. :meth:`open` also closes it if they are invalid."""
         self._layout = layout
         self._index = _bundle_index_descriptor(layout)
         index = decode(layout.read(self._index), ImageIndex, where="bundle index")
@@ -91,7 +91,7 @@ class Bundle:
             _check_references(self._program, found)
             validate_target(found.target, self._program, f"target {found.target.name!r}")
             if found.target.xla or found.target.specializations:
-                from ..format.validate_xla import validate_computations  # rarely there: not part of what every start imports
+                from ..format.validate_xla import validate_computations  # rarely needed, so not imported at every start
 
                 validate_computations(found.target, self._program, f"target {found.target.name!r}")
             self._manifests[found.target.name] = found
@@ -102,8 +102,8 @@ class Bundle:
         """Open the bundle file or directory at ``path``.
 
         Raises:
-            BundleNotFoundError: there is nothing at that path.
-            NotABundleError: it is something else.
+            BundleNotFoundError: the path does not exist.
+            NotABundleError: it is not a bundle.
             UnsupportedVersionError: it needs a newer (or older) loader.
             CorruptBundleError: it is damaged or breaks a rule of the format.
         """
@@ -121,7 +121,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The bundle's digest: that of its bundle index, and by way of it of everything in the bundle."""
+        """The bundle's digest: that of its bundle index, which covers everything in the bundle."""
         return self._index.digest
 
     @property
@@ -152,7 +152,7 @@ class Bundle:
         """
         found = self._graphs.get(descriptor.digest)
         if found is None:
-            from ..format.validate_graph import validate_graph  # native code is run without reading a graph
+            from ..format.validate_graph import validate_graph  # not needed to run native code
 
             found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
             validate_graph(found, descriptor.digest)
@@ -162,7 +162,7 @@ class Bundle:
     def code(self, descriptor: Descriptor) -> Path:
         """Return a file with the compiled code that ``descriptor`` refers to, extracted to the cache.
 
-        The caller decides on trust first: this writes code, it does not run it.
+        The caller decides on trust first. This method writes code but does not run it.
 
         Raises:
             CorruptBundleError: the blob is damaged or is not code.
@@ -180,7 +180,7 @@ class Bundle:
         return cache.extract(descriptor.digest, raw_digest, size, lambda: self._decompress(descriptor), suffix)
 
     def module(self, descriptor: Descriptor) -> bytes:
-        """Return the bytes of a program for XLA, or of an executable of it, that ``descriptor`` refers to.
+        """Return the bytes of an XLA program or executable that ``descriptor`` refers to.
 
         Raises:
             CorruptBundleError: the blob is damaged.
@@ -188,7 +188,7 @@ class Bundle:
         return self._decompress(descriptor)
 
     def read(self, descriptor: Descriptor) -> memoryview:
-        """Return the bytes of a blob as stored, its size and digest checked.
+        """Return the bytes of a blob as stored, after checking its size and digest.
 
         Raises:
             CorruptBundleError: missing or damaged.
@@ -196,17 +196,18 @@ class Bundle:
         return self._layout.read(descriptor)
 
     def map(self, descriptor: Descriptor) -> memoryview:
-        """Return a mapping of a blob of any size, as stored; its digest is not checked.
+        """Return a mapping of a blob of any size, as stored. Its digest is not checked.
 
         Raises:
-            CorruptBundleError: missing, or of another size.
+            CorruptBundleError: it is missing, or has another size.
         """
         return self._layout.map(descriptor)
 
     def weights(self, *, blank: bool = False) -> WeightMap:
-        """Return a new mapping of the program's weights: what is written to it, no other mapping sees.
+        """Return a new mapping of the program's weights. Writes to it do not affect other mappings.
 
-        With ``blank`` the tensors are alike but uninitialised: no stored element is read.
+        With ``blank`` the tensors have the same types but are uninitialised, and no stored element
+        is read.
         """
         return WeightMap(self._layout, self._program.weights, blank=blank)
 
@@ -242,7 +243,7 @@ class Bundle:
             )
 
     def close(self) -> None:
-        """Release the file handles. Tensors that were handed out stay valid."""
+        """Release the file handles. Tensors that were returned stay valid."""
         self._layout.close()
 
     def __enter__(self) -> Bundle:
@@ -259,19 +260,19 @@ class Bundle:
             yield from found.manifest.layers
 
     def _decompress(self, descriptor: Descriptor) -> bytes:
-        from . import compression  # code that is in the cache already is not decompressed again
+        from . import compression  # not needed for code that is already in the cache
 
         return compression.decompress(self._layout.read(descriptor), raw_size(descriptor))
 
 
 def raw_size(descriptor: Descriptor) -> int:
-    """Return the size in bytes that a compressed blob has once decompressed, from its annotation.
+    """Return the decompressed size of a blob in bytes, from its annotation.
 
     Raises:
         CorruptBundleError: the annotation is missing or not a decimal number.
     """
     text = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
-    # Not isdigit() alone, which takes digits of other scripts; 19 digits hold any size.
+    # isdigit() alone would also accept digits of other scripts. 19 digits suffice for any size.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         message = f"{media_types.ANNOTATION_RAW_SIZE} is {text!r}, expected a decimal number"
         raise CorruptBundleError("A compressed blob does not say its size.", [Problem(descriptor.digest, message)])
@@ -288,7 +289,8 @@ def _bundle_index_descriptor(layout: Layout) -> Descriptor:
     if top.media_type not in ("", media_types.OCI_INDEX):
         raise NotABundleError(f"index.json of {layout.path!r} is a {top.media_type}, not an OCI image index.")
     (descriptor,) = top.manifests
-    # Tools that copy layouts (skopeo) drop artifactType here; the bundle index itself always states it.
+    # Tools that copy layouts (skopeo) drop artifactType here. The bundle index itself always has
+    # it.
     if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
         kind = descriptor.artifact_type or descriptor.media_type
         raise NotABundleError(f"{layout.path!r} is an OCI image layout of a {kind}, not of an aotpack bundle.")
@@ -329,7 +331,7 @@ def _program(layout: Layout, descriptor: Descriptor) -> Program:
 
 
 def _refuse_other_version(data: memoryview) -> None:
-    """A program that does not decode may be one of another version, which need not: then that is what is wrong."""
+    """Raise the version error for a program that cannot be decoded because it has another version."""
     preamble = decode(data, ProgramPreamble, where="program")
     features = preamble.features if isinstance(preamble.features, list) else []
     check_version(
@@ -357,7 +359,10 @@ def _target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> Targe
 
 
 def _check_references(program: Program, found: TargetManifest) -> None:
-    """Every blob that is referred to is of its kind (D4), and a layer of the target's manifest: a pull fetches those only."""
+    """Check that each referenced blob has the right kind (D4) and is a layer of the target's manifest.
+
+    A pull fetches only these layers.
+    """
     layers = {(layer.digest, layer.size, layer.media_type) for layer in found.manifest.layers}
     problems = []
     for where, descriptor, kind in _references(program, found.target):
@@ -390,7 +395,7 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
 
 
 def _references_of_computations(target: Target) -> Iterator[tuple[str, Descriptor, str]]:
-    from ..format.computations import computations  # rarely there: not part of what every start imports
+    from ..format.computations import computations  # rarely needed, so not imported at every start
 
     for place, _, computation in computations(target):
         if computation.hlo is not None:

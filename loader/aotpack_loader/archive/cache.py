@@ -1,9 +1,11 @@
-"""The cache of extracted code: native code needs a real file, found by the digest of its bytes.
+"""The cache of extracted code. Native code needs a real file, and the cache names it by its digest.
 
-Owns directories that only this user can write to. Decides nothing about trust; removes nothing.
+This module also makes directories that only this user can write to. It decides nothing about trust,
+and removes nothing.
 
-A file is hashed at every start until a note beside it says that it was found right as it is now (its inode, size and times): a
-start must not take longer because there is more code. Who could forge a note could as well replace a file that was just hashed.
+A file is hashed at every start until a note next to it records that it was correct, with its inode,
+size and times. The time of a start then does not depend on the amount of code. Whoever can forge a
+note could also replace a file right after it was hashed.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ _SETTLED = 2_000_000_000
 
 
 def cache_root() -> Path:
-    """Return ``$AOTPACK_CACHE``, else ``$XDG_CACHE_HOME/aotpack``, else ``~/.cache/aotpack``; made if missing.
+    """Return ``$AOTPACK_CACHE``, else ``$XDG_CACHE_HOME/aotpack``, else ``~/.cache/aotpack``; creates it if missing.
 
     Raises:
-        DirectoryError: it cannot be made, belongs to another user, or others may write to it.
+        DirectoryError: it cannot be created, belongs to another user, or others may write to it.
     """
     return private_directory(user_directory("AOTPACK_CACHE", "XDG_CACHE_HOME", ".cache"), "AOTPACK_CACHE")
 
@@ -48,10 +50,12 @@ def user_directory(variable: str, xdg_variable: str, fallback: str) -> Path:
 
 
 def private_directory(path: Path, variable: str) -> Path:
-    """Make ``path`` for this user alone (mode 0700) and return it; ``variable`` is what the user may set instead.
+    """Create ``path`` for this user alone (mode 0700) and return it.
+
+    ``variable`` is the environment variable to name in errors.
 
     Raises:
-        DirectoryError: it cannot be made, belongs to another user, or others may write to it.
+        DirectoryError: it cannot be created, belongs to another user, or others may write to it.
     """
     hint = f"Set {variable} to a directory that only you can write to."
     try:
@@ -73,18 +77,19 @@ def private_directory(path: Path, variable: str) -> Path:
 
 
 def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], bytes], suffix: str) -> Path:
-    """Return a file that holds the decompressed bytes of blob ``digest``; ``produce`` is called if there is none yet.
+    """Return a file that holds the decompressed bytes of blob ``digest``. ``produce`` is called if there is none yet.
 
-    The file is complete and checked whenever it is there; concurrent processes may extract the same one.
+    The file is always complete and checked. Concurrent processes may extract the same one.
 
     Args:
         digest: the blob as stored, for messages.
-        raw_digest: what the file must hash to.
-        raw_size: what it must measure, in bytes.
+        raw_digest: the required digest of the file.
+        raw_size: the required size of the file, in bytes.
+        produce: returns the decompressed bytes.
         suffix: of the file's name, such as ``.so``.
 
     Raises:
-        CorruptBundleError: ``produce`` gave other bytes.
+        CorruptBundleError: ``produce`` returned other bytes.
         DirectoryError: the cache cannot be written to.
     """
     folder = cache_root()
@@ -110,7 +115,7 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
 
 
 def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
-    """Whether ``path`` already is the file wanted: anything else there is replaced."""
+    """Whether ``path`` is already the required file. Anything else at that path is replaced."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -125,13 +130,13 @@ def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
         if digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() != raw_digest:
             return False
         if time.time_ns() - status.st_ctime_ns > _SETTLED:
-            with contextlib.suppress(OSError):  # a full disk: the file is right all the same, and hashed again next time
+            with contextlib.suppress(OSError):  # on a full disk the file is still correct, and hashed again next time
                 _write(note, seen)
         return True
 
 
 def _identity(status: os.stat_result) -> bytes:
-    """What of a file changes whenever its content does."""
+    """The properties of a file that change whenever its content does."""
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode()
 
 
@@ -143,7 +148,10 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write beside ``path``, then rename: nobody ever sees half a file. A crash costs a repeat, so no fsync."""
+    """Write a temporary file, then rename it, so that no reader sees an incomplete file.
+
+    No fsync is needed, because the file can be written again after a crash.
+    """
     temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:

@@ -1,6 +1,6 @@
-"""Zstandard, the one compression of the format: deterministic on the way in, bounded on the way out.
+"""Zstandard, the only compression of the format. Compression is deterministic, and decompression is bounded.
 
-Owns no descriptor: who calls knows the raw size a blob declares.
+This module uses no descriptors. The caller passes the raw size that a blob declares.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ _MAX_RATIO = _BLOCK_BYTES // 4
 
 def compress(data: bytes) -> bytes:
     """Return ``data`` as one zstd frame that records its size; equal input gives equal output."""
-    import zstandard  # costs milliseconds: paid only by those who need it
+    import zstandard  # takes milliseconds, so imported only when needed
 
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, threads=0).compress(data)
 
 
 def decompress(data: bytes | memoryview, raw_size: int) -> bytes:
-    """Return the ``raw_size`` bytes that ``data``, one zstd frame, holds.
+    """Return the ``raw_size`` bytes of ``data``, which is one zstd frame.
 
     Raises:
-        CorruptBundleError: not one whole frame of that size, or ``raw_size`` is beyond what is allowed or possible.
+        CorruptBundleError: it is not one complete frame of that size, or ``raw_size`` exceeds a
+            limit.
     """
     if not 0 <= raw_size <= MAX_RAW_BYTES:
         raise CorruptBundleError(f"A compressed blob declares {raw_size} bytes; the limit is {MAX_RAW_BYTES}.")
@@ -35,7 +36,7 @@ def decompress(data: bytes | memoryview, raw_size: int) -> bytes:
     import zstandard
 
     try:
-        # The frame's own claim decides what zstd allocates, so it is compared first.
+        # zstd allocates the size that the frame declares, so that is compared first.
         claimed = zstandard.get_frame_parameters(data).content_size
         if claimed != raw_size:
             raise CorruptBundleError(f"A compressed blob holds {claimed} bytes but declares {raw_size}.")

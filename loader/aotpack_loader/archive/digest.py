@@ -1,4 +1,4 @@
-"""Digests of blobs: how they are computed, written and compared. Owns no input or output."""
+"""Computes, formats and compares digests of blobs, without any input or output."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def sha256(data: Buffer) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether ``text`` is a digest in the one form a bundle uses."""
+    """Whether ``text`` is a digest in the only form that bundles use."""
     return len(text) == 71 and text.startswith(PREFIX) and _HEX_DIGITS.issuperset(text[len(PREFIX) :])
 
 
 def hex_part(digest: str) -> str:
-    """Return the 64 hex digits of ``digest``: the only part of it that ever becomes a file name.
+    """Return the 64 hex digits of ``digest``, the only part that is ever used as a file name.
 
     Raises:
         CorruptBundleError: not a sha256 digest.
     """
-    # The schema's pattern lets a trailing newline pass; a file name must not have one.
+    # The schema's pattern accepts a trailing newline, but a file name must not have one.
     if not is_digest(digest):
         raise CorruptBundleError(f"Not a sha256 digest: {digest!r}.")
     return digest[len(PREFIX) :]
@@ -53,7 +53,7 @@ def check(data: memoryview | bytes, descriptor: Descriptor) -> None:
 
 
 def bad_blob(descriptor: Descriptor, message: str) -> CorruptBundleError:
-    """Return the error for a blob that is not what ``descriptor`` says; names the blob."""
+    """Return the error for a blob that differs from ``descriptor``; names the blob."""
     return CorruptBundleError(
         f"A blob of type {descriptor.media_type} is damaged.",
         [Problem(descriptor.digest, message)],

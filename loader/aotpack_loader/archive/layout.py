@@ -1,8 +1,10 @@
-"""An OCI image layout on disk, packed (one ``.aotpack`` file) or unpacked (a directory): blobs by descriptor.
+"""An OCI image layout on disk: blobs by descriptor, packed (one ``.aotpack`` file) or unpacked (a directory).
 
-Owns opening, bounds, digests and mapping; knows nothing of programs or targets. What :meth:`Layout.read` returns
-has been checked against its descriptor; what :meth:`Layout.map` returns has only its size checked, so that the time
-to load weights does not depend on their size.
+This module opens files, checks bounds and digests, and maps blobs. It does not interpret programs
+or targets.
+
+:meth:`Layout.read` checks a blob against its descriptor. :meth:`Layout.map` checks only the size,
+so that the time to load weights does not depend on their size.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ _LOOKS_LIKE = (
 
 
 class Layout(ABC):
-    """An open bundle container. Views it returned stay valid after :meth:`close`.
+    """An open bundle container. Its views stay valid after :meth:`close`.
 
-    ``path`` is what the user called it.
+    ``path`` is the path that the user passed.
     """
 
     path: str
@@ -58,20 +60,21 @@ class Layout(ABC):
 
     @abstractmethod
     def read(self, descriptor: Descriptor) -> memoryview:
-        """Return a blob, its size and digest checked.
+        """Return a blob, after checking its size and digest.
 
         Raises:
-            CorruptBundleError: missing, of another size, or of another digest.
+            CorruptBundleError: it is missing, or has another size or digest.
         """
 
     @abstractmethod
     def map(self, descriptor: Descriptor) -> memoryview:
-        """Return a writable mapping of a blob; writes stay private to this mapping. Its digest is not checked.
+        """Return a writable mapping of a blob. Writes stay private to this mapping. Its digest is not checked.
 
-        Each call maps anew, so what one model writes no other sees. The mapping lives as long as any view of it.
+        Each call makes a new mapping, so writes of one model do not affect another. The mapping
+        lives as long as its views.
 
         Raises:
-            CorruptBundleError: missing, or of another size.
+            CorruptBundleError: it is missing, or has another size.
         """
 
     @abstractmethod
@@ -79,7 +82,7 @@ class Layout(ABC):
         """Hash a blob of any size in constant memory.
 
         Raises:
-            CorruptBundleError: missing, of another size, or of another digest.
+            CorruptBundleError: it is missing, or has another size or digest.
         """
 
     @abstractmethod
@@ -97,8 +100,8 @@ def open_layout(path: str | os.PathLike[str]) -> Layout:
     """Open the bundle file or unpacked bundle directory at ``path``.
 
     Raises:
-        BundleNotFoundError: there is nothing.
-        NotABundleError: it is something else.
+        BundleNotFoundError: the path does not exist.
+        NotABundleError: it is not a bundle.
         CorruptBundleError: it is damaged.
         BundleError: it cannot be read.
     """
@@ -217,7 +220,7 @@ class _DirectoryLayout(Layout):
         self._finalizer()
 
     def _open_blob(self, descriptor: Descriptor) -> int:
-        """Return a handle of a blob whose size is as stated; the caller closes it."""
+        """Return a handle of a blob after checking its size. The caller closes it."""
         if not self._finalizer.alive:
             raise _closed(self.path)
         name = "blobs/sha256/" + digest.hex_part(descriptor.digest)
@@ -243,7 +246,7 @@ class _DirectoryLayout(Layout):
             os.close(handle)
 
     def _open_file(self, name: str) -> int:
-        """Open a regular file below the root, following no symbolic link on the way."""
+        """Open a regular file below the root, without following symbolic links."""
         *folders, last = name.split("/")
         parent = os.dup(self._root)
         try:
@@ -255,7 +258,7 @@ class _DirectoryLayout(Layout):
         except FileNotFoundError:
             raise
         except OSError as error:
-            # O_NOFOLLOW reports a link as ELOOP, or as ENOTDIR where a directory was asked for.
+            # O_NOFOLLOW reports a link as ELOOP, or as ENOTDIR if a directory was requested.
             reason = "a symbolic link or not a file" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
             raise CorruptBundleError(f"{name} of the bundle {self.path!r} cannot be read: {reason}.") from error
         finally:
@@ -267,7 +270,7 @@ class _DirectoryLayout(Layout):
 
 
 def _chunks(handle: int, start: int, stop: int, length: int) -> Iterator[bytes]:
-    """The bytes ``[start, stop)`` of a file, fewer if it has shrunk since its size was taken. Other readers do not disturb."""
+    """The bytes ``[start, stop)`` of a file, or fewer if it has shrunk since. Does not move the file position."""
     while start < stop and (chunk := os.pread(handle, min(length, stop - start), start)):
         yield chunk
         start += len(chunk)
@@ -279,7 +282,7 @@ def _read(handle: int, start: int, stop: int) -> bytes:
 
 
 def _checked(handle: int, start: int, stop: int, descriptor: Descriptor) -> memoryview:
-    """A copy, not a mapping: what is parsed is what was hashed, even if the file changes meanwhile."""
+    """Read and check a blob. The copy keeps the checked bytes even if the file changes later."""
     data = _read(handle, start, stop)
     digest.check(data, descriptor)
     return memoryview(data)
@@ -317,7 +320,7 @@ def _check_marker(path: str, marker: bytes | None) -> None:
 
 
 def _refuse_foreign(path: str, block: bytes) -> None:
-    """Tell what a file is from its first 512 bytes, unless it is the tar of a bundle."""
+    """Raise an error that names the kind of a file, from its first 512 bytes, unless it is the tar of a bundle."""
     if tar.is_tar(block):
         if tar.is_ours(block):
             return

@@ -1,7 +1,8 @@
-"""A strict reader of the tar that carries a bundle: it accepts the plain ustar that aotpack writes, nothing else.
+"""A strict reader of a bundle's tar: it accepts only the plain ustar that aotpack writes.
 
-Finds entries and bounds; owns no file handle and reads no blob. The standard library's reader is not used: it
-accepts far more (links, sparse files, pax records, concatenations) and costs milliseconds to import.
+It returns the bounds of entries, without opening files or reading blobs. The standard library's
+reader accepts far more (links, sparse files, pax records, concatenations) and takes milliseconds to
+import.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ BLOCK = 512
 MAX_SIZE = 8**11 - 1
 """The largest entry a ustar header can describe, in bytes (8 GiB less one)."""
 MAX_ENTRIES = 1 << 16
-_MAX_TAIL = 1 << 20  # tar programs pad to 10 KiB; more is something else
+_MAX_TAIL = 1 << 20  # tar programs pad to 10 KiB; a longer tail is an error
 _FILES = ("oci-layout", "index.json")
 _FOLDERS = ("blobs/", "blobs/sha256/")
 _OCTAL_DIGITS = frozenset(b"01234567")
@@ -95,7 +96,7 @@ def _check_tail(data: memoryview, position: int) -> None:
 
 
 def _is_zero(data: bytes | memoryview) -> bool:
-    # Not any(), which makes an object of each byte.
+    # any() would make an object of each byte.
     return not bytes(data).strip(b"\0")
 
 
@@ -105,14 +106,14 @@ def _checksum_holds(header: bytes) -> bool:
 
 
 def _octal(field: bytes) -> int | None:
-    """Read octal digits that NULs or spaces end; None for anything else."""
+    """Read octal digits that end with NULs or spaces; None for anything else."""
     digits = field.rstrip(b"\0 ")
-    # Not int() alone, which takes signs, underscores and blanks.
+    # int() alone would accept signs, underscores and blanks.
     return int(digits, 8) if digits and digits != field and _OCTAL_DIGITS.issuperset(digits) else None
 
 
 def _name(header: bytes) -> str:
-    """The entry's name; a NUL within it stays and matches no name."""
+    """The entry's name. A NUL within it is kept, so that it matches no valid name."""
     return header[0:100].rstrip(b"\0").decode("latin-1")
 
 

@@ -1,6 +1,6 @@
 """Stored tensors: a strict reader of safetensors, and tensors that view its bytes without a copy.
 
-Owns bounds: nothing reaches torch before it is known to lie within its stored tensor. Knows names, not their meaning.
+This module checks all bounds before torch gets a view. It uses names but does not interpret them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     class TensorView(Protocol):
-        """What :meth:`WeightMap.tensor` needs to know; ``schema.StateEntry`` is one. Sizes in elements."""
+        """The argument of :meth:`WeightMap.tensor`; ``schema.StateEntry`` is one. Sizes are in elements."""
 
         @property
         def storage(self) -> str: ...
@@ -50,7 +50,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-"""Bytes of one element, by the element type's code in safetensors."""
+"""Bytes of one element, by the code of its dtype in safetensors."""
 
 CODES: Final[dict[DType, str]] = {
     "bool": "BOOL", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
@@ -59,12 +59,12 @@ CODES: Final[dict[DType, str]] = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-"""How safetensors calls an element type; one that is not here is stored as bytes (``U8``, one dimension)."""
+"""The code of each dtype in safetensors. A dtype without a code is stored as bytes (``U8``, one dimension)."""
 _WITHOUT_CODE: Final[dict[DType, int]] = {"complex32": 4, "complex128": 16}
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """One tensor of a safetensors blob: code, shape, and its bytes ``[start, stop)`` counted from the blob's start."""
+    """One tensor of a safetensors blob: code, shape, and its byte range ``[start, stop)`` in the blob."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """A :class:`TensorView` for tensors that are in no state dict, such as constants."""
+    """A :class:`TensorView` for tensors that are not in a state dict, such as constants."""
 
     storage: str
     dtype: DType
@@ -89,10 +89,10 @@ class View(msgspec.Struct, frozen=True):
 
 
 class WeightMap:
-    """The stored tensors of some weight blobs, by name. A blob is mapped when the first tensor is asked for.
+    """The stored tensors of some weight blobs, by name. A blob is mapped when the first tensor is read.
 
-    Views of one stored tensor share memory; two maps of one bundle do not. Tensors outlive the map and its layout.
-    With ``blank`` they are the same but for their elements, which are whatever memory holds.
+    Views of one stored tensor share memory. Two maps of one bundle do not. Tensors stay valid after
+    the map and its layout are closed. With ``blank`` their elements are uninitialised.
     """
 
     def __init__(self, layout: Layout, descriptors: Sequence[Descriptor], *, blank: bool = False) -> None:
@@ -107,18 +107,19 @@ class WeightMap:
         return list(self._index())
 
     def stored(self, name: str) -> StoredTensor:
-        """Return where and how the tensor ``name`` is stored.
+        """Return the location and type of the stored tensor ``name``.
 
         Raises:
-            CorruptBundleError: there is none.
+            CorruptBundleError: it does not exist.
         """
         return self._find(name)[0]
 
     def tensor(self, entry: TensorView) -> torch.Tensor:
-        """Return the tensor that ``entry`` describes, as a view of the mapping: writable, private, not copied.
+        """Return the tensor that ``entry`` describes, as a writable, private view of the mapping without a copy.
 
         Raises:
-            CorruptBundleError: there is no such stored tensor, it has another element type, or is too small.
+            CorruptBundleError: the stored tensor does not exist, has another dtype, or is too
+                small.
         """
         stored, data = self._find(entry.storage)
         length = _elements(entry, stored)
@@ -135,7 +136,8 @@ class WeightMap:
                 self._bases[entry.storage] = base
             if base.dtype != dtype:
                 raise _bad(entry.storage, f"it is used both as {base.dtype} and as {dtype}")
-            # .data: a tensor of its own, not a view that autograd would track to its base.
+            # .data makes an independent tensor instead of a view that autograd would track to its
+            # base.
             return base.as_strided(tuple(entry.shape), tuple(entry.stride), entry.offset).data
         except (RuntimeError, OverflowError) as error:
             raise _bad(entry.storage, str(error).partition("\n")[0]) from error
@@ -160,10 +162,11 @@ class WeightMap:
 
 
 def read_header(data: memoryview, where: str) -> dict[str, StoredTensor]:
-    """Return the tensors of the safetensors blob ``data``, less padding, in file order.
+    """Return the tensors of the safetensors blob ``data``, without padding, in file order.
 
     Raises:
-        CorruptBundleError: not what the safetensors crate would accept: names the rule, and the blob as ``where``.
+        CorruptBundleError: the safetensors crate would refuse it; names the rule, and the blob as
+            ``where``.
     """
     if len(data) < 8:
         raise _bad(where, f"a safetensors blob of {len(data)} bytes has no header")
@@ -197,7 +200,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _stored(name: str, fields: object, base: int, where: str) -> StoredTensor:
-    """Check one entry of the header; ``base`` is where the data begins in the blob."""
+    """Check one entry of the header. ``base`` is the offset of the data in the blob."""
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise _bad(where, f"the header's entry {name!r} does not have the three fields of a tensor")
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -212,12 +215,12 @@ def _stored(name: str, fields: object, base: int, where: str) -> StoredTensor:
 
 
 def _are_sizes(value: object) -> bool:
-    # type() and not isinstance(): JSON's true is not a size.
+    # type() instead of isinstance(), because JSON's true is not a size.
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
 def _elements(entry: TensorView, stored: StoredTensor) -> int:
-    """Return how many elements of ``entry``'s type the stored tensor holds."""
+    """Return the number of elements of ``entry``'s dtype that the stored tensor holds."""
     code = CODES.get(entry.dtype)
     item = ITEM_BYTES[code] if code else _WITHOUT_CODE[entry.dtype]
     if stored.dtype != (code or "U8"):
@@ -231,7 +234,7 @@ def _elements(entry: TensorView, stored: StoredTensor) -> int:
 
 
 def _check_bounds(entry: TensorView, length: int) -> None:
-    """Refuse a view that reaches outside ``length`` elements."""
+    """Refuse a view that exceeds ``length`` elements."""
     if len(entry.shape) != len(entry.stride) or len(entry.shape) > MAX_RANK:
         raise _bad(entry.storage, f"shape {list(entry.shape)} and stride {list(entry.stride)} do not go together")
     if min((*entry.shape, *entry.stride, entry.offset)) < 0:

@@ -1,5 +1,5 @@
-"""Devices: code blobs to callables.
+"""Devices: turn the code of a target into callables.
 
-One module a kind of code. Each offers a way to turn a target's executables into functions over lists of tensors,
-and knows nothing of arguments, autograd or state.
+Each kind of code has one module. It turns a target's executables into functions over lists of
+tensors. It does not depend on arguments, autograd or state.
 """

@@ -1,6 +1,6 @@
 """AOTInductor code: shared libraries over torch's C shim, run by torch's own runner.
 
-Only :mod:`aotpack_loader.trust` decides whether they may run; nothing here is reached before it has.
+:mod:`aotpack_loader.trust` alone decides whether they may run, before this module is used.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def _as_it_is(error: Exception) -> Exception:
 
 
 class AotiExecutable:
-    """One compiled graph. Inputs are handed over: an activation is freed as soon as the code has used it.
+    """One compiled graph. It takes ownership of its inputs, so an activation is freed after its last use.
 
-    ``count`` is the number of values it returns; ``positions`` are those of its inputs among the graph's, and of the graph's
-    outputs among what the code returns; ``donated`` are inputs of the graph that the code may overwrite. ``library`` runs it
-    instead of torch's own runner. ``refused`` makes an error of ours of what the code raises.
+    ``count`` is the number of values it returns. ``positions`` has two lists: which inputs of the
+    graph the code takes, and which of its results are the graph's outputs. ``donated`` are inputs
+    of the graph that the code may overwrite. ``library`` runs it instead of torch's own runner.
+    ``refused`` converts an exception of the code to an error of ours.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class AotiExecutable:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
 
         Raises:
-            CorruptBundleError: the code returns fewer values than the target says.
+            CorruptBundleError: the code returns fewer values than the target declares.
         """
         arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
         if arguments is not inputs:
@@ -80,11 +81,11 @@ class AotiExecutable:
         return results if self._outputs is None else [results[position] for position in self._outputs]
 
     def fail(self, message: str) -> None:
-        """Raise what is to be raised where the call library ran the code, and the code raised ``message``."""
+        """Raise the error for ``message``, which the code raised when the call library ran it."""
         raise self._refused(RuntimeError(message)) from None
 
     def retaining(self, inputs: list[Any]) -> list[Any]:
-        """The same, with all inputs left as they are: the code overwrites copies."""
+        """Run the code without changing any input. It overwrites copies instead."""
         for index in self.donated:
             inputs[index] = inputs[index].clone()
         return self(inputs)
@@ -96,7 +97,7 @@ def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -
 
 
 class AotiSequence:
-    """A graph run in parts; a value is dropped when the last part that takes it is given it."""
+    """A graph that runs in parts. A value is released when it is passed to the last part that takes it."""
 
     def __init__(self, sequence: schema.Sequence, parts: Mapping[str, AotiExecutable], inputs: int) -> None:
         last: dict[int, int] = {}
@@ -144,7 +145,7 @@ class AotiDevice(CpuDevice):
         Raises:
             CorruptBundleError: the target lacks it.
             TargetError: the system cannot load it.
-            UnsupportedVersionError: it calls operators that nobody has registered.
+            UnsupportedVersionError: it calls operators that are not registered.
         """
         sequence = self._target.sequences.get(key)
         if sequence is None:
@@ -159,7 +160,7 @@ class AotiDevice(CpuDevice):
         library = self._bundle.code(executable.code)
 
         def refused(error: Exception) -> Exception:
-            from .refusals import of_compiled_code  # where something was refused
+            from .refusals import of_compiled_code  # only for errors
 
             return of_compiled_code(error, self._bundle.program, key)
 
@@ -172,7 +173,7 @@ class AotiDevice(CpuDevice):
             ) from error
 
     def _fallbacks(self, executable: schema.Executable) -> bytes | None:
-        """What the code calls through the dispatcher, once all of it is there."""
+        """The list of operators that the code calls through the dispatcher, after checking that all are registered."""
         if executable.fallbacks is None:
             return None
         from . import generator, operators
@@ -186,7 +187,9 @@ class AotiDevice(CpuDevice):
 
 
 def _called(fallbacks: bytes) -> set[str]:
-    """Names of the operators in a list of fallbacks, which says ``namespace::name``, and ``.overload`` unless default."""
+    """Names of the operators in a list of fallbacks, which has ``namespace::name``, and
+    ``.overload`` unless default.
+    """
     try:
         targets = [str(item["node"]["target"]) for item in json.loads(fallbacks)["nodes"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -196,10 +199,11 @@ def _called(fallbacks: bytes) -> set[str]:
 
 
 def _package(library: Path, fallbacks: bytes | None) -> Path:
-    """The directory form in which torch's runner takes a library, beside the library in the cache.
+    """The library in the directory form that torch's runner takes, next to the library in the cache.
 
-    Made under another name and renamed, so that concurrent processes see all of it or nothing. One that is there already is
-    used only if it holds the very library that was checked just now, and these fallbacks.
+    It is made under another name and renamed, so that concurrent processes see all of it or
+    nothing. An existing one is used only if it holds the same library that was just checked, and
+    the same fallbacks.
     """
     texts = {"code.wrapper_metadata.json": _METADATA}
     if fallbacks is not None:

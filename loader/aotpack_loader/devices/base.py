@@ -1,4 +1,4 @@
-"""What a device offers to the layers above."""
+"""The interface of a device for the layers above."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Device(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors live."""
+        """The torch device of its tensors."""
 
     @property
     def call_library(self) -> tuple[CallLibrary | None, str]:
-        """What makes calls in native code, or why there is nothing."""
+        """The library that makes calls in native code, or None and the reason."""
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
         """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""
 
     def adapted(self, program: schema.Program) -> schema.Program:
-        """The program as it is on this device, which calls follow."""
+        """The program adapted to this device. Calls follow it."""
 
     def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Parameters and buffers where this device has them."""
+        """Parameters and buffers, moved to this device."""
 
     def updating_in_place(self, target: str) -> Self:
-        """This device with code that writes to the memory of what a model writes to: for ``donate=True``."""
+        """This device with code that updates what a model writes to in its own memory, for ``donate=True``."""
 
     def require_memory(self) -> None:
-        """Refuse ``check="full"`` where tensors have no strides and memory to look at."""
+        """Refuse ``check="full"`` if tensors have no strides and memory to check."""
 
 
 class SizedDevice(Device, Protocol):
@@ -51,10 +51,10 @@ class SizedDevice(Device, Protocol):
 
 
 class CpuDevice:
-    """What all kinds of code that run on torch's CPU tensors have in common."""
+    """What all kinds of code for torch's CPU tensors have in common."""
 
     def adapted(self, program: schema.Program) -> schema.Program:
-        """The program itself; memory is made ready for its calls."""
+        """The program itself. Prepares the memory allocator for its calls."""
         _heap.warm()
         return program
 
@@ -63,11 +63,11 @@ class CpuDevice:
         return state
 
     def updating_in_place(self, target: str) -> NoReturn:
-        """Refused: there is nothing to choose."""
+        """Refuse: the CPU always updates in place."""
         raise AotpackError(
             f"donate=True is for XLA devices; {target} runs on the CPU, which updates in place anyway.",
             hint="Leave it out, or load with device='xla'.",
         )
 
     def require_memory(self) -> None:
-        """Nothing is missing."""
+        """Do nothing, because CPU tensors have strides and memory."""

@@ -1,7 +1,7 @@
-"""The call library of a target: native code that makes the calls of methods, where it can be used.
+"""The call library of a target: native code that makes the calls of methods.
 
-Optional: a bundle may come without, and where it does not fit Python does the same (:mod:`..runtime.call`). It is native code
-like a target's own, and opened only after :mod:`..trust` has let that run.
+It is optional. Without it, or if it does not fit, Python does the same (:mod:`..runtime.call`).
+Like other native code of a target it is opened only after :mod:`..trust` has allowed it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallLibrary(Protocol):
     """What the library offers."""
 
     def open(self, path: str) -> Callable[[list[Any]], list[Any]]:
-        """Compiled code as a function, which empties the list of inputs it is given."""
+        """Compiled code as a function, which empties its list of inputs."""
 
     def outputs(self, run: Callable[[list[Any]], list[Any]]) -> int:
         """How many values opened code returns."""
@@ -41,11 +41,11 @@ class CallLibrary(Protocol):
         """The calls of one method, for one set of sizes."""
 
     def on_refusal(self, raise_error: Callable[[str, torch.Tensor | None], None]) -> None:
-        """Tell what raises the errors of a backward."""
+        """Set the function that raises the errors of a backward."""
 
 
 def open_library(bundle: Bundle, target: schema.Target) -> tuple[CallLibrary | None, str]:
-    """The call library of ``target``, which is trusted; else nothing, and why."""
+    """The call library of ``target``, which is trusted; else None and the reason."""
     described = target.call
     if described is None:
         return None, "the bundle has no call library"
@@ -67,9 +67,9 @@ def import_library(path: Path) -> CallLibrary:
     """Open the library at ``path``, which is trusted.
 
     Raises:
-        ImportError: the system cannot.
+        ImportError: the system cannot load it.
     """
-    name = f"aotpack_{path.stem}.aotpack_call"  # by its name pybind11 finds a module again: each library has one of its own
+    name = f"aotpack_{path.stem}.aotpack_call"  # pybind11 identifies modules by name, so each library has its own
     loader = ExtensionFileLoader(name, os.fspath(path))
     module = module_from_spec(ModuleSpec(name, loader, origin=os.fspath(path)))
     loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The outputs of a graph, from what a computation of XLA's returns for it."""
+"""Builds the outputs of a graph from the results of a computation of XLA."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Passed = dict[int, Any]
 
 
 class Outputs:
-    """Puts a graph's outputs together: results, views of results, and inputs as they are."""
+    """Builds a graph's outputs: results, views of results, and unchanged inputs."""
 
     def __init__(self, executable: schema.XlaExecutable) -> None:
         self._parts = [_part(item) for item in executable.outputs]
         self._passed = [item.index for item in executable.outputs if isinstance(item, schema.GivenInput)]
 
     def passed(self, inputs: list[Any]) -> Passed:
-        """The inputs that are outputs, by their number."""
+        """The inputs that are also outputs, by index."""
         return {index: inputs[index] for index in self._passed}
 
     def __call__(self, results: list[Any], passed: Passed) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The format's higher-order operators, in plain Python over subgraphs that are ready to run (spec/control-flow.md)."""
+"""The format's higher-order operators, in plain Python over executable subgraphs (spec/control-flow.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Subgraph = Callable[[list[Any]], list[Any]]
 
 
 def _cond(predicate: Any, if_true: Subgraph, if_false: Subgraph, operands: Sequence[Any]) -> list[Any]:
-    """What one branch returns; the other does not run."""
+    """The results of one branch. The other branch does not run."""
     return (if_true if predicate else if_false)([*operands])
 
 
 def _while_loop(condition: Subgraph, body: Subgraph, carried: Sequence[Any], additional: Sequence[Any]) -> list[Any]:
-    """The carried values after the last turn."""
+    """The carried values after the last iteration."""
     values = [*carried]
     if not condition([*values, *additional])[0]:
         return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
@@ -33,7 +33,7 @@ def _while_loop(condition: Subgraph, body: Subgraph, carried: Sequence[Any], add
 def _while_loop_stack_output(
     condition: Subgraph, body: Subgraph, carried: Sequence[Any], additional: Sequence[Any]
 ) -> list[torch.Tensor]:
-    """The carried values after each turn, stacked; without a turn, those given, as the only row."""
+    """The carried values after each iteration, stacked. Without an iteration, the initial values are the only row."""
     values, turns = [*carried], []
     while condition([*values, *additional])[0]:
         values = body([*values, *additional])
@@ -42,7 +42,7 @@ def _while_loop_stack_output(
 
 
 def _scan(combine: Subgraph, initial: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> list[Any]:
-    """The carry after the last row, and what each row gives besides, stacked."""
+    """The carry after the last row, and the other results of each row, stacked."""
     carry, rows = [*initial], []
     for row in _rows("scan", xs):
         results = combine([*carry, *row, *additional])
@@ -52,7 +52,7 @@ def _scan(combine: Subgraph, initial: Sequence[Any], xs: Sequence[torch.Tensor],
 
 
 def _map(body: Subgraph, xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> list[Any]:
-    """What each row gives, stacked."""
+    """The results of each row, stacked."""
     return _stacked([body([*row, *additional]) for row in _rows("map", xs)])
 
 
@@ -64,7 +64,7 @@ def _rows(name: str, xs: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...
 
 
 def _stacked(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    """Column by column; a column of None stays None."""
+    """The stacked columns of ``rows``. A column of None stays None."""
     return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
 
 
@@ -83,7 +83,7 @@ def _flex_attention(
     score_buffers: Sequence[Any] = (),
     mask_buffers: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
-    """Output, logarithm (to base 2) of the sums, largest scores (times log2 e); rows that see nothing give zeros."""
+    """Output, logarithm (to base 2) of the sums, largest scores (times log2 e). Fully masked rows give zeros."""
     groups = query.size(1) // key.size(1)
     key, value = (x.repeat_interleave(groups, 1).expand(query.size(0), -1, -1, -1) for x in (key, value))
     working = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -98,7 +98,10 @@ def _flex_attention(
 
 
 def _over_positions(subgraph: Subgraph, leading: int, buffers: int) -> Callable[..., torch.Tensor]:
-    """A subgraph on one score (``leading``) or none, four positions and buffers, over all positions at once."""
+    """A subgraph vectorised over all positions.
+
+    It takes ``leading`` scores (one or none), four positions and buffers.
+    """
 
     def run(*operands: Any) -> Any:
         return subgraph([*operands])[0]
@@ -110,7 +113,7 @@ def _over_positions(subgraph: Subgraph, leading: int, buffers: int) -> Callable[
 
 
 def _laid_out_like(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """``out`` with its dimensions in memory in the order of ``query``'s, but the last one of stride 1."""
+    """``out`` with the memory order of ``query``'s dimensions, except that the last dimension has stride 1."""
     innermost_first = sorted(range(4), key=lambda dimension: (query.stride(dimension), -dimension))
     strides = _dense_strides(out.shape, innermost_first)
     if strides[-1] != 1:

@@ -1,4 +1,4 @@
-"""What the processor of this machine can do, and what the x86-64 levels of the psABI ask for."""
+"""The features of this machine's processor, and those that the x86-64 levels of the psABI require."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def system() -> str:
 
 @cache
 def features() -> frozenset[str]:
-    """Flags of the first processor; empty where the system does not tell."""
+    """Flags of the first processor; empty if the system does not report them."""
     try:
         with Path("/proc/cpuinfo").open() as lines:
             for line in lines:
@@ -41,5 +41,5 @@ def features() -> frozenset[str]:
 
 
 def best_x86_level() -> str | None:
-    """The widest x86-64 level this machine has."""
+    """The highest x86-64 level that this machine supports."""
     return next((level for level, needed in X86_LEVELS.items() if features().issuperset(needed)), None)

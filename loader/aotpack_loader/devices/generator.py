@@ -1,4 +1,4 @@
-"""The default generator's state as a value, by which a backward draws again what its forward drew."""
+"""The default generator's state as a value. A backward uses it to draw the same random numbers as its forward."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def random_state() -> torch.Tensor:
 
 
 def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
-    """Put the default generator into ``state``; returns the state it was in.
+    """Set the default generator's state. Returns its previous state.
 
     Raises:
-        CorruptBundleError: ``state`` is no state of a generator.
+        CorruptBundleError: ``state`` is not a generator's state.
     """
     before = torch.get_rng_state()
     try:

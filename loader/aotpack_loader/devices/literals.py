@@ -1,4 +1,4 @@
-"""Literal arguments and values in documents, to Python's and torch's own."""
+"""Converts literal arguments and values in documents to Python's and torch's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..format import schema
 
 
 def literal(arg: Any, device: torch.device | None = None) -> Any:
-    """The Python value of a literal argument; ``device`` replaces the device a graph was traced for."""
+    """The Python value of a literal argument. ``device`` replaces the device a graph was traced for."""
     if isinstance(arg, schema.FloatArg):
         return float(arg.value)
     if isinstance(arg, schema.ComplexArg):

@@ -1,8 +1,13 @@
-"""Names of operators in a graph, to what this process has for them.
+"""Finds the operators that a graph names, and restricts which ones a bundle may use.
 
-Only mathematics is reachable: ATen's and prims' functional operators less those that trust their arguments blindly or touch
-more than them, the format's own built-ins, and namespaces of others that the program declares and the caller agreed to. This
-narrows what an unknown bundle can do; it is no sandbox (spec/security.md).
+A bundle may use only mathematical operators:
+
+* functional operators of ATen and prims, except those that check no bounds or reach past their
+  arguments;
+* built-ins of the format;
+* other namespaces that the program declares and the caller has allowed.
+
+This limits what an unknown bundle can do. It is not a sandbox (spec/security.md).
 """
 
 from __future__ import annotations
@@ -59,9 +64,10 @@ _MAX_EXPONENT: Final = 64
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` on numbers alone, with 64-bit integers in and out.
+    """``function`` restricted to numbers, with 64-bit integers as input and output.
 
-    Python's own operators would format strings, repeat lists, and raise to powers that fill the memory.
+    Python's own operators would also format strings, repeat lists, and compute powers that exhaust
+    the memory.
     """
 
     def run(*operands: Any) -> Any:
@@ -82,7 +88,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _getitem(values: Any, position: Any) -> Any:
-    """Element ``position`` of an operator's several results."""
+    """Element ``position`` of the results of an operator with several results."""
     if not isinstance(values, (tuple, list)) or type(position) is not int or not 0 <= position < len(values):
         raise _bad_builtin("getitem", (values, position), "there is no such element")
     return values[position]
@@ -132,7 +138,10 @@ TORCH_NAMESPACES: Final = frozenset({
     "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "prim", "profiler", "quantization", "quantized", "rngprims",
     "sparse", "static_runtime", "streams", "symm_mem", "tensorexpr", "user", "xnnpack",
 })  # fmt: skip
-"""What torch registers for itself besides mathematics. Much of it trusts its caller: refused, whatever a bundle declares."""
+"""Namespaces of torch's own operators that are not mathematics.
+
+Many rely on valid arguments, so they are always refused.
+"""
 
 _UNSAFE: Final = frozenset({
     "_convert_indices_from_coo_to_csr", "_convert_indices_from_csr_to_coo", "_copy_from",
@@ -140,22 +149,25 @@ _UNSAFE: Final = frozenset({
     "_resize_output", "_unpack_dual", "_version", "backward", "data_ptr", "dist_backward", "from_file", "load", "pin_memory",
     "record_stream", "resize", "resize_as", "retain_grad", "save", "set", "set_data", "warn",
 })  # fmt: skip
-"""Functional by their schema, and yet they check no bounds, or reach past their arguments."""
+"""Operators that are functional by their schema, but check no bounds or reach past their arguments."""
 _UNSAFE_PARTS: Final = ("sparse", "nested", "jagged", "to_mkldnn", "fbgemm", "_plan_cache", "_test_", "_foobar")
-"""In the names of operators on other layouts than strided ones, of packed weights, of global state, and of torch's own tests."""
+"""Parts of names of operators on other layouts than strided ones, packed weights, global state, and
+of torch's own tests.
+"""
 
 
 def require_consent(declared: Collection[str], agreed: Collection[str], untrusted: str) -> None:
-    """Refuse namespaces beyond torch's own that the caller did not agree to.
+    """Refuse namespaces beyond torch's own that the caller did not allow.
 
     Args:
-        declared: what the program requires. The claim of an unknown author, never a permission.
-        agreed: what the caller named.
+        declared: what the program requires. It is the claim of an unknown author, never a
+            permission.
+        agreed: what the caller allowed.
         untrusted: why the bundle as a whole is not trusted; empty if it is.
 
     Raises:
-        CorruptBundleError: it requires what no bundle may use.
-        TrustError: the caller has not agreed; says how.
+        CorruptBundleError: it requires a namespace that no bundle may use.
+        TrustError: the caller has not allowed it; explains how.
     """
     refused = sorted(TORCH_NAMESPACES.intersection(declared))
     if refused:
@@ -174,7 +186,7 @@ def require(names: Iterable[str]) -> None:
     """Check that this process has the operators called ``names`` (``namespace.name.overload``).
 
     Raises:
-        UnsupportedVersionError: lists those it lacks.
+        UnsupportedVersionError: lists the missing operators.
     """
     missing = sorted({name for name in names if _find(name) is None})
     for space in {name.partition(".")[0] for name in missing}:
@@ -189,20 +201,21 @@ def require(names: Iterable[str]) -> None:
 
 
 def _find(name: str) -> object | None:
-    """What torch has under the name of an operator, or nothing."""
+    """What torch has under the name of an operator; None if nothing."""
     space, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
     return getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
 
 
 def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
-    """The operator called ``name``; ``declared`` are the namespaces of others that it may be from.
+    """The operator called ``name``. ``declared`` are further namespaces that are allowed.
 
-    Of theirs it may write to its arguments: :func:`implementation` calls it on copies.
+    An operator of these may write to its arguments; :func:`implementation` then passes copies to
+    it.
 
     Raises:
-        CorruptBundleError: a name a graph may not use.
-        UnsupportedVersionError: an operator this process does not have.
+        CorruptBundleError: a graph may not use this name.
+        UnsupportedVersionError: this process does not have the operator.
     """
     space, _, rest = name.partition(".")
     if space == "builtin":
@@ -221,7 +234,8 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
             f"A graph uses the operator {name}, which torch {torch.__version__} does not have here.",
             hint="Import the package that registers it, or use the torch release the bundle asks for.",
         )
-    # TorchScript's own operators (on strings, lists, dictionaries, files) can be found there too, past the dispatcher.
+    # torch.ops also has TorchScript's operators (on strings, lists, dictionaries, files), outside
+    # the dispatcher.
     if not isinstance(found, torch._ops.OpOverload) or not is_dispatched(found):
         raise refusal
     if found._schema.is_mutable and (space in MATH_NAMESPACES or any(r.alias_info is not None for r in found._schema.returns)):
@@ -234,7 +248,7 @@ def resolve_view(name: str) -> torch._ops.OpOverload:
 
     Raises:
         CorruptBundleError: it is another kind of operator, or a name a graph may not use.
-        UnsupportedVersionError: an operator this process does not have.
+        UnsupportedVersionError: this process does not have the operator.
     """
     function = resolve(name)
     if not isinstance(function, torch._ops.OpOverload) or not function._schema.arguments or function._schema.is_mutable:
@@ -245,7 +259,7 @@ def resolve_view(name: str) -> torch._ops.OpOverload:
 
 
 def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
-    """What computes the operator called ``name`` here: the operator itself, its stand-in, a built-in or control flow.
+    """The function that computes ``name`` here: the operator, its replacement, a built-in or control flow.
 
     Raises:
         CorruptBundleError, UnsupportedVersionError: as :func:`resolve`.
@@ -258,7 +272,10 @@ def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., A
 
 
 def _functional(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator as a function of values: one that writes to arguments is given copies, which it returns after its results."""
+    """An operator as a function of values.
+
+    If it writes to arguments, it gets copies, which are returned after its results.
+    """
     if not isinstance(operator, torch._ops.OpOverload) or not operator._schema.is_mutable:
         return operator
     names = [argument.name for argument in operator._schema.arguments]
@@ -274,7 +291,7 @@ def _functional(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied(value: Any) -> Any:
-    """A tensor, or list of them, in memory of its own, with the same strides."""
+    """A tensor or a list of tensors, copied to new memory with the same strides."""
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
     return [_copied(item) for item in value] if isinstance(value, (list, tuple)) else value

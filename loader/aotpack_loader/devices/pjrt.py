@@ -1,6 +1,6 @@
-"""XLA's own code for this machine's CPU, compiled when the bundle was built: jaxlib runs it on torch's CPU tensors.
+"""Executables of XLA for this machine's CPU, compiled at build. jaxlib runs them on torch's CPU tensors.
 
-Only :mod:`aotpack_loader.trust` decides whether it may run; nothing here is reached before it has.
+:mod:`aotpack_loader.trust` alone decides whether they may run, before this module is used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class PjrtExecutable:
-    """One graph's code. Its results are there when a call returns.
+    """One graph's code. Its results are complete when a call returns.
 
-    ``strides`` are those that the graph gives results of the code, by their position, where they are not row-major as XLA's are.
+    ``strides`` are those of the graph's results, by index, if they differ from XLA's row-major
+    strides.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class PjrtExecutable:
         """Run the code on ``inputs`` (emptied) and return the graph's outputs.
 
         Raises:
-            CorruptBundleError: it returns something else than its target says.
+            CorruptBundleError: the results differ from the target's description.
             TargetError: XLA cannot run it, for lack of memory for example.
         """
         arguments = [_seed() if i is None else inputs[i] for i in self._inputs]
@@ -66,7 +67,7 @@ class PjrtExecutable:
         return self._outputs(results, passed)
 
     def _check(self, results: list[torch.Tensor]) -> None:
-        """Once: code for fixed sizes returns the same types at every call."""
+        """Check the results of the first call. Code for fixed sizes returns the same types at every call."""
         found = [(result.dtype, tuple(result.shape)) for result in results]
         if found != self._promised:
             raise CorruptBundleError(f"X3: the code of {self._key} returns {found}, its target says {self._promised}.")
@@ -74,12 +75,12 @@ class PjrtExecutable:
 
 
 def _seed() -> torch.Tensor:
-    """From torch's generator: another one at every call, the same after ``torch.manual_seed``."""
+    """A seed from torch's generator: a new one at every call, and the same after ``torch.manual_seed``."""
     return torch.empty((), dtype=torch.int64).random_()
 
 
 class PjrtDevice(CpuDevice):
-    """Runs a bundle's executables of XLA on the CPU.
+    """Runs XLA's executables of a bundle on the CPU.
 
     Raises:
         TargetError: jax cannot be imported.
@@ -127,7 +128,7 @@ class PjrtDevice(CpuDevice):
             ) from error
 
     def _strides(self, key: str, graph: schema.Descriptor, executable: schema.XlaExecutable) -> dict[int, tuple[int, ...]]:
-        """Of what leaves the method: what only its backward reads may lie as it likes (X1)."""
+        """Strides of the values that leave the method. Values for its backward may have any strides (X1)."""
         name, _, direction = key.rpartition(".")
         if direction != "forward":
             return {}
@@ -143,7 +144,7 @@ class PjrtDevice(CpuDevice):
 
 
 def _unlike_row_major(value: schema.Value | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The strides of a value at these sizes, or nothing where they are what a contiguous tensor has."""
+    """The strides of a value at these sizes, or an empty tuple if they are those of a contiguous tensor."""
     if not isinstance(value, schema.TensorValue):
         return ()
     shape, stride = (tuple([evaluate(size, sizes) for size in dims]) for dims in (value.shape, value.stride))

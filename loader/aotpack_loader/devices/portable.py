@@ -1,6 +1,6 @@
-"""The portable device: an interpreter over a graph with torch's own operators.
+"""The portable device: interprets a graph with torch's own operators.
 
-No native code: the safe tier, and the reference every other device is measured against.
+It needs no native code, so it is the safe target. It is also the reference for every other device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _as_it_is(error: Exception, node: tuple[str, str]) -> Exception:
 
 
 class PortableExecutable:
-    """A graph as a list of instructions over numbered slots; a value is dropped after its last use."""
+    """A graph as a list of instructions over numbered slots. A value is dropped after its last use."""
 
     def __init__(
         self, graph: schema.Graph, device: torch.device, declared: Collection[str] = (), refused: Refused = _as_it_is
@@ -48,7 +48,7 @@ class PortableExecutable:
         self._outputs = self._list_builder(graph.outputs)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Run the graph on ``inputs`` (emptied: the caller's references end here) and return its outputs."""
+        """Run the graph on ``inputs`` and return its outputs. ``inputs`` is emptied, so that values can be freed."""
         slots: _Slots = inputs + [None] * len(self._program)
         inputs.clear()
         for slot in self._unused:
@@ -70,7 +70,7 @@ class PortableExecutable:
         return self._outputs(slots)
 
     def _last_uses(self, graph: schema.Graph) -> dict[str, list[int]]:
-        """Node name to the slots nobody reads after it; under the empty name, inputs nobody reads at all."""
+        """For each node name the slots that are not read after it; under the empty name, inputs that are never read."""
         seen = set(_names(graph.outputs))
         ends: dict[str, list[int]] = {}
         for node in reversed(graph.nodes):
@@ -87,7 +87,7 @@ class PortableExecutable:
         return function, args, kwargs, self._slots[node.name], tuple(last_use[node.name])
 
     def _list_builder(self, args: list[Any]) -> Callable[[_Slots], list[Any]]:
-        """A function that builds the argument list from the slots; constant parts are made once."""
+        """A function that builds the argument list from the slots. Constant parts are made once."""
         if not any(_names(args)):
             constant = [self._constant(arg) for arg in args]
             return lambda slots: constant
@@ -99,7 +99,7 @@ class PortableExecutable:
         return lambda slots: {key: value if read is None else read(slots) for key, read, value in parts}
 
     def _builder(self, arg: Any) -> tuple[Callable[[_Slots], Any] | None, Any]:
-        """``(reader, None)`` for what depends on slots, ``(None, value)`` for a constant."""
+        """``(reader, None)`` for an argument that depends on slots, ``(None, value)`` for a constant."""
         if isinstance(arg, schema.ValueRef):
             if arg.name not in self._slots:
                 raise CorruptBundleError(f"A graph uses the value {arg.name!r}, which it does not define.")
@@ -142,8 +142,9 @@ class PortableDevice(CpuDevice):
         """The graph itself.
 
         Raises:
-            CorruptBundleError: it takes or returns another number of values than the method says (C14).
-            UnsupportedVersionError: it calls operators that nobody has registered.
+            CorruptBundleError: it takes or returns another number of values than the method
+                declares (C14).
+            UnsupportedVersionError: it calls operators that are not registered.
         """
         program = self._bundle.graph(graph)
         if (len(program.inputs), len(program.outputs)) != arity:
@@ -154,7 +155,7 @@ class PortableDevice(CpuDevice):
         operators.require({node.op for node in program.nodes if node.op.partition(".")[0] in declared})
 
         def refused(error: Exception, node: tuple[str, str]) -> Exception:
-            from .refusals import of_operator  # where something was refused
+            from .refusals import of_operator  # only for errors
 
             return of_operator(error, node, self._bundle.program, key)
 

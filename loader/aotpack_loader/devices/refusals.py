@@ -1,6 +1,6 @@
-"""What an operator raises for the values that it is given, as an error of ours that names it and the user's line.
+"""Converts the error of an operator to an error of ours that names the operator and the model's source line.
 
-Imported when an operator has refused something, and not before.
+It is imported only after an operator has raised an error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _HINT = "Types and sizes of the arguments are as the bundle expects them: look a
 
 
 def of_operator(error: Exception, node: tuple[str, str], program: schema.Program, key: str) -> Exception:
-    """What to raise for what a node (its name and operator) of the graph called ``key`` raised.
+    """The error to raise for the error of a node (its name and operator) of the graph called ``key``.
 
-    An error of a class that is neither Python's nor torch's is the user's own, and stays as it is.
+    An error whose class belongs neither to Python nor to torch is the user's own, and is not
+    converted.
     """
     name, operator = node
     if (
@@ -37,7 +38,7 @@ def of_operator(error: Exception, node: tuple[str, str], program: schema.Program
 
 
 def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exception:
-    """What to raise for what the compiled code of the graph called ``key`` raised."""
+    """The error to raise for the error of the compiled code of the graph called ``key``."""
     text = str(error)
     lines = _lines(program, key)
     found = _CHECK.search(text)
@@ -70,7 +71,7 @@ _classes: dict[type[Exception], type[OperatorError]] = {}
 
 
 def _class(kind: type[Exception]) -> type[OperatorError]:
-    """Also of the class that eager raises, by which a caller may catch it."""
+    """A subclass of :class:`OperatorError` and of the class that eager raises, so that callers can catch either."""
     if issubclass(OperatorError, kind):
         return OperatorError
     if kind not in _classes:
@@ -80,7 +81,7 @@ def _class(kind: type[Exception]) -> type[OperatorError]:
 
 
 def _lines(program: schema.Program, key: str) -> Mapping[str, str]:
-    """The user's lines by node, of the graph called ``key`` or of a part of it."""
+    """The model's source lines by node, for the graph called ``key`` or a part of it."""
     for name, method in program.methods.items():
         for half in ("forward", "backward"):
             if f"{key}.".startswith(f"{name}.{half}."):
@@ -98,5 +99,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _reason(text: str) -> str:
-    """What the code's own exception says, without where torch's runner called it."""
+    """The message of the code's own exception, without the location in torch's runner."""
     return text.strip().splitlines()[0] if text.strip() else "it failed"

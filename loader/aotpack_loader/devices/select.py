@@ -1,4 +1,4 @@
-"""Which target of a bundle runs here: the one asked for, or the best that fits this machine and is trusted."""
+"""Selects the target of a bundle: the requested one, or the best that fits this machine and is trusted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ XLA = "xla"
 
 
 class Selection(Struct, frozen=True):
-    """The chosen target, opened; why it was chosen, and why not the others. ``fallback`` is a warning, or empty."""
+    """The chosen target, opened.
+
+    ``reason`` says why it was chosen, and ``rejected`` why the others were not. ``fallback`` is a
+    warning, or empty.
+    """
 
     target: schema.Target
     device: Device
@@ -37,13 +41,15 @@ class Selection(Struct, frozen=True):
 def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, DirectoryError] | None = None) -> Selection:
     """Choose and open a target.
 
-    Native targets are preferred, those with the widest instruction set first; those for an XLA device run where that device or
-    such a target is asked for. ``unusable`` are targets whose code could not be extracted.
+    Native targets are preferred, with the widest instruction set first. Targets for an XLA device
+    are used only if that device or such a target is requested. ``unusable`` are targets whose code
+    could not be extracted.
 
     Raises:
-        DirectoryError: native code was asked for, or there is no other, and cannot be extracted here.
-        TargetError: none fits, or not the one asked for; gives the reason of each.
-        TrustError: the one asked for is native, or calls operators of others, and nothing says it may.
+        DirectoryError: native code was requested, or there is no other target, and it cannot be
+            extracted here.
+        TargetError: no target fits, or not the requested one; gives the reason for each.
+        TrustError: the requested one is native, or calls third-party operators, and is not trusted.
     """
     backend, trust = options.backend, options.trust
     place = _place(options.device)
@@ -90,7 +96,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
 
 
 def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> Device:
-    """The device of a target that may run; the modules of the other kinds are not imported."""
+    """The device of a target that may run. Modules of other kinds of targets are not imported."""
     if target.kind == PORTABLE:
         from .portable import PortableDevice
 
@@ -109,7 +115,7 @@ def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> 
 
 
 def _elsewhere(target: schema.Target, place: torch.device | None, backend: str | None) -> str:
-    """Why a target does not run on the device that was asked for, or nothing."""
+    """Why a target does not run on the requested device, or an empty string."""
     if _is_compiled_by_xla(target) and backend is None:
         return f"runs where it is asked for: load with backend={target.name!r}"
     if place is None:
@@ -135,7 +141,7 @@ def unfit(
     *,
     allow_untested_torch: bool = False,
 ) -> str:
-    """Why ``target``, whose manifest is for ``platform``, cannot run on this machine, or nothing."""
+    """Why ``target`` cannot run on this machine, or an empty string. ``platform`` comes from its descriptor."""
     if not torch_satisfies(torch.__version__, program.requirements.torch):
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
     if target.kind == PORTABLE:
@@ -158,7 +164,7 @@ def unfit(
 
 
 def _unlike_machine(target: schema.Target, platform: schema.Platform | None) -> str:
-    """What this machine lacks for the target's code, or nothing."""
+    """What the target's code needs and this machine lacks, or an empty string."""
     if platform is not None and platform.os != cpuinfo.system():
         return f"built for {platform.os}, this machine runs {cpuinfo.system()}"
     if target.architecture != cpuinfo.architecture():
@@ -174,14 +180,17 @@ def _by_preference(bundle: Bundle) -> list[schema.Target]:
 
 
 def _called(bundle: Bundle, backend: str) -> list[schema.Target]:
-    """The target of that name, or else those of that kind."""
+    """The target of that name, or else the targets of that kind."""
     if backend in bundle.targets:
         return [bundle.targets[backend]]
     return [target for target in _by_preference(bundle) if target.name.partition(":")[0] == backend]
 
 
 def _is_compiled_by_xla(target: schema.Target) -> bool:
-    """Executables of XLA for one platform: for who asks, as jaxlib's calls cost more than those of a ``cpu`` target."""
+    """Whether a target holds executables of XLA for one platform.
+
+    They run only on request, because calls through jaxlib cost more than those of a ``cpu`` target.
+    """
     return target.kind == XLA and target.device != XLA
 
 

@@ -1,8 +1,9 @@
-"""Whether code that was compiled for one minor release of torch may run on another.
+"""Decides whether code compiled for one minor release of torch may run on another.
 
-AOTInductor's code takes from torch the functions of its stable C interface alone. So it runs on other releases where two things
-hold: torch exports every name that the target says the code takes, and that pair of releases was tried. The trial ran compiled
-cases of the conformance table against eager (scripts/test-torch --matrix). Without it, a caller must ask for the run.
+AOTInductor's code uses only the functions of torch's stable C interface. It may run on another
+release under two conditions. torch must export every name that the target lists, and this pair of
+releases must have been tried. The trial compares compiled cases of the conformance table with eager
+(scripts/test-torch --matrix). For a pair that was not tried, a caller must request the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SHOWN: Final = 5
 
 
 def unlike_torch(target: schema.Target, *, allow_untested: bool = False) -> str:
-    """Why the code of ``target`` cannot run on this torch, or nothing."""
+    """Why the code of ``target`` cannot run on this torch, or an empty string."""
     installed = str(torch.__version__)
     if torch_satisfies(installed, target.torch):
         return ""

@@ -1,6 +1,7 @@
-"""XLA devices, through torch_xla: computations that are compiled once, at load, by the device's own compiler.
+"""XLA devices, through torch_xla. The device's own compiler compiles the computations once, at load.
 
-Only :mod:`aotpack_loader.trust` decides whether they may run: a computation may call what is registered in the process.
+:mod:`aotpack_loader.trust` alone decides whether they may run, because a computation may call
+functions that are registered in the process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
 
 
 def unfit(target: schema.Target) -> str:
-    """Why this process cannot run a target of this kind, or nothing. Imports nothing."""
+    """Why this process cannot run a target of this kind, or an empty string. Imports nothing."""
     if target.device not in ("xla", "cpu"):
         return f"is code for {target.device} {target.topology}, which torch_xla cannot load: it runs the target 'xla' there"
     made = "lowered" if target.device == "xla" else "compiled"
@@ -63,16 +64,17 @@ def _remedy(package: str) -> str:
 class XlaExecutable:
     """One graph's computation.
 
-    A call starts what its arguments still wait for, as ``torch_xla.sync()`` does, and then the computation; it waits for neither.
-    Under SPMD the computation itself waits for the next such start.
+    A call starts the pending work of its arguments, as ``torch_xla.sync()`` does, and then the
+    computation. It waits for neither. Under SPMD the computation itself is pending until the next
+    such start.
 
     Args:
-        key: the graph's, for messages.
+        key: the graph's key, for messages.
         executable: its description.
         device: where it runs.
-        compiler: compiles it, with parameters whose memory the results take.
+        compiler: compiles it, with the parameters whose memory the results reuse.
         donated: those parameters.
-        visible: whether the caller has tensors for them; else only the backward has.
+        visible: whether the caller has tensors that use their memory; else only the backward has.
     """
 
     def __init__(
@@ -98,12 +100,16 @@ class XlaExecutable:
         """Run the computation on ``inputs`` (emptied) and return the graph's outputs.
 
         Raises:
-            TargetError: XLA cannot run it, for lack of memory for example; or SPMD was turned on since.
+            TargetError: XLA cannot run it, for lack of memory for example; or SPMD was enabled
+                after the load.
         """
         return self._start(inputs, donates=bool(self._donated))
 
     def retaining(self, inputs: list[Any]) -> list[Any]:
-        """The same, with all inputs left as they are. If others are donated, this is compiled at its first call."""
+        """Run it without changing any input.
+
+        If inputs are normally donated, this variant is compiled at its first call.
+        """
         return self._start(inputs, donates=False)
 
     @cached_property
@@ -121,7 +127,8 @@ class XlaExecutable:
         passed = self._outputs.passed(inputs)
         inputs.clear()
         try:
-            # What waits anywhere may be computed from memory that is about to be taken: clones do, until they are computed.
+            # Pending work may still read the memory that is donated next. Clones share it until
+            # they are computed.
             if self._visible or compat.pending(arguments):
                 compat.start_pending(self._device)
             if self._visible and any(compat.is_shared(arguments, i) for i in self._donated):
@@ -137,7 +144,7 @@ class XlaDevice:
     """Runs a bundle's computations on one XLA device.
 
     Raises:
-        TargetError: there is no such device, or gradients cannot be taken on it in this process any more.
+        TargetError: there is no such device, or this process can no longer compute gradients on it.
     """
 
     call_library: tuple[CallLibrary | None, str] = (None, "XLA computations are run by torch_xla")
@@ -166,7 +173,7 @@ class XlaDevice:
                 hint="Load the bundle in a fresh process, or set PJRT_DEVICE to TPU, or to CPU, before the build.",
             )
         self.device = wanted[0]
-        if compat.is_cpu():  # all that a computation needs and returns is allocated at its call, by a thread of torch_xla's
+        if compat.is_cpu():  # a thread of torch_xla allocates the memory of each computation and its results
             _heap.keep_of_threads()
         self._compat, self._bundle, self._target = compat, bundle, target
         self._computations = target.xla
@@ -178,7 +185,7 @@ class XlaDevice:
         """The program without strides.
 
         Raises:
-            TargetError: it needs them, or memory that two tensors share; lists where.
+            TargetError: it needs strides, or memory that two tensors share; lists where.
         """
         return without_strides(program)
 
@@ -187,17 +194,17 @@ class XlaDevice:
         return {name: tensor.to(self.device) for name, tensor in state.items()}
 
     def require_memory(self) -> NoReturn:
-        """Refused: there is none to look at."""
+        """Refuse, because XLA tensors have no strides and memory to check."""
         raise AotpackError(
             'check="full" looks at strides and memory, which tensors on XLA devices do not have.',
             hint='Load the bundle with check="arguments", or on the CPU.',
         )
 
     def updating_in_place(self, target: str) -> XlaDevice:
-        """This device with computations that take the memory of the tensors which their method writes to.
+        """This device with computations that reuse the memory of tensors to which their method writes.
 
         Raises:
-            TargetError: under SPMD, where computations take no memory of others.
+            TargetError: under SPMD, where computations cannot reuse memory.
         """
         if self._is_spmd:
             raise TargetError("donate=True: under SPMD buffers are not updated in place.", hint="Load without it.")
@@ -212,10 +219,11 @@ class XlaDevice:
         return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> XlaExecutable:
-        """Compile the computation called ``key``, on placeholders: no memory is taken for its arguments.
+        """Compile the computation called ``key``, with placeholders that need no memory.
 
         Raises:
-            CorruptBundleError: the target lacks it, or it returns something else than its target says.
+            CorruptBundleError: the target lacks it, or its results differ from the target's
+                description.
             TargetError: XLA cannot compile it.
         """
         executable = self._computations.get(key)
@@ -255,7 +263,11 @@ def _placeholder(item: schema.ArrayType) -> tuple[torch.dtype, Sequence[int]]:
 
 
 def _check_backward(device: torch.device) -> None:
-    """Autograd makes its threads at the first backward of a process, one for each device there is by then."""
+    """Check that gradients work on the device.
+
+    Autograd creates its threads at the first backward of a process, one for each device that exists
+    then.
+    """
     with torch.enable_grad():
         probe = torch.zeros((), device=device, requires_grad=True)
         try:
@@ -269,7 +281,7 @@ def _check_backward(device: torch.device) -> None:
 
 
 def without_strides(program: schema.Program) -> schema.Program:
-    """The program as an XLA device computes it: tensors there have no strides, and all look contiguous.
+    """The program as an XLA device computes it. Tensors there have no strides, and all appear contiguous.
 
     Raises:
         TargetError: it needs strides, or memory that two tensors share; lists where.
@@ -284,7 +296,7 @@ def without_strides(program: schema.Program) -> schema.Program:
 
 
 def unsupported(name: str, method: schema.Method) -> list[Problem]:
-    """What of the method called ``name`` no XLA device can keep true."""
+    """What XLA devices cannot reproduce of the method called ``name``."""
     kinds = sorted({mutation.kind for mutation in method.mutations} - {"data"})
     problems = [Problem(name, f"changes an argument in place otherwise than its elements ({kind})") for kind in kinds]
     if any(isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) for primal in method.primals):
@@ -315,7 +327,7 @@ def has_subclasses(method: schema.Method) -> bool:
 
 
 def unsupported_state(state: Sequence[schema.StateEntry]) -> list[Problem]:
-    """Entries that see a stored tensor which another entry sees too, and those of a subclass: no XLA device can hold them."""
+    """Entries that share a stored tensor with another entry, and subclass entries. XLA devices support neither."""
     owners: dict[str, str] = {}
     problems = [Problem(entry.name, "is a tensor subclass") for entry in state if entry.subclass is not None]
     for entry in state:

@@ -1,4 +1,5 @@
-"""The format: schema, codec, validation, versions, expressions. Standard library and msgspec only, no torch.
+"""The format of a bundle: schema, codec, validation, versions, expressions.
 
-Tools may import this package to read a bundle's documents in milliseconds.
+It needs only the standard library and msgspec, not torch. Tools can import it to read a bundle's
+documents in milliseconds.
 """

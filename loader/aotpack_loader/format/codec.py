@@ -1,4 +1,4 @@
-"""JSON in and out of the schema's types.
+"""Encodes the schema's types as JSON, and decodes them.
 
 Encoding is canonical (sorted keys, no insignificant space), so equal documents have equal digests.
 """
@@ -29,7 +29,8 @@ def decode(data: bytes | memoryview, kind: type[T], *, where: str) -> T:
     """Parse ``data`` as a ``kind``.
 
     Raises:
-        CorruptBundleError: not JSON, or not of that type; names ``where`` and the JSON path within it.
+        CorruptBundleError: it is not JSON, or not of that type; names ``where`` and the JSON path
+            within it.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise CorruptBundleError(f"The document {where} is {len(data)} bytes long; the limit is {MAX_DOCUMENT_BYTES}.")

@@ -8,7 +8,7 @@ from . import schema
 
 
 def computations(target: schema.Target) -> Iterator[tuple[str, str, schema.XlaExecutable]]:
-    """Every computation of a target: its path in the document, the graph's key (``train.forward``), and it."""
+    """Each computation of a target, with its path in the document and the graph's key (``train.forward``)."""
     for key, computation in target.xla.items():
         yield f"xla[{key!r}]", key, computation
     for name, codes in target.specializations.items():
@@ -18,12 +18,14 @@ def computations(target: schema.Target) -> Iterator[tuple[str, str, schema.XlaEx
 
 
 def of_sizes(name: str, code: schema.Specialization) -> dict[str, schema.XlaExecutable]:
-    """What the method called ``name`` has for one set of sizes, keyed as a target's ``xla`` is."""
+    """The computations of the method called ``name`` for one set of sizes, keyed as a target's ``xla``."""
     found = {f"{name}.forward": code.forward}
     return found if code.backward is None else {**found, f"{name}.backward": code.backward}
 
 
 def of_method(name: str, target: schema.Target) -> list[dict[str, schema.XlaExecutable]]:
-    """The computations of a method that belong together, keyed as a target's ``xla`` is: for any sizes, or each set of them."""
+    """The computations of a method, grouped, keyed as a target's ``xla``: one group for any sizes,
+    or one for each set.
+    """
     fixed = {key: target.xla[key] for key in (f"{name}.forward", f"{name}.backward") if key in target.xla}
     return [*([fixed] if fixed else []), *(of_sizes(name, code) for code in target.specializations.get(name, []))]

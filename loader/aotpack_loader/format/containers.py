@@ -1,4 +1,4 @@
-"""Rules on containers of the caller's that a call changes or returns (C36)."""
+"""The rule for containers of the caller that a call changes or returns (C36)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .versions import CONTAINERS
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
-    """C36: what ``given`` nodes and updates lead to is there, and the program says that it has such."""
+    """C36: the paths of ``given`` nodes and updates exist, and the program declares the feature."""
     for name, method in program.methods.items():
         at = f"$.methods[{name!r}]"
         if next(_given(method.inputs), None) is not None:
@@ -51,7 +51,7 @@ def _node(tree: schema.Tree, path: Sequence[int]) -> schema.Tree | None:
 
 
 def shown(method: schema.Method, path: Sequence[int]) -> str:
-    """What the model's author calls the argument at ``path``: ``batch['x']``."""
+    """The path of an argument in the author's words: ``batch['x']``."""
     inputs: Any = method.inputs
     args, kwargs = inputs.items
     position, names = path[1], method.parameters

@@ -1,6 +1,7 @@
-"""Which inputs of a method's graphs a computation may take the memory of, for its results.
+"""Determines which inputs of a method's graphs a computation may overwrite, to reuse their memory for its results.
 
-One place for the compiler, which writes them down, and for the reader, which checks what is written (rules C26 and C27).
+Both sides use this module: the compiler, which records these inputs, and the reader, which checks
+the record (rules C26 and C27).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from . import schema
 def problems(
     rule: str, donated: Sequence[int], inputs: Sequence[int | None], allowed: Collection[int], at: str
 ) -> Iterator[Problem]:
-    """What breaks ``rule`` where code takes the memory of its inputs ``donated``.
+    """Violations of ``rule`` by code that reuses the memory of its inputs ``donated``.
 
-    ``inputs`` are the inputs of the graph that the code takes, ``allowed`` those whose memory may be taken.
+    ``inputs`` are the graph's inputs that the code takes. ``allowed`` are those whose memory may be
+    reused.
     """
     for position in donated:
         if position >= len(inputs) or inputs[position] not in allowed:
@@ -27,18 +29,18 @@ def problems(
 
 
 def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
-    """Primals that are overwritten after the forward, and that nothing reads by then."""
+    """Primals that are overwritten after the forward, and not read between the two."""
     written = {mutation.primal for mutation in method.mutations if mutation.kind == "data"}
     read = {item.index for item in forward.outputs if isinstance(item, schema.GivenInput)}
     if method.backward is not None:
         read |= {item.primal for item in method.backward.saved if isinstance(item, schema.SavedPrimal)}
     if method.backward is not None and method.backward.second is not None:
-        return frozenset()  # computes the gradients anew, from all primals
+        return frozenset()  # the second method computes the gradients again, from all primals
     return frozenset(written - read)
 
 
 def private(method: schema.Method) -> frozenset[int]:
-    """Saved values that only the backward sees, and only once."""
+    """Saved values that only the backward uses, and only once."""
     saved = {} if method.backward is None else dict(enumerate(method.backward.saved))
     outputs = {i: item for i, item in saved.items() if isinstance(item, schema.SavedOutput)}
     visible = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
@@ -47,7 +49,9 @@ def private(method: schema.Method) -> frozenset[int]:
 
 
 def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
-    """:func:`private` saved values that are a result of the forward computation, and no other output is in their memory."""
+    """:func:`private` saved values that are a result of the forward computation and share no memory
+    with another output.
+    """
     assert method.backward is not None
     saved = method.backward.saved
     places = Counter(item for item in forward.outputs if isinstance(item, int))

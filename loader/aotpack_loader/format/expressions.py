@@ -1,9 +1,11 @@
-"""The expression grammar for sizes and constraints: a parser of its own, no ``eval``, no sympy.
+"""Parses and evaluates the expressions for sizes and constraints, without ``eval`` or sympy.
 
-An expression is compiled once into nested closures and then evaluated against a mapping from symbol to integer.
-Its value is an integer; on the way there may be real numbers (binary64), as a model has that computes sizes with them: which
-parts are real is known when it is compiled. Division and remainder round towards minus infinity, as Python's ``//`` and ``%``
-do. The grammar, in EBNF, is in spec/expressions.md.
+An expression is compiled once into nested closures, and then evaluated against a mapping from
+symbol to integer. Its value is an integer. Intermediate values may be real numbers (binary64),
+because models compute sizes with them. The compiler determines which parts are real.
+
+Division and remainder round towards minus infinity, like Python's ``//`` and ``%``.
+spec/expressions.md has the grammar, in EBNF.
 """
 
 from __future__ import annotations
@@ -70,15 +72,15 @@ _WORDS = frozenset({"and", "or", "not", *_CALLS, *_REAL_FUNCTIONS})
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Compiled:
-    """Compile ``text``; the result takes an environment and returns an integer (comparisons: 0 or 1).
+    """Compile ``text``. The result takes an environment and returns an integer (comparisons: 0 or 1).
 
     Raises:
-        CorruptBundleError: not an expression of the grammar, or longer or deeper than any compiler writes.
+        CorruptBundleError: it does not match the grammar, or exceeds the limits of length or depth.
     """
     parser = _Parser(text)
     try:
         return parser.run()
-    except RecursionError as error:  # little of the stack was left
+    except RecursionError as error:  # the caller had used most of the stack
         raise parser.error("it is nested too deeply") from error
 
 
@@ -86,7 +88,8 @@ def evaluate(size: int | str, environment: Environment) -> int:
     """The value of a size.
 
     Raises:
-        CorruptBundleError: a symbol the environment lacks, a division by zero, or a value beyond all sizes.
+        CorruptBundleError: a symbol is missing, a division by zero, or a value outside the range of
+            sizes.
     """
     if isinstance(size, int):
         return size
@@ -107,14 +110,17 @@ def is_symbol(text: str) -> bool:
 
 
 class _Part(NamedTuple):
-    """A piece of an expression, compiled, and whether its value is a real number."""
+    """A compiled part of an expression, and whether its value is a real number."""
 
     run: Callable[[Environment], Any]
     real: bool = False
 
 
 class _Parser:
-    """Precedence climbing over a list of tokens: a level of nesting costs few frames of the stack, a long sum none."""
+    """Precedence climbing over a list of tokens.
+
+    Each level of nesting needs few stack frames, and a long sum needs none.
+    """
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
@@ -125,7 +131,7 @@ class _Parser:
         self.depth = 0
 
     def _split(self, text: str) -> list[str]:
-        """By hand: compiling a regular expression takes longer than all expressions of most bundles."""
+        """Split without regular expressions, whose compilation takes longer than all expressions of most bundles."""
         tokens, at = [], 0
         while at < len(text):
             start, at = at, at + 1
@@ -144,12 +150,12 @@ class _Parser:
         return tokens
 
     def _is_point(self, text: str, start: int, at: int) -> bool:
-        """Whether the point of a real number that starts at ``start`` is at ``at``."""
+        """Whether ``at`` is the decimal point of a real number that starts at ``start``."""
         number = text[start:at]
         return number.isdigit() and number.isascii() and text[at + 1 : at + 2] in _DIGITS
 
     def error(self, message: str) -> CorruptBundleError:
-        """The refusal of the text."""
+        """The error for an invalid expression."""
         shown = self.text if len(self.text) <= 200 else self.text[:200] + "…"
         return CorruptBundleError(f"The expression {shown!r} is not valid: {message}.")
 
@@ -195,7 +201,7 @@ class _Parser:
         return left
 
     def _joined(self, rank: int, signs: Sequence[str], operands: Sequence[_Part]) -> _Part:
-        """Operands, from the left, with operators of one rank between them."""
+        """Operands joined by operators of one rank, left-associative."""
         real = operands[0].real
         for sign, operand in zip(signs, operands[1:], strict=True):
             if sign in _OF_INTEGERS and (real or operand.real):
@@ -261,7 +267,7 @@ class _Parser:
 
 
 def _fold(functions: list[_Function], operands: list[Compiled]) -> Compiled:
-    """Sums and products, from the left."""
+    """Sums and products, left-associative."""
     left, right, *others = operands
     function, *further = functions
     if not others:

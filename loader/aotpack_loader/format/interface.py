@@ -1,4 +1,4 @@
-"""The rule on what a program tells tools beside its call: N5."""
+"""Rule N5, on the data that a program provides to tools in addition to its call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in messages, by the names that the model's author gave them (``batch``), not by the symbols of the graphs (``s0``)."""
+"""Names of sizes in messages: the author's names (``batch``) instead of the graphs' symbols (``s0``)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 class Labels:
     """The names of a method's symbols.
 
-    A symbol that the author gave no name is called by its entry in ``sources``, the argument that it is read off
-    (``img.shape[0]``), or as in the graphs.
+    A symbol without an author's name uses its entry in ``sources``, the argument it is read from
+    (``img.shape[0]``). If there is none, it keeps its name in the graphs.
     """
 
     def __init__(self, symbols: Sequence[schema.Symbol], sources: Mapping[str, str] | None = None) -> None:
@@ -24,11 +24,11 @@ class Labels:
         self._names |= {symbol.name: symbol.label for symbol in symbols if symbol.label and counts[symbol.label] == 1}
 
     def name(self, symbol: str) -> str:
-        """What to call one symbol."""
+        """The name to show for one symbol."""
         return self._names.get(symbol, symbol)
 
     def text(self, size: schema.Dim) -> str:
-        """A size or a constraint with the names in it."""
+        """A size or a constraint with the names to show."""
         return _WORD.sub(lambda found: self.name(found[0]), str(size))
 
     def range(self, symbol: schema.Symbol) -> str:

@@ -1,4 +1,4 @@
-"""Rules on the modules of a program: N1 to N4. The document says which there were, never what they do."""
+"""Rules N1 to N4, on the modules of a program. The document lists modules, but not what they compute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def resolve(path: str, modules: Mapping[str, schema.Module]) -> str | None:
-    """The path that the module at ``path`` is listed under: of a shared module the first. None: there is no such module."""
+    """The path under which the module at ``path`` is listed: the first path of a shared module.
+
+    None if it does not exist.
+    """
     found = ""
     for step in path.split(".") if path else ():
         found = f"{found}.{step}" if found else step
@@ -41,7 +44,10 @@ def resolve(path: str, modules: Mapping[str, schema.Module]) -> str | None:
 
 
 def _order_problems(program: schema.Program) -> Iterator[Problem]:
-    """N1: depth first, each below its parent. N2: what is shared is complete before it is shared."""
+    """N1: modules are listed depth first, each below its parent.
+
+    N2: a shared module is complete before it is shared.
+    """
     above: list[str] = []
     sizes: dict[str, int] = {}
     heights: dict[str, int] = {}
@@ -85,7 +91,7 @@ def _class_problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def _state_problems(program: schema.Program, known: Mapping[str, schema.Module]) -> Iterator[Problem]:
-    """N3: a parameter or buffer lies in a module, and one that lies in a shared module is one tensor."""
+    """N3: each parameter or buffer belongs to a module. In a shared module it is one tensor under all names."""
     held: dict[tuple[str, str], schema.StateEntry] = {}
     for i, entry in enumerate(program.state):
         at = f"$.state[{i}]"

@@ -1,4 +1,4 @@
-"""Tensor subclasses in documents: where they stand, how many plain tensors they come apart into, rules K1 to K5."""
+"""Tensor subclasses in documents: where they occur, the plain tensors inside them, and rules K1 to K5."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Placed = tuple[str, schema.Subclass]
 
 
 def plain_tensors(subclass: schema.Subclass | None) -> int:
-    """How many plain tensors a value is in a graph: those of a subclass, nested ones included; else the one it is."""
+    """Number of plain tensors that a value has in a graph. A subclass has several, nested ones included."""
     return 1 if subclass is None else sum(plain_tensors(_nested(part)) for part in subclass.parts)
 
 
 def part_names(subclass: schema.Subclass | None) -> list[str]:
-    """The attributes that lead to each plain tensor of a value (``.a.b``), in order; those of a plain tensor are none."""
+    """The attribute path of each plain tensor of a value (``.a.b``), in order; empty for a plain tensor."""
     if subclass is None:
         return [""]
     held = zip(subclass.attributes, subclass.parts, strict=True)
@@ -29,7 +29,7 @@ def part_names(subclass: schema.Subclass | None) -> list[str]:
 
 
 def part_positions(values: Sequence[schema.Subclass | None]) -> list[range]:
-    """Where each of several values stands among a graph's inputs or outputs, which are plain tensors."""
+    """The range of each value among a graph's inputs or outputs, which are plain tensors."""
     found: list[range] = []
     for value in values:
         start = found[-1].stop if found else 0
@@ -38,17 +38,17 @@ def part_positions(values: Sequence[schema.Subclass | None]) -> list[range]:
 
 
 def of_outputs(method: schema.Method) -> list[schema.Subclass | None]:
-    """What each output of the forward is put together to; null: a plain value."""
+    """The subclass of each output of the forward; None for a plain value."""
     return method.subclasses or [None] * method.num_outputs
 
 
 def of_gradients(backward: schema.Backward) -> list[schema.Subclass | None]:
-    """What each output of the backward is put together to; null: a plain tensor."""
+    """The subclass of each output of the backward; None for a plain tensor."""
     return backward.subclasses or [None] * num_gradients(backward)
 
 
 def of_primals(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> list[schema.Subclass | None]:
-    """What each primal of ``method`` is, given the program's state by name; null: a plain tensor."""
+    """The subclass of each primal of ``method``, given the program's state by name; None for a plain tensor."""
     return [_of_primal(primal, entries, method.leaves) for primal in method.primals]
 
 
@@ -70,7 +70,7 @@ def backward_arity(backward: schema.Backward) -> tuple[int, int]:
 
 
 def num_gradients(backward: schema.Backward) -> int:
-    """Number of values the backward graph stands for, a subclass being one."""
+    """Number of gradients that the backward graph computes; a subclass counts once."""
     return 1 + max((position for position in backward.gradients if position is not None), default=-1)
 
 
@@ -80,7 +80,7 @@ def names(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Metho
 
 
 def placed(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> Iterator[Placed]:
-    """Every subclass of a program that is not inside another, with its place."""
+    """Every subclass of a program that is not inside another, with its path in the document."""
     for i, entry in enumerate(state):
         if entry.subclass is not None:
             yield f"$.state[{i}].subclass", entry.subclass
@@ -89,7 +89,7 @@ def placed(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Meth
 
 
 def of_method(method: schema.Method, at: str) -> Iterator[Placed]:
-    """The subclasses of a method, with their places below ``at``."""
+    """The subclasses of a method, with their paths below ``at``."""
     leaves = [leaf.subclass if isinstance(leaf, schema.TensorLeaf) else None for leaf in method.leaves]
     found = [("leaves", leaves), ("subclasses", method.subclasses)]
     if method.backward is not None:
@@ -107,7 +107,7 @@ def stored_parts(subclass: schema.Subclass) -> list[schema.InnerTensor]:
 
 
 def leaf_sizes(leaf: schema.InputLeaf) -> Iterator[schema.Dim]:
-    """The sizes of a tensor argument, and of the tensors it holds; that which an integer argument is."""
+    """The sizes of a tensor argument and of its plain tensors, or the size that an integer argument is."""
     if isinstance(leaf, schema.IntegerLeaf):
         yield leaf.size
     if not isinstance(leaf, schema.TensorLeaf):
@@ -118,14 +118,17 @@ def leaf_sizes(leaf: schema.InputLeaf) -> Iterator[schema.Dim]:
 
 
 def sizes(subclass: schema.Subclass) -> Iterator[schema.Dim]:
-    """Every size and stride of a subclass and of what it holds."""
+    """Every size and stride of a subclass and its parts."""
     for part in [subclass, *_below(subclass)]:
         yield from part.shape
         yield from part.stride
 
 
 def depth_problems(program: schema.Program) -> Iterator[Problem]:
-    """K1: what walks a subclass may rely on its depth, and on one attribute for each part."""
+    """K1: the depth of a subclass is limited, and each part has one attribute.
+
+    Code that walks a subclass relies on it.
+    """
     for at, subclass in placed(program.state, program.methods):
         level: list[schema.Subclass] = [subclass]
         for _ in range(MAX_DEPTH):
@@ -215,7 +218,7 @@ def _names(subclass: schema.Subclass) -> set[str]:
 
 
 def data_problem(data: schema.Data, depth: int = MAX_DEPTH) -> str:
-    """What is wrong with plain data, or nothing."""
+    """The problem of plain data, or an empty string."""
     if not isinstance(data, (schema.DataSequence, schema.DataMapping)):
         return ""
     if depth == 0:

@@ -1,6 +1,7 @@
-"""Graphs within graphs: who may be given one, and how many values it takes and returns (spec/control-flow.md).
+"""Subgraphs: which operators take them, and how many values they take and return (spec/control-flow.md).
 
-Subgraphs are part of their parent's document, so they can neither form a cycle nor see a name of the parent's.
+Subgraphs are part of their parent's document. They can neither form a cycle nor use a name of the
+parent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ MAX_DEPTH: Final = 64
 
 
 class Use(NamedTuple):
-    """A subgraph as an operator uses it: it is given ``inputs`` values; null ``outputs``: it may return any number."""
+    """A subgraph as an operator uses it.
+
+    It gets ``inputs`` values. With None as ``outputs`` it may return any number.
+    """
 
     name: str
     inputs: int
@@ -32,7 +36,7 @@ def all_nodes(graph: schema.Graph) -> Iterator[schema.Node]:
 
 
 def output_values(graph: schema.Graph) -> list[schema.Value | None]:
-    """The recorded types of a graph's outputs; None for one that is no value."""
+    """The recorded types of a graph's outputs; None for an output that is not a value."""
     values = dict(zip(graph.inputs, graph.input_values, strict=True)) | {node.name: node.value for node in graph.nodes}
     return [values[output.name] if isinstance(output, schema.ValueRef) else None for output in graph.outputs]
 
@@ -46,9 +50,10 @@ def is_too_deep(graph: schema.Graph) -> bool:
 
 
 def problems(node: schema.Node, graph: schema.Graph) -> Iterator[str]:
-    """What breaks rule G7 in a node of ``graph`` whose subgraphs exist (G4)."""
+    """Violations of rule G7 in a node of ``graph`` whose subgraphs exist (G4)."""
     if node.op not in OPERATORS:
-        # Another higher-order operator is of a later version: a loader that runs it refuses it by name.
+        # An unknown higher-order operator belongs to a later version. The loader that runs the
+        # graph refuses it by name.
         if not node.op.startswith("higher_order.") and _graphs_in([*node.args, *node.kwargs.values()]):
             yield f"{node.op} takes no subgraph"
         return
@@ -73,7 +78,7 @@ OPERATORS: Final = frozenset(
 
 
 def single_result(node: schema.Node) -> list[str]:
-    """Subgraphs that the operator of ``node`` asks for one value, where torch expects that value and no tuple of it."""
+    """Subgraphs of ``node`` that return one value. torch expects the value itself rather than a tuple."""
     match node.op, node.args:
         case (("higher_order.while_loop" | "higher_order.while_loop_stack_output"), [GraphArg() as condition, *_]):
             return [condition.name]
@@ -83,7 +88,7 @@ def single_result(node: schema.Node) -> list[str]:
 
 
 def _uses(node: schema.Node, graph: schema.Graph) -> list[Use] | None:
-    """The subgraphs of a node whose operator is known, or None where the arguments are of another form."""
+    """The subgraphs of a node with a known operator; None if its arguments have another form."""
     match node.op.removeprefix("higher_order."), node.args:
         case "cond", [_, GraphArg() as true, GraphArg() as false, list() as operands]:
             outputs = len(graph.subgraphs[true.name].outputs)

@@ -1,7 +1,7 @@
-"""Rules that span several fields: what a document must satisfy beyond having the right types.
+"""Rules that span several fields: what a document must satisfy in addition to the schema's types.
 
-Each rule has a number, cited by the prose in spec/ and by the tests. Checking them once, when a bundle
-is opened, lets everything above trust its indices.
+Each rule has a number, which spec/ and the tests cite. The rules are checked once when a bundle is
+opened, so that all later code can rely on its indices.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def validate_program(program: schema.Program, where: str) -> None:
     """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, K1 to K5, and N1 to N4.
 
     Raises:
-        CorruptBundleError: lists every rule that is broken, with its place.
+        CorruptBundleError: lists every broken rule with its path in the document.
     """
-    # What walks a tree or a subclass below may rely on its depth.
+    # Later checks walk trees and subclasses, and rely on their depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
     problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
@@ -33,8 +33,10 @@ def validate_program(program: schema.Program, where: str) -> None:
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check C14: a target's executables take and return what the program's graphs do; C27 of what they overwrite; C13 of its
-    constraints.
+    """Check a target against its program.
+
+    C14: its executables take and return the same values as the program's graphs. C27: they
+    overwrite only what is donated. C13: its constraints are valid.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -74,7 +76,7 @@ def _overwritten_problems(executable: schema.Executable, allowed: Collection[int
 
 
 def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
-    """C14: a part is an executable, takes what there is by then, and gives what is used."""
+    """C14: each part is an executable, takes only values that exist by then, and returns the values that are used."""
     values = inputs
     for i, call in enumerate(sequence.calls):
         where = f"{at}.calls[{i}]"
@@ -108,13 +110,13 @@ def _are_names(keys: Iterable[object]) -> bool:
 
 
 def refuse(where: str, problems: list[Problem]) -> None:
-    """Raise what breaks the rules in document ``where``, if anything does."""
+    """Raise an error that lists the broken rules of document ``where``, if there are any."""
     if problems:
         raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
 
 
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
-    """C15: one item for each key or field, none of which repeats, and a depth that no honest tree has."""
+    """C15: each key or field has one item and none repeats. The depth is limited."""
     for name, method in program.methods.items():
         changed = schema.TupleNode([update.tree for update in method.updates])
         for part, tree in (("inputs", method.inputs), ("outputs", method.outputs), ("updates", changed)):
@@ -165,7 +167,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
             if original is None or original.tied_to is not None or original.kind != entry.kind:
                 yield Problem(at, f"C4: tied_to {entry.tied_to!r} is no earlier entry of the same kind")
         known[entry.name] = entry
-    clear = {""}  # modules below no entry: each is looked at once
+    clear = {""}  # modules that contain no entry, so that each is checked once
     for name in known:
         above = name
         while (above := above.rpartition(".")[0]) not in clear:
@@ -177,7 +179,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def _is_path(name: str) -> bool:
-    """Steps that dots join, without control characters."""
+    """Whether ``name`` is a path of steps separated by dots, without control characters."""
     return all(step and min(step) > "\x1f" for step in name.split("."))
 
 
@@ -285,7 +287,7 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
 def _base_problems(
     base: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf], at: str
 ) -> Iterator[Problem]:
-    """C18: each member is a tensor argument of known sizes and strides that lies inside the base."""
+    """C18: each member is a tensor argument of known sizes and strides, stored inside the base."""
     if isinstance(base, schema.ViewBasePrimal):
         yield from _sizes_problems([*base.shape], [*base.stride], at)
         size = _extent([*base.shape], [*base.stride])
@@ -306,7 +308,7 @@ def _base_problems(
 
 
 def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
-    """Elements from the first to the last, both counted; 0 if there are none."""
+    """Number of elements from the first to the last, inclusive; 0 if there are none."""
     pairs = [(int(size), int(step)) for size, step in zip(shape, stride, strict=False)]
     return 0 if any(size == 0 for size, _ in pairs) else 1 + sum((size - 1) * step for size, step in pairs)
 
@@ -365,7 +367,7 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
 
 
 def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
-    """C13: every expression parses, and uses only the method's symbols. A2: an argument determines each of them."""
+    """C13: every expression parses, and uses only the method's symbols. A2: arguments determine all symbols."""
     known = {symbol.name for symbol in method.symbols}
     if len(known) != len(method.symbols):
         yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
@@ -402,7 +404,7 @@ def _unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], a
 
 
 def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Those that are evaluated before the forward runs."""
+    """Expressions that are evaluated before the forward runs."""
     for text in method.constraints:
         yield ".constraints", text
     for size in method.sizes:
@@ -415,7 +417,7 @@ def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
 
 
 def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Those that are evaluated after it."""
+    """Expressions that are evaluated after the forward."""
     for i, mutation in enumerate(method.mutations):
         if mutation.geometry is not None:
             sizes = [*mutation.geometry.shape, *mutation.geometry.stride, mutation.geometry.offset]
@@ -439,7 +441,7 @@ def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
 
 
 def flat(args: Iterable[object]) -> Iterator[object]:
-    """Arguments of an operator, those in lists too."""
+    """Arguments of an operator, including those in lists."""
     for arg in args:
         if isinstance(arg, list):
             yield from flat(arg)
@@ -454,7 +456,7 @@ def _leaves(tree: schema.Tree) -> int:
 
 
 def in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
-    """Indices that are not below their counts."""
+    """Report indices that are not below their counts."""
     for index, count in pairs:
         if index >= count:
             yield Problem(at, f"{rule}: index {index} is out of range, there are {count}")

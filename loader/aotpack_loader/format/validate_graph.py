@@ -1,4 +1,4 @@
-"""Rules of a graph (spec/graph.md). Apart from those of a program, because native code is run without reading a graph."""
+"""Rules of a graph (spec/graph.md). They are separate from a program's rules, because native code needs no graph."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from .validate import flat, refuse
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:
-    """Check rules G1 to G4, G7 and G8: names are defined before they are used, once; subgraphs fit who uses them.
+    """Check rules G1 to G4, G7 and G8.
+
+    Each name is defined once, before its use. Subgraphs fit the operators that use them.
 
     Raises:
-        CorruptBundleError: lists every rule that is broken, with its place.
+        CorruptBundleError: lists every broken rule with its path in the document.
     """
     if subgraphs.is_too_deep(graph):
         refuse(where, [Problem("$.subgraphs", f"G8: they are nested more than {subgraphs.MAX_DEPTH} deep")])

@@ -1,4 +1,4 @@
-"""Rules for computations of XLA: C14, C25 and C26, numbered and cited as those of :mod:`.validate`."""
+"""Rules for computations of XLA: C14, C25 and C26, numbered and cited as in :mod:`.validate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def validate_computations(target: schema.Target, program: schema.Program, where:
     """Check rules C14, C25 and C26 of a target's computations.
 
     Raises:
-        CorruptBundleError: lists every one that does not fit.
+        CorruptBundleError: lists every computation that does not fit.
     """
     problems: list[Problem] = []
     if target.specializations and target.kind != "xla":
@@ -25,7 +25,7 @@ def validate_computations(target: schema.Target, program: schema.Program, where:
             problems += _computation_problems(computation, *arities[key], f"$.{place}")
     for name, method in program.methods.items():
         problems += _specialization_problems(target.specializations.get(name, []), method, f"$.specializations[{name!r}]")
-    refuse(where, problems)  # what follows relies on indices
+    refuse(where, problems)  # the checks below rely on indices
     for name, method in program.methods.items():
         for found in of_method(name, target):
             if (forward := found.get(f"{name}.forward")) is not None:
@@ -34,7 +34,7 @@ def validate_computations(target: schema.Target, program: schema.Program, where:
 
 
 def _arities(program: schema.Program) -> dict[str, tuple[int, int]]:
-    """How many inputs and outputs each graph has, by its key."""
+    """Number of inputs and outputs of each graph, by its key."""
     entries = {entry.name: entry for entry in program.state}
     found = {f"{name}.forward": subclasses.forward_arity(method, entries) for name, method in program.methods.items()}
     for name, method in program.methods.items():
@@ -44,7 +44,7 @@ def _arities(program: schema.Program) -> dict[str, tuple[int, int]]:
 
 
 def _computation_problems(computation: schema.XlaExecutable, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
-    """C14: a computation takes inputs of the graph, and there is one of its results or an input for each output."""
+    """C14: a computation takes inputs of the graph. Each output is one of its results or an input."""
     taken = [parameter.input for parameter in computation.parameters if parameter.input is not None]
     passed = [item.index for item in computation.outputs if isinstance(item, schema.GivenInput)]
     yield from in_range(at, "C14", [(index, inputs) for index in taken + passed])
@@ -62,7 +62,7 @@ def _computation_problems(computation: schema.XlaExecutable, inputs: int, output
 def _donation_problems(
     method: schema.Method, forward: schema.XlaExecutable, backward: schema.XlaExecutable | None, at: str
 ) -> Iterator[Problem]:
-    """C26: memory is taken of inputs that nobody else sees, or that are overwritten. To be asked where C14 holds."""
+    """C26: donated inputs are private or overwritten. C14 must hold already."""
     halves = [(forward, donations.of_forward(method, forward), f"{at}.forward")]
     if backward is not None and method.backward is not None:
         halves.append((backward, donations.of_backward(method, forward), f"{at}.backward"))
@@ -72,7 +72,7 @@ def _donation_problems(
 
 
 def _specialization_problems(codes: Sequence[schema.Specialization], method: schema.Method, at: str) -> Iterator[Problem]:
-    """C25: sizes are values that the symbols may have, each set once. C14: there are computations for the same graphs."""
+    """C25: sizes are valid for their symbols, each set once. C14: the same graphs have computations."""
     symbols = {symbol.name: symbol for symbol in method.symbols}
     for i, code in enumerate(codes):
         where = f"{at}[{i}]"

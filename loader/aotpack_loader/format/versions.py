@@ -1,17 +1,20 @@
 """The format's version and its history.
 
-Two numbers, changed for different reasons: :data:`FORMAT_VERSION` counts changes of the documents and
-the container; the calling convention of the graphs is part of the documents and changes with the major
-number only. A reader refuses another major version and ignores optional fields of a newer minor one.
+The version has two numbers. :data:`FORMAT_VERSION` counts changes of the documents and the
+container. The calling convention of the graphs is part of the documents, and changes only with the
+major number. A reader refuses another major version, and ignores optional fields of a newer minor
+version.
 
-Log, one line a version:
+Changes by version:
 
 * 1.0 (2026-11-21): first release.
-* 1.1 (2026-11-23): ``modules``, ``module_classes``, ``signature`` and ``pretrained`` of the
-  program, ``flags`` and ``lines`` of methods; ``leaf`` of records;
-  the feature ``containers``: ``updates`` of methods, trees of type ``given``;
-  ``imports`` of targets;
-  the feature ``sets_requires_grad`` of tensor arguments; the feature ``autocast-variants``.
+* 1.1 (2026-11-23):
+
+  * fields of the program: ``modules``, ``module_classes``, ``signature``, ``pretrained``;
+  * fields of methods: ``flags``, ``lines``; of records: ``leaf``; of targets: ``imports``;
+  * the feature ``containers``: ``updates`` of methods, trees of type ``given``;
+  * the feature ``sets_requires_grad`` of tensor arguments;
+  * the feature ``autocast-variants``.
 """
 
 from __future__ import annotations
@@ -53,13 +56,16 @@ def check_version(program: Program) -> None:
 
 
 def torch_satisfies(version: str, specifier: str) -> bool:
-    """Whether torch release ``version`` satisfies ``specifier``: ``>=2.9`` or ``==2.13.*``, comma for both, empty for any."""
+    """Whether torch release ``version`` satisfies ``specifier``.
+
+    Clauses are ``>=2.9`` or ``==2.13.*``, joined by commas. An empty specifier accepts any release.
+    """
     release = _release(version.partition("+")[0])
     return all(_satisfies(release, clause.strip()) for clause in specifier.split(",") if clause.strip())
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The first three numbers of ``2.9.0a0``."""
+    """The first three numbers of a version such as ``2.9.0a0``."""
     numbers = "".join(c if c.isdecimal() else " " for c in version).split()
     return tuple(map(int, numbers[:3]))
 

@@ -1,8 +1,7 @@
 """Bind ``(args, kwargs)`` of a call to flat leaves, by Python's rules for parameters.
 
-Errors use the parameter names of the original (``img``, ``batch['labels']``). An argument that
-the original takes
-through ``*rest`` has no name, so errors give its index (``args[3]``).
+Errors use the parameter names of the original (``img``, ``batch['labels']``). An argument that the
+original takes through ``*rest`` has no name, so errors give its index (``args[3]``).
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class Arguments:
         self._is_flat = all(isinstance(item, schema.LeafNode) for item in [*args_tree.items, *kwargs_tree.items])
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], problems: list[Problem]) -> list[Any]:
-        """Return the caller's leaves in order, unchecked. What does not fit the trees is added to
-        ``problems``."""
+        """Return the caller's leaves in order, unchecked. What does not fit the trees is added to ``problems``."""
         if len(args) != self._count or kwargs.keys() != self._keywords:
             args, kwargs = self._bind(args, kwargs)
             self._report(args, kwargs, problems)

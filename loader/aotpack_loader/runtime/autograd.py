@@ -1,5 +1,4 @@
-"""Connects a method to autograd: its forward and backward executables become one node of the
-autograd graph."""
+"""Connects a method to autograd: its forward and backward executables become one node of the autograd graph."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Differentiable:
         self.non_differentiable = [i for i, output in enumerate(self.visible) if output in non_differentiable]
         self.own = own_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
-        # Some operators of torch give undefined gradients, so an output may lead back to no
-        # primal.
+        # Some operators of torch give undefined gradients, so an output may lead back to no primal.
         # Such an output requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
         self.detached = [gradient is None and all(sources) for gradient in self.gradients]
@@ -59,8 +57,7 @@ class Differentiable:
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward. Outputs that require grad are attached to autograd."""
         # A primal without a gradient is detached, so that autograd does not walk its history
-        # (AOTAutograd,
-        # "Detaching inputs that never need gradients").
+        # (AOTAutograd, "Detaching inputs that never need gradients").
         arguments = [
             primal.detach() if detached and primal.requires_grad else primal
             for primal, detached in zip(primals, self.detached, strict=True)
@@ -89,8 +86,7 @@ class Differentiable:
         return self.non_differentiable + idle
 
     def _primals_behind(self, tangent: int) -> list[int]:
-        """Primals whose gradient depends on ``tangent``: the tangent's output was computed from
-        them."""
+        """Primals whose gradient depends on ``tangent``: the tangent's output was computed from them."""
         return [
             i
             for i, gradient in enumerate(self.gradients)
@@ -135,8 +131,10 @@ class _Saved:
 
 
 class _Call:
-    """One call in progress. ``autograd.Function`` takes tensors only as arguments and results;
-    this carries the rest."""
+    """One call in progress.
+
+    ``autograd.Function`` takes tensors only as arguments and results; this carries the rest.
+    """
 
     __slots__ = (
         "anchors",
@@ -165,8 +163,7 @@ class _Call:
 
 
 class Tangent:
-    """Converts an incoming gradient to the layout the backward graph was compiled for. A missing
-    one becomes zeros."""
+    """Converts an incoming gradient to the layout the backward graph was compiled for. A missing one becomes zeros."""
 
     def __init__(self, position: int, tangent: schema.Tangent) -> None:
         self.position = position
@@ -286,8 +283,7 @@ def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _run(backward: Executable, arguments: list[Any], device: torch.device) -> list[Any]:
-    """Run the backward graph without autocast and without gradients. The graph holds its own
-    casts."""
+    """Run the backward graph without autocast and without gradients. The graph holds its own casts."""
     if torch.is_autocast_enabled(device.type):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return backward(arguments)
@@ -327,8 +323,7 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
 
 
 class _Anchor(torch.autograd.Function):
-    """A node without data on the history of a primal. It connects gradients of gradients to the
-    primal."""
+    """A node without data on the history of a primal. It connects gradients of gradients to the primal."""
 
     @staticmethod
     def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
@@ -364,8 +359,7 @@ class _SecondDerivative(torch.autograd.Function):
 
 
 def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
-    """Make gradients under ``create_graph=True`` usable as they are, and an error when
-    differentiated again.
+    """Make gradients under ``create_graph=True`` usable as they are, and an error when differentiated again.
 
     ``anchors`` are the tensors whose second derivative could be requested: leaves, earlier nodes,
     incoming gradients.

@@ -1,5 +1,4 @@
-"""Synthetic bases: one tensor replaces arguments that share memory, if the method writes to one
-of them.
+"""Synthetic bases: one tensor replaces arguments that share memory, if the method writes to one of them.
 
 This does at run time what AOTAutograd's synthetic bases do. The graph takes the base and makes the
 arguments as views of it. Writes go through the base, so every argument sees them.
@@ -67,8 +66,7 @@ class Base:
         return tensor.detach().as_strided((self._size,), (1,), offset)
 
     def count_writes(self, given: Sequence[torch.Tensor], before: Sequence[int]) -> None:
-        """Increase version counters as an in-place write does, for written leaves with a counter
-        of their own."""
+        """Increase version counters as an in-place write does, for written leaves with a counter of their own."""
         for leaf, version in zip(self.written, before, strict=True):
             if given[leaf]._version == version:
                 torch.autograd.graph.increment_version(given[leaf])
@@ -88,8 +86,7 @@ class Base:
 
 
 def _is_related(tensor: torch.Tensor, base: torch.Tensor, member: schema.BaseMember) -> bool:
-    """Whether autograd knows ``tensor`` as a view of ``base``. A detached member must not require
-    grad."""
+    """Whether autograd knows ``tensor`` as a view of ``base``. A detached member must not require grad."""
     if member.detached:
         return not tensor.requires_grad
     return tensor is base or (tensor._base is base and tensor.requires_grad == base.requires_grad)

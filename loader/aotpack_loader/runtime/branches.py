@@ -1,5 +1,4 @@
-"""The error for a call in which a traced Python branch goes another way than on the example
-inputs."""
+"""The error for a call in which a traced Python branch goes another way than on the example inputs."""
 
 from __future__ import annotations
 

@@ -94,8 +94,7 @@ class MethodCall:
             bridge.second = SecondDerivative(self.method, convention, second, self._device)
 
     def bridges(self) -> list[Differentiable]:
-        """The connections of this method to autograd: one for each compiled variant, none without
-        gradients."""
+        """The connections of this method to autograd: one for each compiled variant, none without gradients."""
         return [] if self.differentiable is None else [self.differentiable]
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
@@ -154,8 +153,8 @@ class MethodCall:
             given, laid_out, environment = self._requiring_gradients(given, laid_out, environment, args, kwargs)
         versions = self._add_bases(given, laid_out) if self._bases else []
         primals = [read(state, given) for read in self._primals]
-        # The epilogue needs the caller's own tensors, too. Read again only if some had to be
-        # copied to other strides.
+        # The epilogue needs the caller's own tensors, too. Read again only if some had to be copied
+        # to other strides.
         as_given = all(map(operator.is_, given, laid_out))
         as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
         arguments = as_run.copy()  # the forward empties its list
@@ -172,8 +171,7 @@ class MethodCall:
     def _requiring_gradients(
         self, given: list[Any], laid_out: list[Any], environment: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any], dict[str, int]]:
-        """Call ``requires_grad_()`` on the arguments on which the original does. Copies of them
-        are made again."""
+        """Call ``requires_grad_()`` on the arguments on which the original does. Copies of them are made again."""
         for leaf in self._made_to_require:
             given[leaf].requires_grad_()
         if all(given[leaf] is laid_out[leaf] for leaf in self._made_to_require):
@@ -181,8 +179,7 @@ class MethodCall:
         return self.inputs(args, kwargs)
 
     def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
-        """Add the bases to the leaves. Returns the versions of the leaves written through each
-        base."""
+        """Add the bases to the leaves. Returns the versions of the leaves written through each base."""
         bases = [base(given, laid_out) for base in self._bases]
         versions = [[given[leaf]._version for leaf in base.written] for base in self._bases]
         given += bases
@@ -209,8 +206,7 @@ class MethodCall:
 
 
 def _containers_of(method: schema.Method) -> Containers | None:
-    """The changes to make to the caller's containers; None if the method changes and returns
-    none."""
+    """The changes to make to the caller's containers; None if the method changes and returns none."""
     if not method.updates and not holds_given(method.outputs):
         return None
     from .containers import Containers  # most programs have none

@@ -1,9 +1,8 @@
 """Checks of ``load(..., check="full")``: asserts at every call what the build assumed of a method.
 
-They extend AOTAutograd's debug asserts, and never change a result. A failed check never means
-that the caller's
-arguments are wrong. The cause is the bundle, its target's code, the loader, or a write to memory
-that autograd did not see.
+They extend AOTAutograd's debug asserts, and never change a result. A failed check never means that
+the caller's arguments are wrong. The cause is the bundle, its target's code, the loader, or a write
+to memory that autograd did not see.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ Marks = list[tuple[int, int] | None]
 
 
 class Checks:
-    """The checks of one method whose graphs take and return plain tensors. The caller may still
-    see subclasses.
+    """The checks of one method whose graphs take and return plain tensors. The caller may still see subclasses.
 
     Args:
         name: the method's name.
@@ -43,7 +41,7 @@ class Checks:
         device: where the executables run.
         entries: the program's state by name.
         own_layout: whether the target's code chooses the strides of the tensors it saves for its
-        own backward.
+            own backward.
     """
 
     def __init__(
@@ -119,8 +117,7 @@ class Checks:
     # ------------------------------------------------------------ forward
 
     def run_forward(self, forward: Executable, inputs: Sequence[Any], environment: Environment) -> list[Any]:
-        """Run the forward graph, and check that its inputs and outputs match the graph's
-        description.
+        """Run the forward graph, and check that its inputs and outputs match the graph's description.
 
         Raises:
             CheckError: lists all mismatches.
@@ -170,8 +167,7 @@ class Checks:
                 yield Problem(f"{self._name}, sizes", f"should satisfy {text}, are {dict(environment)}")
 
     def _sharing(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Problem]:
-        """Report fresh results that share memory with a primal, and donated values that share
-        memory with anything."""
+        """Report fresh results that share memory with a primal, and donated values that share memory with anything."""
         tensors = [(item, value) for item, value in zip(self._inputs, inputs, strict=True) if isinstance(value, torch.Tensor)]
         of_primals = {storage_of(value): item.where.partition(", ")[2] for item, value in tensors}
         for i in self._fresh:
@@ -208,16 +204,13 @@ class Checks:
     def run_backward(
         self, backward: Executable, arguments: list[Any], remembered: Remembered, environment: Environment, *, retained: bool
     ) -> list[Any]:
-        """Run the backward graph, and check the saved values, the tangents and the gradients
-        against the description.
+        """Run the backward graph, and check the saved values, the tangents and the gradients against the description.
 
         Saved values must equal those of the forward, however they were kept. They may differ only
-        if a hook
-        of the caller returned them in other memory.
+        if a hook of the caller returned them in other memory.
 
-        ``retained`` means that the graph is kept, or that hooks may have kept saved values.
-        Donated values
-        must then stay unchanged by the run.
+        ``retained`` means that the graph is kept, or that hooks may have kept saved values. Donated
+        values must then stay unchanged by the run.
 
         Raises:
             CheckError: lists all mismatches.
@@ -254,8 +247,8 @@ class Checks:
     def see_results(self, given: CallValues, before: Marks, results: list[Any]) -> None:
         """Check the results of a call.
 
-        Only declared tensors may be written to. Aliases must share their base's storage.
-        Gradients flow where declared.
+        Only declared tensors may be written to. Aliases must share their base's storage. Gradients
+        flow where declared.
 
         Raises:
             CheckError: lists all mismatches.
@@ -310,8 +303,7 @@ class SubclassChecks(Checks):
     """The checks of a method with values that are subclasses, or whose forward takes sizes.
 
     An executable here takes the caller's tensors to the graph and back. Beside its arguments it
-    gets a
-    function that runs the graph itself on plain tensors.
+    gets a function that runs the graph itself on plain tensors.
     """
 
     def __init__(
@@ -343,8 +335,7 @@ class SubclassChecks(Checks):
         ]
 
     def run_forward(self, forward: Callable[..., list[Any]], inputs: Sequence[Any], environment: Environment) -> list[Any]:
-        """Check as for plain tensors, and that the subclasses made from the outputs match the
-        description."""
+        """Check as for plain tensors, and that the subclasses made from the outputs match the description."""
         run = super().run_forward
         outputs = forward(list(inputs), lambda graph, plain: run(graph, plain, environment))
         self._raise([*_made_otherwise(self._made, outputs, environment)])
@@ -359,8 +350,7 @@ class SubclassChecks(Checks):
         *,
         retained: bool,
     ) -> list[Any]:
-        """Check as for plain tensors, and that the subclasses made from the gradients match the
-        description."""
+        """Check as for plain tensors, and that the subclasses made from the gradients match the description."""
         run = super().run_backward
         results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
         self._raise([*_made_otherwise(self._made_gradients, results, environment)])
@@ -402,8 +392,7 @@ _KINDS: dict[type, str] = {
 
 
 def _results_by_output(method: schema.Method) -> dict[int, str]:
-    """The forward outputs that are not only for the backward, each with a description of its
-    use."""
+    """The forward outputs that are not only for the backward, each with a description of its use."""
     found = {
         mutation.output: f" (new value of {_primal_name(method.primals[mutation.primal], method)})"
         for mutation in method.mutations

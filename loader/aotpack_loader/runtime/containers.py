@@ -1,5 +1,4 @@
-"""Dictionaries and lists of the caller that a call changes or returns, as the same objects, as in
-eager.
+"""Dictionaries and lists of the caller that a call changes or returns, as the same objects, as in eager.
 
 Only methods that do so use this module (``Method.updates``, nodes of type ``given``).
 """
@@ -90,8 +89,7 @@ class _Update:
 
 
 def _kept(before: Sequence[Any], after: Sequence[Any]) -> set[Any]:
-    """The keys that keep their position. All keys after them have been added at the end, in the
-    new order."""
+    """The keys that keep their position. All keys after them have been added at the end, in the new order."""
     kept: list[Any] = []
     left = iter(before)
     for key in after:
@@ -121,8 +119,7 @@ def _node(tree: schema.Tree, path: Sequence[int]) -> schema.Tree:
 
 
 def _keys(tree: schema.Tree, path: Sequence[int]) -> list[Any]:
-    """Keys, indices and field names that lead from ``(args, kwargs)`` to the node that ``path``
-    names in ``tree``."""
+    """Keys, indices and field names that lead from ``(args, kwargs)`` to the node that ``path`` names in ``tree``."""
     found: list[Any] = []
     for position in path:
         if isinstance(tree, schema.DictNode):

@@ -1,5 +1,4 @@
-"""After the forward graph: write mutations back to the mutated tensors, then build the caller's
-results.
+"""After the forward graph: write mutations back to the mutated tensors, then build the caller's results.
 
 It does what AOTAutograd's runtime epilogue (``RuntimeWrapper``) does, from a recorded description.
 """
@@ -39,8 +38,7 @@ class Epilogue:
         self.unflatten: Callable[[Any], Any] = unflattener(method.outputs) if nested else list
 
     def __call__(self, given: CallValues, environment: Environment) -> Any:
-        """Return the caller's results. Values of ``given.outputs`` that require grad are attached
-        to autograd."""
+        """Return the caller's results. Values of ``given.outputs`` that require grad are attached to autograd."""
         primals, _, outputs = given
         before = [] if self._checks is None else self._checks.before_results(primals)
         self._mutate(primals, outputs, environment)

@@ -31,8 +31,7 @@ class Expected:
     strides: bool = True
 
     def problems(self, value: Any, environment: Environment, device: torch.device) -> Iterator[Problem]:
-        """Report how ``value`` differs from the record. Sizes that depend on data are not
-        checked."""
+        """Report how ``value`` differs from the record. Sizes that depend on data are not checked."""
         kind = self.value
         if isinstance(kind, schema.TensorValue):
             if not isinstance(value, torch.Tensor):
@@ -41,8 +40,8 @@ class Expected:
             shape = _sizes(kind.shape, environment)
             wanted = f"{kind.dtype}[{','.join('?' if size is None else str(size) for size in shape)}] on {device.type}"
             dtype = str(value.dtype).removeprefix("torch.")
-            # Without elements the dtype does not matter, and some operators return another one
-            # than in the trace.
+            # Without elements the dtype does not matter, and some operators return another one than
+            # in the trace.
             if (dtype != kind.dtype and value.numel()) or value.device.type != device.type or not _agree(value.shape, shape):
                 found = f"{dtype}[{','.join(map(str, value.shape))}] on {value.device.type}"
                 yield Problem(self.where, f"should be {wanted}, is {found}")
@@ -76,7 +75,9 @@ def _agree(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
 
 def origins(graph: schema.Graph) -> list[str]:
     """For each output the value whose memory it may use: itself, an input or another node.
-    Follows views to their base."""
+
+    Follows views to their base.
+    """
     made = {node.name: node for node in graph.nodes}
 
     def origin(name: str) -> str:
@@ -112,8 +113,7 @@ def storages_of(tensor: torch.Tensor) -> frozenset[int]:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A checksum of the elements and their order. It detects changes, but not a deliberate
-    forgery."""
+    """A checksum of the elements and their order. It detects changes, but not a deliberate forgery."""
     data = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
     total = 0
     for chunk in data.split(_CHUNK):

@@ -1,9 +1,7 @@
-"""Checks at every call which arguments are the same tensor, and which share memory that the
-method writes to.
+"""Checks at every call which arguments are the same tensor, and which share memory that the method writes to.
 
-Only methods that write compare memory; other methods are correct for every pattern. Arguments
-that shared
-memory at build become one base in the graph (:mod:`.bases`).
+Only methods that write compare memory; other methods are correct for every pattern. Arguments that
+shared memory at build become one base in the graph (:mod:`.bases`).
 """
 
 from __future__ import annotations
@@ -118,8 +116,7 @@ class Memory:
     def _near(
         self, tensor: torch.Tensor, entries: Sequence[StateMemory], state: Mapping[str, torch.Tensor]
     ) -> Sequence[StateMemory]:
-        """State tensors whose address range overlaps the tensor's. This quick check nearly always
-        finds none."""
+        """State tensors whose address range overlaps the tensor's. This quick check nearly always finds none."""
         low, high = span(tensor)
         return [entry for entry in entries if (start := state[entry[0]].data_ptr()) < high and low < start + entry[1]]
 
@@ -132,8 +129,7 @@ def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]
 
 
 def _reach(entry: schema.StateEntry) -> int:
-    """Size in bytes from an entry's first to its last element. Its tensor has the entry's sizes
-    and strides."""
+    """Size in bytes from an entry's first to its last element. Its tensor has the entry's sizes and strides."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     return 0 if 0 in entry.shape else extent(entry.shape, entry.stride) * dtype.itemsize
 

@@ -1,9 +1,7 @@
-"""Binds the caller's arguments to the recorded tree and checks them against what the graphs
-assume.
+"""Binds the caller's arguments to the recorded tree and checks them against what the graphs assume.
 
 All mismatches are reported together before anything runs, each under the path of its argument.
-Compiled code
-relies on sizes and strides without a check, so every argument is checked here.
+Compiled code relies on sizes and strides without a check, so every argument is checked here.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ Check = Callable[[Any, Environment, list[Problem]], Any]
 
 
 class LayoutWarning(UserWarning):
-    """An argument has other strides than at build, so it is copied. Results have the strides of
-    the build.
+    """An argument has other strides than at build, so it is copied. Results have the strides of the build.
 
     It is given once for each argument.
     """
@@ -61,8 +58,7 @@ class Inputs:
         return TensorCheck(leaf, device, bound, symbols, with_gradients)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], Environment]:
-        """Return the caller's leaves, the leaves with the strides the graphs expect, and the
-        symbols' values.
+        """Return the caller's leaves, the leaves with the strides the graphs expect, and the symbols' values.
 
         Raises:
             InputError: lists every argument that does not fit.
@@ -91,8 +87,7 @@ class Inputs:
         return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
 
     def _not_met(self, text: str, environment: Environment) -> Problem:
-        """The problem for a violated constraint. It shows each size, the argument it comes from
-        and its value."""
+        """The problem for a violated constraint. It shows each size, the argument it comes from and its value."""
         sources = dict(source for _, check in self.binding for source in check.sources())
         labels = _labels(self._symbols, sources)
         found = [(labels.name(name), sources[name], environment[name]) for name in sorted(expressions.symbols(text))]
@@ -223,8 +218,7 @@ class TensorCheck:
             return value
 
     def lost_gradient(self) -> Problem:
-        """The problem for an argument that requires grad although the bundle computes no gradient
-        for it."""
+        """The problem for an argument that requires grad although the bundle computes no gradient for it."""
         message = (
             "requires a gradient, and the bundle was built without one for it; "
             "pass it detached, or build with an example that requires a gradient"
@@ -234,8 +228,7 @@ class TensorCheck:
         return Problem(self.leaf.path, message)
 
     def bind(self, value: Any, environment: Environment) -> None:
-        """Read the symbols that this argument determines. Later checks decide whether the sizes
-        fit."""
+        """Read the symbols that this argument determines. Later checks decide whether the sizes fit."""
         if isinstance(value, torch.Tensor) and value.dim() == len(self.leaf.shape):
             for dim, symbol in self.binds:
                 environment[symbol.name] = value.shape[dim]
@@ -253,8 +246,7 @@ class TensorCheck:
         )
 
     def _laid_out(self, value: torch.Tensor, environment: Environment, problems: list[Problem]) -> torch.Tensor:
-        """The tensor with the strides the graphs rely on. If its strides differ, a copy that
-        autograd can follow."""
+        """The tensor with the strides the graphs rely on. If its strides differ, a copy that autograd can follow."""
         if self.stride is None:
             return value
         strides = value.stride()

@@ -13,8 +13,7 @@ _PATIENCE = 4096
 
 
 class ByteRange(NamedTuple):
-    """The bytes of a tensor's elements: start, sizes, strides in elements, and bytes of an
-    element."""
+    """The bytes of a tensor's elements: start, sizes, strides in elements, and bytes of an element."""
 
     start: int
     shape: tuple[int, ...]
@@ -22,8 +21,7 @@ class ByteRange(NamedTuple):
     width: int
 
     def meet(self, other: ByteRange) -> bool:
-        """Whether the elements of both share a byte. Different columns of one matrix share
-        none."""
+        """Whether the elements of both share a byte. Different columns of one matrix share none."""
         if 0 in self.shape or 0 in other.shape:
             return False
         ranges: dict[int, tuple[int, int]] = {}
@@ -40,8 +38,7 @@ class ByteRange(NamedTuple):
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address of a tensor and the address after its last byte; equal for a tensor without
-    elements."""
+    """First address of a tensor and the address after its last byte; equal for a tensor without elements."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -62,8 +59,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b`` share a byte. Columns of one matrix share none, though their
-    address ranges overlap.
+    """Whether ``a`` and ``b`` share a byte. Columns of one matrix share none, though their address ranges overlap.
 
     Tensors of an XLA device have no addresses. They count as overlapping if they are views of one
     storage.
@@ -84,8 +80,7 @@ def _byte_range(tensor: torch.Tensor) -> ByteRange:
 
 
 def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:
-    """Whether some sum of multiples of the steps, each within its bounds, is in ``low..high``;
-    steps descend."""
+    """Whether some sum of multiples of the steps, each within its bounds, is in ``low..high``; steps descend."""
     tails = [steps[i:] for i in range(len(steps) + 1)]
     rest = [(sum(s * first for s, first, _ in tail), sum(s * last for s, _, last in tail)) for tail in tails]
     pending, looked = [(0, low, high)], 0

@@ -1,5 +1,4 @@
-"""Global modes of the caller on which eager depends: autocast, determinism and function
-transforms.
+"""Global modes of the caller on which eager depends: autocast, determinism and function transforms.
 
 Gradient mode and train/eval mode select the method (:mod:`..program`). The modes here must match
 the selected method.
@@ -34,7 +33,7 @@ class Modes:
         method: the method, which records the modes it was built in.
         device: where it runs.
         native: whether compiled code computes it, which reads memory and bypasses torch's
-        dispatcher.
+            dispatcher.
     """
 
     def __init__(self, method: schema.Method, device: torch.device, *, native: bool) -> None:
@@ -72,8 +71,7 @@ class Modes:
         return torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
 
     def other_autocast(self, current: torch.dtype | None, known: Sequence[torch.dtype | None]) -> ModeError:
-        """The error for a call under another autocast than those in ``known``, for which the
-        bundle was built."""
+        """The error for a call under another autocast than those in ``known``, for which the bundle was built."""
         built = " and ".join("without autocast" if dtype is None else f"under autocast to {dtype}" for dtype in known)
         now = "off" if current is None else f"on, to {current}"
         calls = " or ".join(_entering(dtype, self._kind) for dtype in known)

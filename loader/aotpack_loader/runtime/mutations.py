@@ -31,8 +31,7 @@ class Mutations:
         """Write ``outputs`` to ``primals``.
 
         ``primals`` are the caller's own tensors. ``outputs`` come from the forward; those that
-        require grad are attached to
-        autograd.
+        require grad are attached to autograd.
         """
         for primal, output, write in self._writes:
             write(primals[primal], outputs[output], environment)
@@ -116,7 +115,8 @@ def _sizes(sizes: list[schema.Dim]) -> Callable[[Environment], list[int]]:
 
 class Layouts:
     """Checks arguments whose sizes or strides a method changes in place: their strides and offset
-    must be the build's."""
+    must be the build's.
+    """
 
     def __init__(self, method: schema.Method) -> None:
         self._leaves: list[tuple[int, str, bool]] = []
@@ -127,8 +127,7 @@ class Layouts:
                 self._leaves.append((primal.leaf, method.leaves[primal.leaf].path, from_start))
 
     def check(self, given: Sequence[Any], laid_out: Sequence[Any]) -> None:
-        """Check the caller's leaves. ``laid_out`` has a copy instead of a leaf that has other
-        strides than at build.
+        """Check the caller's leaves. ``laid_out`` has a copy instead of a leaf that has other strides than at build.
 
         Raises:
             InputError: names all arguments that do not fit; nothing was run.
@@ -148,8 +147,7 @@ class Layouts:
 
 
 class WrittenLeaves:
-    """Checks arguments that a method writes to with gradients. A leaf that requires grad is
-    refused, as in eager."""
+    """Checks arguments that a method writes to with gradients. A leaf that requires grad is refused, as in eager."""
 
     def __init__(self, method: schema.Method) -> None:
         self.leaves: list[tuple[int, str]] = []

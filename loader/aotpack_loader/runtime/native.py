@@ -1,10 +1,8 @@
-"""Calls in native code: selects the methods that the target's call library can call, and
-describes them to it.
+"""Calls in native code: selects the methods that the target's call library can call, and describes them to it.
 
 Native code does the same as :mod:`.call`, for simple methods and ordinary calls. Everything else
-stays in Python. Native
-code reports no errors about arguments. If a call does not fit it returns None before anything has
-run.
+stays in Python. Native code reports no errors about arguments. If a call does not fit it returns
+None before anything has run.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ _PATIENCE = 64
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
-    """Let ``library`` call a method, if it can. Returns ``native``, or ``python`` and the
-    reason."""
+    """Let ``library`` call a method, if it can. Returns ``native``, or ``python`` and the reason."""
     if found := obstacle(call, library):
         return f"python: {found}"
     library.on_refusal(refuse)
@@ -100,8 +97,7 @@ def _is_short(graph: Any, library: CallLibrary) -> bool:
 
 
 def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
-    """The argument of :meth:`CallLibrary.make` (spec/targets.md): a method at the sizes of
-    ``environment``."""
+    """The argument of :meth:`CallLibrary.make` (spec/targets.md): a method at the sizes of ``environment``."""
     method, state = call.method, call.state.expected
     names = {name: len(method.leaves) + i for i, name in enumerate(state)}
     constants = [primal.name for primal in method.primals if isinstance(primal, schema.ConstantPrimal)]
@@ -162,8 +158,10 @@ def _apart(memory: Memory, places: Mapping[str, int]) -> list[tuple[int, int]]:
 
 
 def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
-    """Code that the library runs itself, or a Python function for a graph in parts. ``sizes`` are
-    inputs that are no tensors."""
+    """Code that the library runs itself, or a Python function for a graph in parts.
+
+    ``sizes`` are inputs that are no tensors.
+    """
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
         return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}

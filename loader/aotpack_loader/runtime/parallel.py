@@ -1,5 +1,4 @@
-"""Hints for users of tools that split a loaded bundle or add adapters to it, which compiled code
-cannot support."""
+"""Hints for users of tools that split a loaded bundle or add adapters to it, which compiled code cannot support."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Results that were named tuples, dataclasses or model outputs in the original.
 
 The original class is never imported. Replacement classes are made here with the same fields.
-torch's tree
-functions, DDP and FSDP treat them like the original. Two kinds of classes are taken from modules
-that the
-caller has imported: ``torch.return_types``, and model outputs of the packages in
-:data:`_MODEL_OUTPUTS`.
+torch's tree functions, DDP and FSDP treat them like the original. Two kinds of classes are taken
+from modules that the caller has imported: ``torch.return_types``, and model outputs of the packages
+in :data:`_MODEL_OUTPUTS`.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ def _is_attribute(name: str, kind: str) -> bool:
 
 
 class TupleRecord(tuple[Any, ...]):
-    """Replacement for a named tuple. :func:`tuple_class` makes one subclass for each name and
-    fields."""
+    """Replacement for a named tuple. :func:`tuple_class` makes one subclass for each name and fields."""
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]] = ()
@@ -100,8 +97,7 @@ def tuple_class(name: str, fields: tuple[str, ...]) -> type[TupleRecord]:
 
 
 class ObjectRecord:
-    """Replacement for a dataclass. :func:`object_class` makes one subclass for each name and
-    fields."""
+    """Replacement for a dataclass. :func:`object_class` makes one subclass for each name and fields."""
 
     _recorded: ClassVar[tuple[Any, ...]] = ()
 
@@ -123,8 +119,7 @@ class ObjectRecord:
 
 @cache
 def object_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...], *, registered: bool) -> type[ObjectRecord]:
-    """The replacement for dataclasses of class ``name``. ``registered``: torch's tree functions
-    flatten it."""
+    """The replacement for dataclasses of class ``name``. ``registered``: torch's tree functions flatten it."""
     kind = _dataclass(name, ObjectRecord, fields, nones, {"_recorded": (name, fields, nones, registered)})
     if registered:
         known = (*fields, *nones)
@@ -197,8 +192,7 @@ def mapping_class(name: str, fields: tuple[str, ...], nones: tuple[str, ...]) ->
 
 
 class _MappingMaker:
-    """Makes model outputs. Uses the original's class if the caller has imported it, else a
-    replacement."""
+    """Makes model outputs. Uses the original's class if the caller has imported it, else a replacement."""
 
     def __init__(self, name: str, fields: tuple[str, ...], nones: tuple[str, ...]) -> None:
         self._recorded = name, fields, nones
@@ -228,12 +222,10 @@ def _fill(record: OrderedDict[str, Any], values: Iterable[tuple[str, Any]] | dic
 def _imported_class(
     name: str, fields: tuple[str, ...], nones: tuple[str, ...], module: str, base_name: str
 ) -> type[OrderedDict[str, Any]] | None:
-    """The class ``name`` if its package was imported and defines it, else a similar class; None
-    if there is neither.
+    """The class ``name`` if its package was imported and defines it, else a similar class; None if there is neither.
 
-    Nothing is imported. Names are looked up in the dictionaries of imported modules of the
-    packages above. The
-    class must derive from the package's base of model outputs and have these fields.
+    Nothing is imported. Names are looked up in the dictionaries of imported modules of the packages
+    above. The class must derive from the package's base of model outputs and have these fields.
     """
     base = vars(sys.modules[module]).get(base_name)
     if not isinstance(base, type) or not issubclass(base, OrderedDict):
@@ -272,8 +264,7 @@ def _class(name: str, base: type[_T], body: dict[str, Any]) -> type[_T]:
 def _bound(
     kind: str, names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any], optional: Iterable[str] = ()
 ) -> list[Any]:
-    """The values of the fields ``names`` from the arguments of a call. ``optional`` fields
-    default to None.
+    """The values of the fields ``names`` from the arguments of a call. ``optional`` fields default to None.
 
     Raises:
         TypeError: an argument is missing, unknown or given twice.

@@ -1,5 +1,4 @@
-"""Gradients that can be differentiated again. A second method computes them from the primals of
-the first."""
+"""Gradients that can be differentiated again. A second method computes them from the primals of the first."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class SecondDerivative:
     def __call__(
         self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], given: set[int], before: Before
     ) -> list[Any]:
-        """The gradients of the primals that have one, in order. Tangents that are not ``given``
-        are zeros.
+        """The gradients of the primals that have one, in order. Tangents that are not ``given`` are zeros.
 
         Raises:
             AutogradError: a primal was changed in place since the forward.

@@ -1,5 +1,4 @@
-"""Calls of a method with compiled code for particular sizes. The sizes of a call select the
-code."""
+"""Calls of a method with compiled code for particular sizes. The sizes of a call select the code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Checks at every call that the module's parameters and buffers still match what the code
-assumes."""
+"""Checks at every call that the module's parameters and buffers still match what the code assumes."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class State:
     """What one method assumes of its parameters and buffers.
 
     The checked properties of the last valid state are remembered, not the contents. One call into
-    torch
-    then confirms that all tensors still have the same properties.
+    torch then confirms that all tensors still have the same properties.
     """
 
     remembers = True

@@ -1,10 +1,8 @@
 """Calls of methods with tensor subclasses, or whose forward takes sizes.
 
 Subclasses may be arguments, state, results or gradients. Autograd sees subclasses and the graphs
-see plain tensors.
-The one autograd node of a call converts between them, in its forward and its backward.
-AOTAutograd's
-``AOTDispatchSubclassWrapper`` does the same.
+see plain tensors. The one autograd node of a call converts between them, in its forward and its
+backward. AOTAutograd's ``AOTDispatchSubclassWrapper`` does the same.
 """
 
 from __future__ import annotations
@@ -78,8 +76,7 @@ class SubclassCall(MethodCall):
 
 
 class _Memory(Memory):
-    """Memory that tensors of a call must not share. Subclasses are compared by their plain
-    tensors."""
+    """Memory that tensors of a call must not share. Subclasses are compared by their plain tensors."""
 
     def __init__(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> None:
         super().__init__(method, entries)
@@ -87,8 +84,7 @@ class _Memory(Memory):
         self._written = [primal.leaf for primal in written if isinstance(primal, schema.InputPrimal)]
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
-        """Check as for plain tensors. In addition, two parts of one written argument must not
-        overlap."""
+        """Check as for plain tensors. In addition, two parts of one written argument must not overlap."""
         super().check(leaves, state)
         for leaf in self._written:
             if any(overlap(a, b) for a, b in itertools.combinations(plain_tensors(leaves[leaf]), 2)):
@@ -156,8 +152,7 @@ class _Differentiable(Differentiable):
         ]
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
-        """Run as for plain tensors. The sizes of this call determine subclasses with dynamic
-        sizes."""
+        """Run as for plain tensors. The sizes of this call determine subclasses with dynamic sizes."""
         call = copy.copy(self)
         call.forward = partial(self._boundary, environment=environment)
         call.backward = partial(self._run_backward, self._backward, environment=environment)
@@ -184,8 +179,7 @@ class _Differentiable(Differentiable):
         return self._gradients(run(backward, saved), list(zip(tangents, apart, strict=True)), lent, environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
-        """A saved primal, or a part of it. A subclass is saved whole, so that changes are
-        detected as in eager."""
+        """A saved primal, or a part of it. A subclass is saved whole, so that changes are detected as in eager."""
         if item.part is None:
             return value  # type: ignore[no-any-return]
         wrapper: Any = self._boundary.primals[item.primal]
@@ -230,9 +224,8 @@ class _Gradients:
     """Builds subclasses from the gradients of a backward.
 
     Autograd accumulates in place into a gradient that has no other reference. Eager returns one
-    object
-    for all inputs with the same gradient, or the tangent itself. Two wrappers of the same tensors
-    would look like two gradients, and autograd would add to the tensors twice.
+    object for all inputs with the same gradient, or the tangent itself. Two wrappers of the same
+    tensors would look like two gradients, and autograd would add to the tensors twice.
     """
 
     def __init__(self, convention: schema.Backward, classes: Classes) -> None:
@@ -289,7 +282,8 @@ def _own(parts: Sequence[torch.Tensor], taken: set[int]) -> list[torch.Tensor]:
 
 def _coerced(gradient: Any, kind: Any, metadata: Any) -> Any:
     """The gradient as converted by its own class (AOTAutograd's protocol); unchanged if the class
-    has no such method."""
+    has no such method.
+    """
     if not hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
         return gradient
     if type(gradient) is kind:

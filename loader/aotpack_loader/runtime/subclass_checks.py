@@ -32,8 +32,10 @@ class SubclassInputs(Inputs):
 
 
 class SubclassCheck(TensorCheck):
-    """Checks the class, metadata and parts of a subclass argument. Taking it apart gives the
-    parts the right strides."""
+    """Checks the class, metadata and parts of a subclass argument.
+
+    Taking it apart gives the parts the right strides.
+    """
 
     def __init__(
         self,
@@ -60,14 +62,12 @@ class SubclassCheck(TensorCheck):
         return bool(self.binds or self.inner_binds)
 
     def sources(self) -> list[tuple[str, str]]:
-        """The symbols that are read from this argument or its parts, and the size each comes
-        from."""
+        """The symbols that are read from this argument or its parts, and the size each comes from."""
         inner = [(symbol.name, f"{'.'.join([self.leaf.path, *path])}.shape[{dim}]") for path, dim, symbol in self.inner_binds]
         return super().sources() + inner
 
     def bind(self, value: Any, environment: Environment) -> None:
-        """Read the symbols that this argument determines, including those that only its parts
-        determine."""
+        """Read the symbols that this argument determines, including those that only its parts determine."""
         super().bind(value, environment)
         if not self.inner_binds or any(self.wrapper.mismatch(value, {})):
             return
@@ -92,8 +92,10 @@ class SubclassCheck(TensorCheck):
 
 
 class SubclassState(State):
-    """Parameters and buffers, some of which are subclasses. Each call checks them, because their
-    parts may be replaced."""
+    """Parameters and buffers, some of which are subclasses.
+
+    Each call checks them, because their parts may be replaced.
+    """
 
     remembers = False
 
@@ -110,8 +112,7 @@ class SubclassState(State):
 
 
 class ExpectedSubclass(Expected):
-    """What the graphs assume of a subclass parameter or buffer: its class, its metadata and its
-    parts."""
+    """What the graphs assume of a subclass parameter or buffer: its class, its metadata and its parts."""
 
     def __init__(self, entry: schema.StateEntry, gradient: int | None, device: torch.device, wrapper: Wrapper) -> None:
         super().__init__(entry, gradient, device)

@@ -1,8 +1,7 @@
 """Tensor subclasses: taken apart before a graph, and rebuilt after it.
 
-The caller passes the classes to ``load``; a bundle only names them. Everything that does not
-depend on a call
-is computed when a bundle is loaded. Programs without subclasses do not use this module.
+The caller passes the classes to ``load``; a bundle only names them. Everything that does not depend
+on a call is computed when a bundle is loaded. Programs without subclasses do not use this module.
 """
 
 from __future__ import annotations
@@ -78,16 +77,20 @@ class Wrapper:
         return self.kind.__tensor_unflatten__(inner, copy.deepcopy(self.metadata), shape, stride)  # type: ignore[no-any-return]
 
     def take_apart(self, value: Any, environment: Environment) -> list[torch.Tensor]:
-        """The plain tensors of ``value``, with the strides the graphs rely on. ``value`` must
-        have no :meth:`mismatch`."""
+        """The plain tensors of ``value``, with the strides the graphs rely on.
+
+        ``value`` must have no :meth:`mismatch`.
+        """
         found: list[torch.Tensor] = []
         for name, part in zip(self.attributes, self.parts, strict=True):
             found += part.take_apart(getattr(value, name), environment)
         return found
 
     def mismatch(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
-        """Report what is wrong with ``value``, each with the attribute path (``.a.b``). Unknown
-        sizes are not checked."""
+        """Report what is wrong with ``value``, each with the attribute path (``.a.b``).
+
+        Unknown sizes are not checked.
+        """
         if type(value) is not self.kind:
             yield "", f"expected a {self.kind.__name__}, got a {type(value).__name__}"
             return
@@ -105,8 +108,7 @@ class Wrapper:
                 yield f".{name}{path}", message
 
     def deviations(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
-        """Report :meth:`mismatch`, and wrong sizes and strides of the whole, which the class
-        itself computed."""
+        """Report :meth:`mismatch`, and wrong sizes and strides of the whole, which the class itself computed."""
         yield from self.mismatch(value, environment)
         if type(value) is self.kind and not self._shape.fit(value.shape, environment):
             yield "", f"expected the sizes {list(self._shape.sizes)}, got {list(value.shape)}"
@@ -165,16 +167,14 @@ class _Sizes:
         return tuple([expressions.evaluate(size, environment) for size in self.sizes])
 
     def fit(self, sizes: Sequence[int], environment: Environment) -> bool:
-        """Whether ``sizes`` match. True if they depend on an argument that is itself wrong and
-        already reported."""
+        """Whether ``sizes`` match. True if they depend on an argument that is itself wrong and already reported."""
         if len(sizes) != len(self.sizes):
             return False
         return not self._needed <= environment.keys() or tuple(sizes) == self(environment)
 
 
 def zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> torch.Tensor:
-    """What ``wrapper``'s class returns as zeros. Zero elements in the parts need not mean zero
-    for the class."""
+    """What ``wrapper``'s class returns as zeros. Zero elements in the parts need not mean zero for the class."""
     parts = iter([part.zeros(environment, device) for _, part in wrapper.plain_parts()])
     return torch.zeros_like(wrapper.put_together(parts, environment))
 

@@ -1,5 +1,4 @@
-"""View replay: rebuilds an aliased result from its base, with the autograd history and storage of
-eager."""
+"""View replay: rebuilds an aliased result from its base, with the autograd history and storage of eager."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class CallValues(NamedTuple):
     """What results are built from.
 
     ``primals`` are the caller's own tensors. ``laid_out`` are the tensors that the graphs got.
-    ``outputs`` come from the
-    forward.
+    ``outputs`` come from the forward.
     """
 
     primals: list[torch.Tensor]
@@ -33,8 +31,7 @@ class CallValues(NamedTuple):
 
 
 def with_origins(results: Sequence[schema.Result]) -> list[schema.Result]:
-    """Results with ``shared`` naming the result that computes a shared value first, through any
-    chain."""
+    """Results with ``shared`` naming the result that computes a shared value first, through any chain."""
     found: list[schema.Result] = []
     for result in results:
         if isinstance(result, schema.AliasResult) and (share := result.shared) is not None:
@@ -61,12 +58,10 @@ def own_outputs(results: Sequence[schema.Result]) -> list[int]:
 
 
 def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
-    """Replace outputs at ``positions`` by detached tensors with the same memory and version
-    counter.
+    """Replace outputs at ``positions`` by detached tensors with the same memory and version counter.
 
-    Equal outputs stay one object. Autograd refuses in-place changes of a function's result that
-    is a
-    view, and views of a view share its base.
+    Equal outputs stay one object. Autograd refuses in-place changes of a function's result that is
+    a view, and views of a view share its base.
     """
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the view alive, so that its id stays unique
     for position in positions:
@@ -82,8 +77,7 @@ def shared_values(results: Sequence[schema.Result]) -> set[Key]:
 
 
 def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -> Replay:
-    """Compile result ``number`` into a function of its base, the symbols and the values kept so
-    far in this call.
+    """Compile result ``number`` into a function of its base, the symbols and the values kept so far in this call.
 
     ``wanted`` are the values that other results continue from. They are kept in ``kept``.
     """
