@@ -31,7 +31,9 @@ def can_average(module: nn.Module, base: type[nn.Module], momentum: Any) -> bool
 
 @contextmanager
 def averaged(modules: Sequence[tuple[str, nn.Module, float]], undo: Callable[[], None]) -> Iterator[None]:
-    """Average the statistics of ``modules`` over the calls. Each comes with its path and the momentum of the build.
+    """Make a call inside the block average the statistics of ``modules``.
+
+    Each comes with its path and the momentum of the build.
 
     Raises:
         EditError: a module runs more than once in a call. Its statistics are restored, and ``undo``

@@ -74,7 +74,7 @@ class DirectoryError(AotpackError):
 
 
 class SubclassError(AotpackError):
-    """The bundle holds tensors of classes that were not passed to it."""
+    """The bundle holds tensors of classes that were not passed to the load."""
 
 
 class InputError(AotpackError, TypeError):

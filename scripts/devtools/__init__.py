@@ -1,1 +1,1 @@
-"""What the project is tested and measured with: sweeps, random programs, the zoo, benchmarks, vectors of the format."""
+"""Tools to test and measure the project: sweeps, random programs, the zoo, benchmarks, vectors of the format."""

@@ -1,7 +1,7 @@
 """The demo: build the digits model, train the bundle where its source is out of reach, compare and measure.
 
-Everything runs in fresh processes; this one only starts them and reads what they wrote. It exits with 1 if the
-bundle's first step differs from eager's or the test accuracy stays below 95 %.
+Everything runs in new processes. This process starts them and reads their results. It exits with 1
+if the bundle's first step differs from eager's, or if the test accuracy stays below 95 %.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 class DemoError(Exception):
-    """A step of the demo failed; the message is for the user."""
+    """A step of the demo failed. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """``work`` is where this process works; ``away`` stands for the other machine: bundle, scripts, no model."""
+    """``work`` is the folder of this process.
+
+    ``away`` represents another machine, with the bundle and scripts but no model.
+    """
 
     work: Path
     away: Path
@@ -117,7 +120,10 @@ def build_bundle(places: ByteRange) -> dict[str, Any]:
 
 
 def first_steps(places: ByteRange) -> None:
-    """Compare loss, gradients and state of the first step; the eager reference alone sees the model's source."""
+    """Compare loss, gradients and state of the first step.
+
+    Only the eager reference has access to the model's source.
+    """
     title("2. Compare the first training step with eager: the loss, every gradient, every buffer")
     eager = places.work / "eager.safetensors"
     python([places.away / "first_step.py", "--model", MODEL, "--save-inputs", places.inputs, "--out", eager], cwd=ROOT)
@@ -187,7 +193,7 @@ def contenders(places: ByteRange, repeat: int, threads: int) -> dict[str, dict[s
 
 
 def contender(places: ByteRange, repeat: int, arguments: Sequence[object], cache: Path | None = None) -> dict[str, Any]:
-    """The run whose start is the median; one run shows all its figures together."""
+    """The run with the median start. All figures come from the same run."""
     command = [*arguments, "--inputs", places.inputs, "--json"]
     runs = [json.loads(isolated(places, "contender.py", *command, cache=cache)) for _ in range(repeat)]
     middle = statistics.median_low(run["t_from_import_to_first_step"] for run in runs)
@@ -233,13 +239,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def without_source(places: ByteRange, script: str, *arguments: object) -> str:
-    """Run a copied script isolated, and so that opening anything below ``examples/`` is an error."""
+    """Run a copied script isolated. Opening any file below ``examples/`` is an error."""
     with empty_directory(places) as cwd:
         return python(["-I", "-c", GUARD, MODEL.parent.parent, places.away / script, *arguments], cwd=cwd)
 
 
 def isolated(places: ByteRange, script: str, *arguments: object, cache: Path | None = None) -> str:
-    """Run a copied script with ``python -I`` in an empty directory: no directory of ours is on the import path."""
+    """Run a copied script with ``python -I`` in an empty directory, without our directories on the import path."""
     with empty_directory(places) as cwd:
         return python(["-I", places.away / script, *arguments], cwd=cwd, cache=cache)
 

@@ -1,11 +1,14 @@
-"""What torch tells of the strides of results before it computes them, against the results: alone, and as builds trace.
+"""Compares the strides that torch predicts for results with those of the real results.
 
-A build knows of a kernel's result what its fake counterpart tells, and of a composite operator's what its parts' do. Compared are
-the samples of torch's operator database, forward and backward, with their tensors in several layouts:
+A build knows the results of a kernel only from its fake kernel, and those of a composite operator
+from its parts. The comparison uses the samples of torch's operator database, forward and backward,
+with tensors of several layouts:
 
-- kernels: each ATen operator that is called, with torch's own fake kernels, and with what aotpack makes of them and of
-  decompositions (``aotpack/_torch/strides.py``) for ``portable`` and for ``cpu``;
-- operators: results as a build for ``portable`` traces them, and gradients, whose formulas are torch's.
+- kernels: each ATen operator that is called. It runs with torch's own fake kernels, and with those
+  that aotpack replaces and decomposes (``aotpack/_torch/strides.py``) for ``portable`` and for
+  ``cpu``.
+- operators: results as a build for ``portable`` traces them, and gradients, whose formulas come
+  from torch.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ Layout = Callable[[torch.Tensor], torch.Tensor]
 
 
 def samples(operator: Any) -> Iterator[tuple[Any, Layout]]:
-    """Arguments for an operator, with its tensors in several layouts, and the layout of the gradients of its results."""
+    """Arguments for an operator with tensors of several layouts, and the layout of the gradients of its results."""
     types = operator.supported_dtypes("cpu")
     if not types:
         return
@@ -110,7 +113,7 @@ def samples(operator: Any) -> Iterator[tuple[Any, Layout]]:
 
 
 def _laid_out(arguments: Any, layouts: Sequence[Layout]) -> Any:
-    """Arguments with the first tensor in the first layout, and so on, again and again."""
+    """Arguments with ``layouts`` applied to their tensors in order, repeated as needed."""
     following = itertools.cycle(layouts)
 
     def one(value: Any) -> Any:
@@ -126,7 +129,7 @@ def _as_it_is(value: torch.Tensor) -> torch.Tensor:
 
 
 def _reversed(value: torch.Tensor) -> torch.Tensor:
-    """The first dimension innermost, the last outermost."""
+    """Strides with the first dimension innermost and the last outermost."""
     return _strided(value, _steps(list(value.shape)))
 
 
@@ -156,7 +159,7 @@ def _strided(value: torch.Tensor, steps: list[int]) -> torch.Tensor:
 
 
 def _steps(sizes: list[int], first: int = 1, gap: int = 0) -> list[int]:
-    """Strides of dimensions from the innermost out."""
+    """Strides of dimensions, starting from the innermost."""
     found, step = [], first
     for size in sizes:
         found.append(step)
@@ -182,13 +185,13 @@ LAYOUTS: tuple[tuple[Layout, ...], ...] = (
 
 @dataclass
 class Kernels(TorchDispatchMode):
-    """Calls each operator that has a kernel on fake tensors, too, once for arguments that are alike.
+    """Runs each operator that has a kernel also on fake tensors, once for each kind of arguments.
 
     Args:
-        compared: operators that were.
-        known: calls that were.
-        differ: by who tells, an example by operator.
-        refused: operators whose fake kernel raised an error, and the first.
+        compared: operators that were compared.
+        known: calls that were compared.
+        differ: for each source of strides, an example by operator.
+        refused: operators whose fake kernel raised an error, each with its first error.
     """
 
     compared: set[str] = field(default_factory=set)
@@ -207,7 +210,7 @@ class Kernels(TorchDispatchMode):
         if func.namespace != "aten" or _is_composite(func) or key in self.known:
             return func(*args, **kwargs)
         self.known.add(key)
-        told = {name: self._told(name, func, args, kwargs) for name in self.differ}  # before the kernel, which may write
+        told = {name: self._told(name, func, args, kwargs) for name in self.differ}  # first, because the kernel may write
         real = func(*args, **kwargs)
         if None not in told.values():
             self.compared.add(str(func))
@@ -226,13 +229,13 @@ class Kernels(TorchDispatchMode):
                 stack.enter_context(context)
             try:
                 return func(*own, **named)
-            except Exception as error:  # whatever a fake kernel raises is told
+            except Exception as error:  # every error of a fake kernel is reported
                 self.refused.setdefault(str(func), f"{type(error).__name__}: {error}"[:200])
                 return None
 
 
 class _Decomposed(TorchDispatchMode):
-    """Decomposes as tracing does."""
+    """Decomposes operators as tracing does."""
 
     def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
@@ -249,18 +252,18 @@ class _Decomposed(TorchDispatchMode):
 
 
 def _is_composite(func: Any) -> bool:
-    """Whether a trace never meets an operator: it is made of others above autograd."""
+    """Whether traces never contain an operator, because it consists of others above autograd."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 @dataclass
 class Operators:
-    """Runs whole operators, and their gradients, on fake tensors, too.
+    """Runs whole operators and their gradients also on fake tensors.
 
     Args:
         known: calls that were compared.
-        differ: of results and of gradients, an example by operator.
-        refused: operators that raise an error on fake tensors, and the first.
+        differ: for results and for gradients, an example by operator.
+        refused: operators that raise an error on fake tensors, each with its first error.
     """
 
     known: set[Any] = field(default_factory=set)
@@ -275,7 +278,7 @@ class Operators:
             with kernels:
                 real = _run(operator, arguments, gradients)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            return  # samples are made for their own layout: some operators take no other
+            return  # samples are made for their own layout; some operators accept no other
         self.known.add(key)
         tracing = (enable_python_dispatcher(), apply_fixes("fake_tensor"), decomposed_as_eager(), traced_random(exact=False))
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.ExitStack() as stack:
@@ -284,7 +287,7 @@ class Operators:
                 stack.enter_context(context)
             try:
                 fake = _run(operator, own, gradients)
-            except Exception as error:  # whatever it raises is told
+            except Exception as error:  # every error is reported
                 self.refused.setdefault(operator.name, f"{type(error).__name__}: {error}"[:200])
                 return
         for (name, found), others in zip(self.differ.items(), fake, strict=True):
@@ -322,7 +325,7 @@ def _kind(value: Any) -> Any:
 
 
 def _wide(value: torch.Tensor) -> list[tuple[int, int]]:
-    """Strides that mean something, with their sizes."""
+    """Strides of dimensions whose size is not 1, with their sizes. Other strides have no effect."""
     if value.layout != torch.strided or not value.numel():
         return []
     return [(size, step) for size, step in zip(value.shape, value.stride(), strict=True) if size != 1]

@@ -1,4 +1,4 @@
-"""Modules of files that are in no package: examples, drawn programs, what vectors bring."""
+"""Imports files that belong to no package: examples, random programs, code for vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """The module of a file under a name by which others find it, Dynamo and pickle too. ``sys.path`` stays as it is."""
+    """Import a file under a name by which Dynamo, pickle and others find it. ``sys.path`` is not changed."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,6 @@
-"""Cases and how one is run: build, load, the same calls on eager and on the bundle, compare all that a caller can see."""
+"""Test cases and how to run them: build, load, make the same calls on eager and the bundle, compare
+all visible effects.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,13 @@ class Call:
     """One call of a case.
 
     Args:
-        seed: of the inputs and of the random draws.
+        seed: of the inputs and of the random numbers.
         training, grad: the caller's mode.
-        inputs: other inputs than the case's, for a call whose pattern differs from the build's.
+        inputs: other inputs than the case's, for a call with another pattern than the build's.
         prepare: changes the module first (freezes a parameter, loads a state).
-        act: what to do with the callable instead of forward and backward; returns what is to be compared.
-        refused: the bundle must refuse this call with a message of this pattern, before anything has changed.
+        act: replaces forward and backward; called with the callable, returns what to compare.
+        refused: the bundle must refuse this call before anything changes, with a message of this
+            pattern.
     """
 
     seed: int = 1
@@ -66,18 +69,21 @@ class Case:
     """A row of the table.
 
     Args:
-        name: after the issue's wording.
-        make: the model or function, and its inputs by seed; called once for eager and once for the build.
+        name: in the words of the issue.
+        make: the model or function, and its inputs by seed. Called once for eager and once for the
+            build.
         dynamic_shapes: as for a build.
-        grad_outputs: paths of the results to send gradients through; None: all that can carry one.
-        calls: in order, on the same two modules, gradients accumulating.
+        grad_outputs: paths of the results that get gradients; None: all that can.
+        calls: in order, on the same two modules, with gradients that accumulate.
         methods: as for a build.
-        rng: as for a build; with ``eager`` the default generator's state is compared too, after forward and backward.
+        rng: as for a build. With ``eager`` the default generator's state after forward and backward
+            is compared too.
         front_ends: as for a build.
         second_derivatives: as for a build.
         subclasses: as for a load.
-        ignore: differences, by pattern, that another case of the table shows.
-        works: eager must take every call. Else the bundle must raise where eager raises.
+        ignore: patterns of differences that another case of the table covers.
+        works: eager must accept every call. Otherwise the bundle must raise an error where eager
+            does.
     """
 
     name: str
@@ -115,13 +121,16 @@ def build(case: Case, out: Path) -> None:
 
 
 def seeded(make: Make) -> tuple[Model, MakeInputs]:
-    """The model of a case; the same parameters every time."""
+    """The model of a case, with the same parameters every time."""
     torch.manual_seed(1234)
     return make()
 
 
 def works_in_eager(case: Case) -> bool:
-    """Programs that eager refuses are no cases: a table row shows each way to be refused."""
+    """Whether eager accepts a program.
+
+    Programs that eager refuses are not cases; each kind of refusal has a row of its own.
+    """
     model, make_inputs = seeded(case.make)
     args = make_inputs(1)[0]
     try:
@@ -146,10 +155,10 @@ def run(case: Case, out: Path) -> None:
 
 
 def check_restored(path: Path) -> None:
-    """Every graph of a bundle is, taken to ``torch.fx`` with fake values and back, the graph that it was.
+    """Check that each graph of a bundle equals itself after conversion to ``torch.fx`` with fake values and back.
 
     Raises:
-        MismatchError: names the graphs that are not, and the first value of each that is another.
+        MismatchError: names the graphs that differ, and the first different value of each.
     """
     found = []
     with Bundle.open(path) as bundle, free_sizes():
@@ -168,7 +177,9 @@ def check_restored(path: Path) -> None:
 
 
 def compare(case: Case, out: Path, backend: str) -> None:
-    """Load the case's bundle and compare every call; portable graphs also with the calls in native code, where it can make them.
+    """Load the case's bundle and compare every call.
+
+    Portable graphs are also compared with calls in native code, where it can make them.
 
     Raises:
         MismatchError: lists all that differs.
@@ -185,7 +196,7 @@ def compare(case: Case, out: Path, backend: str) -> None:
 
 
 def _compare(case: Case, loaded: LoadedProgram, path: str) -> list[str]:
-    """What differs from eager, call by call."""
+    """Differences from eager, for each call."""
     model, make_inputs = seeded(case.make)
     found: list[str] = []
     for number, call in enumerate(case.calls):
@@ -202,7 +213,7 @@ def _compare(case: Case, loaded: LoadedProgram, path: str) -> list[str]:
 
 
 def _check_errors(case: Case, loaded: torch.nn.Module, make_inputs: MakeInputs) -> list[str]:
-    """What the same calls show under ``check="full"``, where everything the build assumed is asserted."""
+    """Errors of the same calls under ``check="full"``, which asserts everything the build assumed."""
     calls = [call for call in case.calls if not call.refused]
     errors = [observe(case, call, loaded, call.inputs or make_inputs).error for call in calls]
     return [f"check='full': {error}" for error in errors if isinstance(error, CheckError)]
@@ -242,7 +253,7 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
         if case.rng == "eager":
             seen.generator.append(torch.get_rng_state())
         outputs = tensors_in(result, "out")
-        before, state = state, _state(model)  # the model may have put another tensor in a buffer's place
+        before, state = state, _state(model)  # the model may have replaced a buffer by another tensor
         replaced = {path for path, tensor in state.items() if tensor is not before[path]}
         seen.see_result(result)
         seen.see_tensors(outputs | given | state, given)
@@ -264,7 +275,9 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
 
 
 def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Sequence[str] | None) -> None:
-    """Send a gradient through the chosen results, and through the inputs that the call has made part of the graph."""
+    """Send a gradient through the chosen results, and through inputs that the call has made part of
+    the autograd graph.
+    """
     generator = torch.Generator().manual_seed(7)
     roots = {path: tensor for path, tensor in outputs.items() if chosen is None or path in chosen}
     roots |= {path: tensor for path, tensor in given.items() if path in written and (chosen is None or path in chosen)}
@@ -275,7 +288,7 @@ def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Seque
 
 
 def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers of the tensor's size and type; a subclass of random parts."""
+    """A tensor of random numbers with the same size and type. A subclass gets random parts."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
     names, metadata = tensor.__tensor_flatten__()
@@ -298,17 +311,17 @@ Spec = Callable[[torch.Generator], Any]
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
-    """A tensor that needs no gradient."""
+    """A tensor that does not require grad."""
     return lambda generator: torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def g(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
-    """A leaf that requires a gradient."""
+    """A leaf that requires grad."""
     return lambda generator: torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
 
 
 def n(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
-    """A result of earlier computation that requires a gradient; its leaf is watched."""
+    """A result of earlier computation that requires grad. Its leaf is compared, too."""
 
     def make(generator: torch.Generator) -> torch.Tensor:
         leaf = torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
@@ -320,7 +333,7 @@ def n(*shape: int, dtype: torch.dtype = torch.float32) -> Spec:
 
 
 def laid_out(spec: Spec, stride: Sequence[int]) -> Spec:
-    """The same tensor, with other strides; there are zeros in its gaps."""
+    """The same tensor with other strides. Gaps between its elements contain zeros."""
 
     def make(generator: torch.Generator) -> torch.Tensor:
         x = spec(generator)
@@ -358,7 +371,7 @@ class Given:
 
 
 def inputs(*specs: Spec, **named: Spec) -> Given:
-    """Inputs made one by one."""
+    """Inputs that are made one by one."""
     return Given(
         lambda generator: (
             tuple([spec(generator) for spec in specs]),
@@ -368,17 +381,17 @@ def inputs(*specs: Spec, **named: Spec) -> Given:
 
 
 def together(build: Callable[[torch.Generator], tuple[Any, ...]]) -> Given:
-    """Positional inputs made together, so that they may alias."""
+    """Positional inputs that are made together, so that they may alias."""
     return Given(lambda generator: (build(generator), {}))
 
 
 def case(name: str, function: Model, *specs: Spec | Given, **options: Any) -> Case:
-    """A case of a plain function: its inputs as specs, or as one ``Given``."""
+    """A case of a plain function. Its inputs are specs or one ``Given``."""
     return Case(name, lambda: (function, _given(specs)), works=_EAGER_RAISES not in name, **options)
 
 
 def module_case(name: str, factory: Callable[[], torch.nn.Module], *specs: Spec | Given, **options: Any) -> Case:
-    """A case of a module, made anew for eager and for the build."""
+    """A case of a module, which is made once for eager and once for the build."""
     return Case(name, lambda: (factory(), _given(specs)), works=_EAGER_RAISES not in name, **options)
 
 

@@ -1,4 +1,4 @@
-"""What a result was measured on: every results file says it. Imports nothing heavy, so that any script can use it."""
+"""The machine and versions of a measurement, for all results files. Imports nothing heavy, so any script can use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "timm", "diffusers", "aotpack", "aotpack-lo
 
 
 def provenance(threads: int | None = None) -> dict[str, Any]:
-    """Machine, versions, date and load; ``threads`` is what the figures were measured with."""
+    """Machine, versions, date and load. ``threads`` is the number of threads used in the measurement."""
     return {
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
         | ({} if threads is None else {"threads": threads}),
@@ -24,7 +24,7 @@ def provenance(threads: int | None = None) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name; empty where the system does not tell."""
+    """The processor's name; empty if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Calls in native code around portable graphs, so that every test of calls can be one of both paths without compiling a graph."""
+"""Calls portable graphs through native code, so that tests of calls cover both paths without compiling a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotpack_loader.runtime import native
 
 @functools.cache
 def library() -> CallLibrary:
-    """The library that bundles come with."""
+    """The call library that bundles contain."""
     code = library_bytes()
     assert code is not None
     with tempfile.TemporaryDirectory(prefix="aotpack-call-") as folder:
@@ -28,7 +28,7 @@ def library() -> CallLibrary:
 
 
 def load_native(path: Path, **options: Any) -> LoadedProgram:
-    """Load for the portable target, calls in native code where the library can make them; ``aotpack.calls`` tells."""
+    """Load for the portable target, with calls in native code where possible. ``aotpack.calls`` records it."""
     loaded = aotpack.load(path, backend="portable", **options)
     bundle = Bundle.open(path)
     for name, method in loaded.aotpack.program.methods.items():

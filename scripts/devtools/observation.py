@@ -1,4 +1,4 @@
-"""What a caller can see of a call, as plain data, and how two observations differ."""
+"""Records what a caller can see of a call as plain data, and compares two such records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """``(path, kind, leaf)`` of everything inside ``value``, containers first; stand-ins count as what they stand for."""
+    """``(path, kind, leaf)`` of everything inside ``value``, containers first.
+
+    Replacements of records count as the records.
+    """
     if isinstance(value, Mapping):
         kind = f"mapping{_as_torch_sees(value)}" if hasattr(value, "to_tuple") else "dict"
         yield path, f"{kind}{list(value.keys())}", None
@@ -39,14 +42,14 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _as_torch_sees(value: Any) -> str:
-    """What torch's tree functions, DDP and FSDP ask of a record."""
+    """The properties of a record that torch's tree functions, DDP and FSDP read."""
     structure = pytree.tree_structure(value)
     dataclass = "a dataclass" if dataclasses.is_dataclass(value) else "no dataclass"
     return f" ({dataclass}, {'one leaf' if structure.is_leaf() else f'{structure.num_children} children'})"
 
 
 def _tuple_fields(value: Any) -> tuple[str, ...]:
-    """Field names of a named tuple, its stand-in, or one of ``torch.return_types``."""
+    """Field names of a named tuple, of its replacement, or of a type of ``torch.return_types``."""
     if not isinstance(value, tuple):
         return ()
     is_return_type = type(value).__module__ == "torch.return_types"
@@ -59,7 +62,7 @@ def tensors_in(value: Any, path: str) -> Tensors:
 
 
 def with_parts(tensors: Tensors) -> Tensors:
-    """The tensors, and beside each subclass the tensors that it holds."""
+    """The tensors, and for each subclass also the tensors inside it."""
     found: Tensors = {}
     for path, tensor in tensors.items():
         found[path] = tensor
@@ -70,7 +73,11 @@ def with_parts(tensors: Tensors) -> Tensors:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements, on the CPU; an emptied storage has none, and torch does not check. A subclass has none of its own."""
+    """A copy of the elements on the CPU.
+
+    An emptied storage has no elements, and torch does not check that. A subclass has no elements of
+    its own.
+    """
     if hasattr(tensor, "__tensor_flatten__"):
         return torch.empty(0)
     with torch.no_grad():
@@ -83,14 +90,14 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Facts:
-    """One tensor, as it was when it was looked at."""
+    """The properties of one tensor at the time of recording."""
 
     value: torch.Tensor
     about: dict[str, Any]
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Facts:
-        """Look at ``tensor``."""
+        """Record ``tensor``."""
         value = copied(tensor)
         about: dict[str, Any] = {
             "dtype": tensor.dtype,
@@ -123,7 +130,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def relations(tensors: Tensors) -> set[str]:
-    """Who is whom, who shares memory with whom and where, who is a view of whom."""
+    """Relations between tensors: identity, shared storage with its offset, and views."""
     found = set()
     for (a, left), (b, right) in combinations(tensors.items(), 2):
         if left is right:
@@ -143,7 +150,10 @@ def relations(tensors: Tensors) -> set[str]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of the storage; sparse tensors and subclasses have none of their own. Elsewhere than on the CPU that of its object."""
+    """Address of the storage; 0 for sparse tensors and subclasses.
+
+    On devices other than the CPU that of the storage object.
+    """
     if hasattr(tensor, "__tensor_flatten__") or tensor.layout != torch.strided:
         return 0
     storage = tensor.untyped_storage()
@@ -152,7 +162,11 @@ def _address(tensor: torch.Tensor) -> int:
 
 @dataclass
 class Observation:
-    """Everything seen of one call. ``generator``: states of the default one; ``error``: in which phase it raised, and what."""
+    """Everything observed of one call.
+
+    ``generator`` has the states of the default generator. ``error`` is the exception that the call
+    raised.
+    """
 
     structure: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -165,7 +179,7 @@ class Observation:
     phase: str = "forward"
 
     def see_result(self, result: Any) -> None:
-        """Record the structure of what the call returned."""
+        """Record the structure of the call's result."""
         for path, kind, leaf in walk(result, "out"):
             is_tensor = isinstance(leaf, torch.Tensor)
             self.structure.append((path, "tensor" if is_tensor else kind))
@@ -173,7 +187,7 @@ class Observation:
                 self.constants[path] = (type(leaf).__name__, leaf)
 
     def see_tensors(self, tensors: Tensors, given: Tensors) -> None:
-        """Record tensors and how they relate; of those that were there before, also where they lie."""
+        """Record tensors and their relations. For tensors that existed before the call, record the offset too."""
         tensors = with_parts(tensors)
         self.tensors = {path: Facts.of(tensor) for path, tensor in tensors.items()}
         for path, tensor in given.items():
@@ -182,7 +196,7 @@ class Observation:
 
 
 def differences(eager: Observation, bundle: Observation) -> list[str]:
-    """What of ``eager`` is not so of ``bundle``, a line each."""
+    """Properties of ``eager`` that ``bundle`` does not have, one a line."""
     if eager.error is not None or bundle.error is not None:
         return _error_difference(eager, bundle)
     found = [f"structure: eager {eager.structure}, bundle {bundle.structure}"] * (eager.structure != bundle.structure)
@@ -241,7 +255,7 @@ def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tenso
             return [f"{path}: eager {eager.layout}, bundle {bundle.layout}"]
         eager, bundle = eager.to_dense(), bundle.to_dense()
     tolerance = _TOLERANCES.get(eager.dtype, 1e-5)
-    if eager.dtype == torch.complex32:  # torch compares no such
+    if eager.dtype == torch.complex32:  # torch cannot compare this dtype
         eager, bundle = eager.to(torch.complex64), bundle.to(torch.complex64)
     if torch.equal(eager, bundle) or torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
         return []
@@ -249,7 +263,7 @@ def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tenso
 
 
 def _by(eager: torch.Tensor, bundle: torch.Tensor) -> str:
-    """By how much real numbers differ, beside the largest of them."""
+    """The largest difference of real numbers, next to the largest of them."""
     if not eager.is_floating_point() or not (eager.isfinite().all() and bundle.isfinite().all()):
         return ""
     return f", by up to {(eager - bundle).abs().max():.2g} of {eager.abs().max():.2g}"

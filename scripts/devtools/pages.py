@@ -1,4 +1,4 @@
-"""Text that scripts write into pages of the documentation, between marks that stand there."""
+"""Writes generated text into pages of the documentation, between existing marks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace(page: Path, mark: str, text: str) -> None:
-    """Put ``text`` between ``<!-- mark:begin -->`` and ``<!-- mark:end -->`` of a page, which must have them."""
+    """Replace the text between ``<!-- mark:begin -->`` and ``<!-- mark:end -->`` of a page, which must have them."""
     begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
     old = page.read_text()
     start, stop = old.find(begin), old.find(end)

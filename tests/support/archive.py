@@ -1,6 +1,7 @@
-"""Tiny bundles for tests: real ones through the writer, hostile ones from documents edited as plain JSON.
+"""Small bundles for tests: valid ones from the writer, and hostile ones from documents edited as plain JSON.
 
-Knows nothing of models: the one method is ``y = x * scale``, written by hand from schema types.
+It does not depend on models. The only method is ``y = x * scale``, written by hand from schema
+types.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def tiny_graph() -> Graph:
 
 
 def tiny_program(graph: Descriptor, weights: list[Descriptor], state: Sequence[StateEntry] = (), name: str = "tiny") -> Program:
-    """A program of one inference method and one parameter, ``scale``; ``state`` adds entries to it."""
+    """A program with one inference method and one parameter, ``scale``. ``state`` adds entries to it."""
     method = Method(
         serves=[Mode(training=False, grad=False)],
         inputs=TupleNode([TupleNode([LeafNode()]), DictNode([], [])]),
@@ -87,7 +88,7 @@ def write_tiny(
     state: Sequence[StateEntry] = (),
     name: str = "tiny",
 ) -> str:
-    """Write a tiny bundle and return its digest; ``tensors`` are stored besides ``scale``."""
+    """Write a small bundle and return its digest. ``tensors`` are stored in addition to ``scale``."""
     with BlobStore(out) as store:
         weights = write_weights([("scale", torch.arange(4.0)), *tensors], store)
         graph = store.add_compressed(encode(tiny_graph()), media_types.GRAPH)
@@ -100,14 +101,14 @@ def digest_of(data: bytes) -> str:
 
 
 def members(path: Path) -> dict[str, bytes]:
-    """The files of a bundle, by their name in the archive."""
+    """The files of a bundle by their names in the archive."""
     with tarfile.open(path) as archive:
         files = [(member.name, archive.extractfile(member)) for member in archive]
         return {name: file.read() for name, file in files if file is not None}
 
 
 def pack(files: Mapping[str, bytes], *, format: int = tarfile.USTAR_FORMAT) -> bytes:
-    """Tar ``files`` with the standard library, a writer that is not ours."""
+    """Make a tar of ``files`` with the standard library, independently of our writer."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
         for name, data in files.items():
@@ -118,7 +119,7 @@ def pack(files: Mapping[str, bytes], *, format: int = tarfile.USTAR_FORMAT) -> b
 
 
 class Documents:
-    """The documents of a bundle as plain JSON, to be edited; :meth:`files` makes all digests and sizes right again."""
+    """The documents of a bundle as plain JSON that can be edited. :meth:`files` updates all digests and sizes."""
 
     def __init__(self, path: Path) -> None:
         files = members(path)
@@ -133,7 +134,7 @@ class Documents:
         return {name: getattr(self, name) for name in ("program", "target", "manifest", "index", "top")}
 
     def replace_blob(self, media_type: str, change: Callable[[bytes], bytes]) -> None:
-        """Change the blob of ``media_type`` and every descriptor of it."""
+        """Change the blob of ``media_type`` and all its descriptors."""
         old = next(layer["digest"] for layer in self.manifest["layers"] if layer["mediaType"] == media_type)
         data = change(self.blobs.pop(old))
         self.blobs[digest_of(data)] = data
@@ -141,7 +142,7 @@ class Documents:
             _redirect(document, old, data)
 
     def files(self) -> dict[str, bytes]:
-        """Return the archive's files, digests computed from the bottom up."""
+        """Return the archive's files, with digests computed from the bottom up."""
         self._store(self.program, self.manifest.get("config"))
         layers = self.manifest.get("layers")
         self._store(self.target, layers[0] if isinstance(layers, list) and layers else None)
@@ -178,13 +179,13 @@ def _redirect(node: object, old: str, data: bytes) -> None:
 
 
 def safetensors_blob(header: object, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """A safetensors file of a header that may be anything; ``length`` overrides the true length of the header."""
+    """A safetensors file with any header. ``length`` overrides the recorded length of the header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
 def use(bundle: Bundle) -> None:
-    """Touch everything a loader would."""
+    """Read everything that a loader reads."""
     bundle.verify()
     for method in bundle.program.methods.values():
         bundle.graph(method.forward)

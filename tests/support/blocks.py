@@ -1,4 +1,4 @@
-"""Residual blocks in a row, to be checkpointed: what the tests of recomputation train."""
+"""A sequence of residual blocks with checkpoints, which the tests of recomputation train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Around = Callable[[Callable[..., Tensor], Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """Saves ten activations of its input's size and more, unless it is recomputed."""
+    """Saves at least ten activations of its input's size, unless it is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """``count`` blocks and a ``loss``; ``around`` calls a block on an activation."""
+    """``count`` blocks and a ``loss``. ``around`` calls a block on an activation."""
 
     def __init__(self, around: Around, count: int, loss: Callable[[Tensor], Tensor] = torch.sum) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What of the format's schema occurs in a set of documents: properties, arms of unions, words of enumerations.
+"""Finds which parts of the format's schema occur in documents: properties, arms of unions, words of enumerations.
 
-Documents do not write defaults. So an optional property occurs where it has another value than its default, and a
-word or an arm that is a default counts as seen.
+Documents do not store defaults. An optional property therefore counts as present only with another
+value than its default. A default word or arm counts as seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "i
 
 
 class SchemaCoverage:
-    """Walks documents along their schema and notes what it meets.
+    """Walks documents along their schema and records what occurs.
 
     Args:
         definitions: the ``$defs`` of the JSON Schema.
@@ -28,11 +28,11 @@ class SchemaCoverage:
         self.everything = {item for name in definitions for item in self._of_node(definitions[name], name, None)}
 
     def see(self, name: str, document: Json) -> None:
-        """Note what a document of type ``name`` holds."""
+        """Record the contents of a document of type ``name``."""
         self._see(self._definitions[name], document, name, None)
 
     def _of_node(self, node: Json, where: str, union: str | None) -> Iterator[str]:
-        """All that can occur in ``node``; ``union``: the union of which it is an array arm."""
+        """Everything that can occur in ``node``. ``union`` is the union of which it is an array arm."""
         for key, child in node.get("properties", {}).items():
             if not _is_tag(child):
                 yield f"{where}.{key}"
@@ -77,7 +77,7 @@ class SchemaCoverage:
                 self._see(others, item, where, union)
 
     def _name(self, arms: Json, where: str, union: str | None) -> str:
-        """A union is named after the first property that has it; one within an array arm after the union around it."""
+        """The name of a union: the first property that has it. Inside an array arm it is the enclosing union's name."""
         return union or self._unions.setdefault(frozenset(arms), where)
 
     def _fits(self, arm: Json, value: Json) -> bool:
@@ -92,7 +92,7 @@ class SchemaCoverage:
 
 
 def _arms(node: Json) -> dict[str, Json]:
-    """The arms of a union by name, those of nested unions too; the node alone where it is none."""
+    """The arms of a union by name, including those of nested unions. A node that is not a union is its only arm."""
     if "anyOf" not in node:
         return {_arm_name(node): node}
     return {name: arm for child in node["anyOf"] for name, arm in _arms(child).items()}

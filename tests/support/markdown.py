@@ -1,4 +1,4 @@
-"""Markdown pages as tests read them: fenced blocks, links and the anchors of headings."""
+"""Reads Markdown pages for tests: fenced blocks, links and the anchors of headings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``title`` says what the text is: a file, ``output``, ``raises X``, ``warns X``, ``not run: why``."""
+    """A fenced block.
+
+    ``title`` is the kind of text: a file, ``output``, ``raises X``, ``warns X``, ``not run: why``.
+    """
 
     page: Path
     line: int
@@ -34,9 +37,11 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page for readers, but for the specification, whose examples have tests of their own, and reports of faults of torch.
+    """All pages for readers.
 
-    The programs in those show what is wrong; ``scripts/torch-fixes run`` runs them.
+    The specification is not included, because its examples have tests of their own. Reports of
+    torch bugs are not included either. Their programs show what is wrong, and ``scripts/torch-fixes
+    run`` runs them.
     """
     alone = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "loader" / "README.md"]
     return [*alone, *sorted(_docs()), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -58,13 +63,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of the links of a page, but for those inside code."""
+    """Targets of the links of a page, except those inside code."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
     return [match["target"] for match in _LINK.finditer(text)]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of the page may name, as GitHub and the site make it."""
+    """The names by which links can refer to the page's headings, as GitHub and the site generate them."""
     titles = re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     return {_slug(title) for title in titles}
 
@@ -76,7 +81,7 @@ def _slug(title: str) -> str:
 
 
 def sentences(page: Path) -> list[str]:
-    """Sentences of paragraphs and lists; code, tables, headings and what scripts generate are left out."""
+    """Sentences of paragraphs and lists, without code, tables, headings and generated text."""
     text = _FENCE.sub("", page.read_text())
     text = re.sub(r"<!-- [\w-]+:begin -->.*?<!-- [\w-]+:end -->", "", text, flags=re.DOTALL)
     lines = [

@@ -141,7 +141,10 @@ def unfit(
     *,
     allow_untested_torch: bool = False,
 ) -> str:
-    """Why ``target`` cannot run on this machine, or an empty string. ``platform`` comes from its descriptor."""
+    """Why ``target`` cannot run on this machine, or an empty string.
+
+    ``platform`` comes from its manifest's descriptor.
+    """
     if not torch_satisfies(torch.__version__, program.requirements.torch):
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
     if target.kind == PORTABLE:

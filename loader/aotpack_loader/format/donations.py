@@ -29,7 +29,7 @@ def problems(
 
 
 def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
-    """Primals that are overwritten after the forward, and not read between the two."""
+    """Primals that are overwritten after the forward, and not needed until then."""
     written = {mutation.primal for mutation in method.mutations if mutation.kind == "data"}
     read = {item.index for item in forward.outputs if isinstance(item, schema.GivenInput)}
     if method.backward is not None:

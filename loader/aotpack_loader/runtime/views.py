@@ -60,8 +60,8 @@ def own_outputs(results: Sequence[schema.Result]) -> list[int]:
 def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
     """Replace outputs at ``positions`` by detached tensors with the same memory and version counter.
 
-    Equal outputs stay one object. Autograd refuses in-place changes of a function's result that is
-    a view, and views of a view share its base.
+    Outputs that were one object stay one object. Autograd refuses in-place changes of a function's
+    result that is a view, and views of a view share its base.
     """
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the view alive, so that its id stays unique
     for position in positions:

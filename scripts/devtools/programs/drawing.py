@@ -1,7 +1,7 @@
-"""Random programs as source text: drawn with a seed, joined, run as cases, and made smaller where they fail.
+"""Random programs as source text: drawn with a seed, joined, run as cases, and reduced if they fail.
 
-Every line is tried in eager as it is drawn, so that all are valid; values stay small, and of few elements. A program reads as one
-would write it, and can be pasted into a table of cases.
+Every line runs in eager as it is drawn, so that all lines are valid. Values are small and have few
+elements. A program looks like hand-written code, and can be pasted into a table of cases.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Program:
     """A function in source text.
 
     Args:
-        arguments: an input each, ``x0`` and on, in the words of the harness (``g(2, 3)``).
+        arguments: specs of the inputs ``x0``, ``x1`` and so on, in the form of the harness (``g(2,
+            3)``).
         lines: ``v0 = …``, or a write into an earlier value.
-        results: names of what is returned.
-        training: whether it is called to be trained, or without gradients.
-        exact_random: draws eager's random numbers.
-        dynamic: its sizes vary; it is called with larger ones, too, where eager takes those.
+        results: names of the returned values.
+        training: whether it is trained, rather than called without gradients.
+        exact_random: whether it draws eager's random numbers.
+        dynamic: whether its sizes vary. It is then also called with larger sizes, if eager accepts
+            those.
     """
 
     arguments: tuple[str, ...]
@@ -64,7 +66,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The function, and its inputs."""
+        """The function and its inputs."""
         names = ", ".join(f"x{number}" for number in range(len(self.arguments)))
         body = [*self.lines, f"return {', '.join(self.results)}"]
         given = [f"given = inputs({', '.join(self.arguments)})"]
@@ -73,7 +75,7 @@ class Program:
         return "\n".join([f"def program({names}):", *(f"    {line}" for line in body), "", *given, ""])
 
     def case(self, name: str, target: str, folder: Path) -> Case:
-        """As a row of a table; ``folder`` keeps the source, for messages that name lines."""
+        """The program as a row of a table. ``folder`` keeps the source, for messages that name lines."""
         file = folder / "program.py"
         file.write_text(f"{_HEADER}\n\n{self.source}")
         made = import_file(file, "drawn_program")
@@ -94,19 +96,19 @@ class Program:
         return replace(case, calls=(call, replace(call, seed=2, inputs=made.larger)))
 
     def grows(self) -> bool:
-        """Whether sizes vary, and eager takes larger ones, too."""
+        """Whether sizes vary, and eager also accepts larger ones."""
         try:
             return self.dynamic and bool(_Eager(tuple(map(_larger, self.arguments)), self.lines))
-        except Exception:  # whatever an operator says to sizes that it does not take
+        except Exception:  # any error of an operator for sizes that it does not accept
             return False
 
     def in_double(self) -> Program:
-        """The same in float64, where rounding is no matter; so is what it computes in half precision."""
+        """The same program in float64, where rounding does not matter. Half precision becomes float64, too."""
         arguments = tuple(argument.replace("float32", "float64") for argument in self.arguments)
         return replace(self, arguments=arguments, lines=tuple(_HALF.sub(".double()", line) for line in self.lines))
 
     def without_unread(self) -> Program:
-        """Without the lines and arguments that no result needs; writes stay, and what they are into."""
+        """The program without lines and arguments that no result needs. Writes and their targets are kept."""
         lines: list[str] = []
         needed = set(self.results)
         for line in reversed(self.lines):
@@ -118,7 +120,9 @@ class Program:
         return replace(self, lines=tuple(reversed(lines)))._with_read_arguments()
 
     def smaller(self) -> Iterator[Program]:
-        """Programs of less: one result, a write fewer, or a value given as an argument; the smallest first."""
+        """Smaller programs: with one result, without one write, or with an argument instead of a
+        value; the smallest first.
+        """
         if len(self.results) > 1:
             for result in self.results:
                 yield replace(self, results=(result,)).without_unread()
@@ -135,7 +139,7 @@ class Program:
                 yield replace(less, arguments=(*self.arguments, _argument_like(values[target]))).without_unread()
 
     def _with_read_arguments(self) -> Program:
-        """Without the arguments that nothing reads."""
+        """The program without unused arguments."""
         read = {name for text in (*self.lines, *self.results) for name in _NAME.findall(text)}
         kept = [number for number in range(len(self.arguments)) if f"x{number}" in read]
         names = {f"x{old}": f"x{new}" for new, old in enumerate(kept)}
@@ -143,7 +147,7 @@ class Program:
         return less._renamed(lambda name: names.get(name, name))
 
     def _numbered(self, first_argument: int, first_line: int) -> Program:
-        """With other numbers in its names, so that it can stand after other programs."""
+        """The program with other numbers in its names, so that it can follow other programs."""
         first = {"x": first_argument, "v": first_line}
         return self._renamed(lambda name: f"{name[0]}{int(name[1:]) + first[name[0]]}")
 
@@ -154,12 +158,12 @@ class Program:
         return replace(self, lines=tuple(map(rename, self.lines)), results=tuple(map(rename, self.results)))
 
     def _values(self) -> dict[str, Tensor]:
-        """What every line makes in eager of the example inputs."""
+        """The value of every line in eager, for the example inputs."""
         return _Eager(self.arguments, self.lines).values
 
 
 def _larger(argument: str) -> str:
-    """An argument of larger sizes, equal ones still equal, in the words of the harness; one of an element stays so."""
+    """An argument spec with larger sizes. Equal sizes stay equal, and size 1 is kept."""
     spec, laid_out, strides = argument.removeprefix("laid_out(").partition("), (")
     word, _, rest = spec.rstrip(")").partition("(")
     given = rest.split(", ")
@@ -173,7 +177,7 @@ def _larger(argument: str) -> str:
 
 
 def _transposed(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose dimensions lie in the other order."""
+    """Strides of a tensor whose dimensions are stored in reverse order."""
     return torch.empty(*reversed(shape)).permute(*reversed(range(len(shape)))).stride()
 
 
@@ -183,12 +187,12 @@ def _spaced(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _varying(value: Tensor) -> dict[int, Any]:
-    """Every size of an argument that may vary."""
+    """The sizes of an argument that may vary, for ``dynamic_shapes``."""
     return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
 
 
 def _argument_like(value: Tensor) -> str:
-    """An argument of a value's shape and type, in the words of the harness."""
+    """The spec of an argument with a value's shape and type."""
     sizes = "".join(f"{size}, " for size in value.shape)
     if not value.is_floating_point() and not value.is_complex():
         return f"ints({sizes}high={int(value.max()) + 1}, dtype={value.dtype})"
@@ -196,7 +200,7 @@ def _argument_like(value: Tensor) -> str:
 
 
 def joined(programs: Sequence[Program]) -> Program:
-    """One program that does what several do, each on its own arguments: a bundle of it tries them all in one compilation."""
+    """One program that does what several do, each on its own arguments. One compilation then tests all of them."""
     parts = []
     arguments = lines = 0
     for program in programs:
@@ -207,7 +211,7 @@ def joined(programs: Sequence[Program]) -> Program:
 
 
 class _Eager:
-    """A program's lines run one by one on its example inputs. ``values``: what they made, by name."""
+    """Runs a program's lines one by one on its example inputs. ``values`` are the results by name."""
 
     def __init__(self, arguments: tuple[str, ...], lines: tuple[str, ...] = ()) -> None:
         specs = [eval(argument, dict(_WORDS)) for argument in arguments]
@@ -217,7 +221,7 @@ class _Eager:
             self.run(line)
 
     def run(self, line: str) -> None:
-        """Run one more."""
+        """Run one more line."""
         target, _, expression = line.partition(" = ")
         if _NAME.fullmatch(target):
             self.values[target] = eval(expression, {**_WORDS, **self.values})
@@ -229,7 +233,7 @@ class _Eager:
 
 
 def drawn(seed: str, lines: int) -> Program:
-    """A program of about so many lines; the same for the same seed."""
+    """A program of about ``lines`` lines, the same for the same seed."""
     return _Drawing(random.Random(seed), lines).program()
 
 
@@ -258,17 +262,17 @@ class _Drawing:
         yield f"ints({size}, high={min(size for shape in shapes for size in shape)})"
 
     def program(self) -> Program:
-        """With all that nothing reads as its results, and some that is read."""
+        """The program. Its results are the values that no line reads, and some others."""
         read = {name for line in self.lines for name in _NAME.findall(line.partition(" = ")[2] or line)}
         made = [name for name in self.eager.values if name.startswith("v")]
         last = [name for name in made if name not in read]
         others = [name for name in made if name in read]
         results = last[-10:] + self.draw.sample(others, min(2, len(others)))
-        distinct = {id(self.eager.values[name]): name for name in results or ["x0"]}  # one returned twice is a row of the table
+        distinct = {id(self.eager.values[name]): name for name in results or ["x0"]}  # another test covers repeated results
         return Program(self.arguments, tuple(self.lines), tuple(distinct.values()), self.training, self.exact_random)
 
     def _add(self) -> None:
-        """One more line, if one of some tries is valid."""
+        """Add one line, if one of several attempts is valid."""
         for _ in range(20):
             line = self._line()
             if line and self._takes(line):
@@ -276,7 +280,7 @@ class _Drawing:
                 return
 
     def _takes(self, line: str) -> bool:
-        """Whether eager takes a line, and what it makes is of use."""
+        """Whether eager accepts a line and its value is usable."""
         target, _, _ = line.partition(" = ")
         makes = bool(_NAME.fullmatch(target))
         try:
@@ -286,16 +290,16 @@ class _Drawing:
                 values = [self.eager.values[target]] if makes else self.eager.values.values()
                 if all(map(_is_plain, values)) and (makes or self._can_train(line)):
                     return True
-        except Exception:  # whatever an operator says to arguments that it does not take
+        except Exception:  # any error of an operator for arguments that it does not accept
             makes = False
         if makes:
             del self.eager.values[target]
-        else:  # a write may have been done
+        else:  # the line may have written to a value
             self.eager = _Eager(self.arguments, tuple(self.lines))
         return False
 
     def _can_train(self, line: str) -> bool:
-        """Whether nothing that a gradient needs is overwritten."""
+        """Whether the backward works, so that no write overwrites a value that a gradient needs."""
         values = _Eager(self.arguments, (*self.lines, line)).values.values()
         roots = [value for value in values if value.requires_grad and value.grad_fn is not None]
         try:
@@ -305,7 +309,7 @@ class _Drawing:
         return True
 
     def _line(self) -> str:
-        """An operator with its slots filled; empty if there is nothing to fill them with."""
+        """An operator with its slots filled; empty if no value fits a slot."""
         kind = self.draw.choices(list(KINDS), self.often)[0]
         template = self.draw.choice(KINDS[kind][0])
         if self.exact_random and self.draw.random() < 0.15:
@@ -337,14 +341,16 @@ class _Drawing:
         return text if kind == "write" else f"v{len(self.lines)} = {text}"
 
     def _by_type(self) -> tuple[list[str], list[str], list[str]]:
-        """Names of values that are real, of integers or booleans, and complex."""
+        """Names of real values, of integer or boolean values, and of complex values."""
         found: tuple[list[str], list[str], list[str]] = [], [], []
         for name, value in self.eager.values.items():
             found[0 if value.is_floating_point() else 2 if value.is_complex() else 1].append(name)
         return found
 
     def _places(self, size: int) -> str:
-        """Places along a dimension: constants, or an argument of integers, which are below every size of the arguments."""
+        """Indices along a dimension: constants, or an argument of integers that are below every
+        size of the arguments.
+        """
         given = f"x{len(self.arguments) - 1}"
         count = self.draw.choice([1, 2, size, size + 2])
         return self.draw.choice(
@@ -357,12 +363,12 @@ class _Drawing:
         )
 
     def _one_of(self, names: list[str]) -> str:
-        """Any, later ones more often."""
+        """A random name. Later ones are more likely."""
         return self.draw.choice(names[-6:] if self.draw.random() < 0.5 else names)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor of few elements, all small."""
+    """Whether a value is a tensor with few elements, all of them small."""
     if not isinstance(value, Tensor) or value.numel() > ELEMENTS:
         return False
     if value.dtype == torch.bool or not value.numel():
@@ -376,7 +382,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def reduced(program: Program, fails: Callable[[Program], bool], attempts: int) -> Program:
-    """The smallest program found, in so many ``attempts``, that still ``fails``."""
+    """The smallest program found within ``attempts`` that still ``fails``."""
     while attempts > 0:
         for smaller in program.smaller():
             attempts -= 1

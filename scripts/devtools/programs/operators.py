@@ -1,8 +1,12 @@
-"""What random programs are made of: operators as source text, with slots that a draw fills.
+"""The operators of random programs, as source text with slots that are filled at random.
 
-Slots: ``a`` a tensor of real numbers; ``b`` another, of the same shape where there is one; ``c`` any; ``k`` integers or booleans;
-``w`` complex numbers; ``v`` a part of ``a``; ``d``, ``e`` dimensions of ``a``; ``n`` its size there, ``z`` its last; ``i`` places
-along ``d``, in one dimension; ``j`` places along ``d``, of the shape of ``a``.
+Slots:
+
+- ``a``: a tensor of real numbers; ``b``: another of the same shape if possible; ``c``: any tensor;
+- ``k``: integers or booleans; ``w``: complex numbers; ``v``: a part of ``a``;
+- ``d``, ``e``: dimensions of ``a``; ``n``: the size of ``d``; ``z``: the size of the last
+  dimension;
+- ``i``: indices along ``d``, in one dimension; ``j``: indices along ``d``, with the shape of ``a``.
 """
 
 from __future__ import annotations
@@ -664,7 +668,7 @@ F.rrelu({a}, training=True)
 
 
 def templates(text: str) -> list[str]:
-    """One a line; a line's first slot is written without braces where it begins with it."""
+    """One template for each line. At the start of a line the first slot is written without braces."""
     return [_braced(line) for line in text.strip().splitlines()]
 
 

@@ -1,11 +1,14 @@
-"""Random programs: some operators each, drawn with a seed; bundles of one or several are built, called and compared with eager.
+"""Random programs: draws operators with a seed, then builds, calls and compares bundles of the programs with eager.
 
-Views, writes, reductions, sorts, indices, convolutions, losses, booleans, integers, complex numbers and casts, in float64 and
-float32, over tensors that are contiguous or not; compared are outputs, gradients, written arguments, strides and aliasing. What
-differs in float32 or half precision and not in float64 is rounding. Large programs try how operators fuse; many small ones in a
-bundle (``--together 32 --lines 6``) try more operators in the time of one compilation. A program that fails is made smaller while
-it still fails, and printed as a function and its inputs in the words of tests/conformance, to be pasted into a case. Program
-NUMBER of a seed is the same on every machine.
+Programs use views, writes, reductions, sorts, indices, convolutions, losses, booleans, integers,
+complex numbers and casts, in float64 and float32, over contiguous and other tensors. Outputs,
+gradients, written arguments, strides and aliasing are compared. A difference in float32 or half
+precision that disappears in float64 is rounding.
+
+Large programs test how operators fuse. Many small ones in a bundle (``--together 32 --lines 6``)
+test more operators in the time of one compilation. A failing program is reduced while it still
+fails. It is printed as a function and inputs in the form of tests/conformance, to be pasted into a
+case. Program NUMBER of a seed is the same on every machine.
 """
 
 from __future__ import annotations
@@ -95,14 +98,14 @@ def run(options: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
 
 
 def groups(options: argparse.Namespace) -> Iterator[list[int]]:
-    """Numbers of programs that are checked together."""
+    """Numbers of the programs to check together."""
     numbers = iter(count(options.first) if options.count is None else range(options.first, options.first + options.count))
     while group := list(islice(numbers, options.together)):
         yield group
 
 
 class Checker:
-    """Has groups of programs checked in another process, and in a new one when that is worn or has died."""
+    """Checks groups of programs in another process. The process is replaced when it has died or run many groups."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -110,7 +113,7 @@ class Checker:
         self._groups = 0
 
     def __call__(self, names: list[str]) -> dict[str, Outcome]:
-        """What became of each; programs that end the process together are checked in halves."""
+        """The outcome of each program. Programs that end the process together are checked in halves."""
         if self._groups % RECYCLED == 0:
             self.end()
         self._groups += 1
@@ -134,13 +137,13 @@ class Checker:
 
 
 def report(name: str, outcome: Outcome) -> str:
-    """A failure, with a program that shows it."""
+    """A failure, with a program that reproduces it."""
     source = outcome.program.source if outcome.program is not None else ""
     return f"\n# {name}: {outcome.status}\n{textwrap.indent(outcome.reason[:1500], '#   ')}\n{source}"
 
 
 def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str, Any]:
-    """All there is to tell."""
+    """All results and settings of the run."""
     counts = Counter(outcome.status for outcome in found.values())
     return {
         **provenance(threads=1),
@@ -164,7 +167,7 @@ def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str,
 
 
 def text(told: dict[str, Any]) -> str:
-    """The summary in words; failures were printed as they came."""
+    """The summary as text, without failures, which were printed earlier."""
     counts = ", ".join(f"{count} {status}" for status, count in told["counts"].items())
     lines = [f"{told['programs']} programs of {told['lines']} lines for {told['target']}, seed {told['seed']}: {counts}"]
     lines += [f"{name} refused: {' '.join(reason.split())}"[:300] for name, reason in told["refused"].items()]

@@ -1,4 +1,4 @@
-"""Random programs, several in a bundle: it is built, called and compared with eager; one that fails is found and made smaller."""
+"""Builds, calls and compares random programs, several in one bundle. A failing program is isolated and reduced."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _COMPARED = ("wrong", "strides")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program.
+    """The result for a program.
 
     Args:
-        status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` where results lie otherwise in memory, and nothing else (or
-            are no longer lazily conjugated); ``rounding`` where it differs in float32 or half precision and not in float64;
-            ``raises`` an error that is none of ours; ``crash`` where the process died; ``skipped`` where eager refuses it;
-            ``fixed`` where sizes are to vary and the bundle takes no others than the example's.
-        reason: what differs, or the error.
-        program: what was run; of a failure the smallest that fails likewise.
+        status: ``pass``; ``refused`` at build; ``wrong``; ``strides`` if only strides differ (or
+            results are no longer lazily conjugated); ``rounding`` if it differs in float32 or half
+            precision but not in float64; ``raises`` for an error that is not ours; ``crash`` if the
+            process died; ``skipped`` if eager refuses it; ``fixed`` if sizes should be dynamic but
+            the bundle accepts only the example's.
+        reason: the difference or the error.
+        program: the program that ran; for a failure the smallest that fails in the same way.
     """
 
     status: str
@@ -49,9 +50,11 @@ class Outcome:
 
 
 def check(names: Sequence[str], lines: int, target: str, attempts: int, *, dynamic: bool) -> dict[str, Outcome]:
-    """Draw the programs of these names and check them, those that are called alike in one bundle; with ``dynamic`` sizes vary.
+    """Draw and check the programs of these names.
 
-    In ``attempts`` further builds one that fails is made smaller.
+    Programs that are called alike share a bundle. ``dynamic``: sizes vary.
+
+    A failing program is reduced in up to ``attempts`` further builds.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -67,7 +70,7 @@ def _called(program: Program) -> tuple[bool, bool, bool]:
 
 
 def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[str, Outcome]:
-    """Check programs in one bundle, and if that does not pass, those again that may be why."""
+    """Check programs in one bundle. If it does not pass, check the possible causes again."""
     whole = joined(list(programs.values()))
     found = _compared(whole, target) if len(programs) > 1 else outcome(whole, target)
     passed = {name: Outcome("pass", program=program) for name, program in programs.items()}
@@ -79,7 +82,7 @@ def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[
             apart |= _check({name: programs[name] for name in suspects}, target, attempts)
         if not found.failed or any(one.status != "pass" for one in apart.values()):
             return passed | apart
-        found = outcome(whole, target)  # It takes several to fail: told of the first.
+        found = outcome(whole, target)  # Only several programs together fail. The first one reports it.
     if found.failed and attempts:
         whole = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts)
         found = outcome(whole, target)
@@ -87,7 +90,10 @@ def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[
 
 
 def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]]:
-    """Groups of programs to check again: those whose results or arguments differ, or if that is all, or unknown, each half."""
+    """Groups of programs to check again: those whose results or arguments differ.
+
+    If that is unknown or all, each half.
+    """
     owners: dict[str, list[str]] = {"out": [], "args": []}
     for name, program in programs.items():
         owners["out"] += [name] * len(program.results)
@@ -100,7 +106,7 @@ def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]
 
 
 def outcome(program: Program, target: str) -> Outcome:
-    """Compare one program with eager; what differs in float32 counts if it does in float64."""
+    """Compare one program with eager. A difference in float32 counts as wrong only if it also occurs in float64."""
     found = _compared(program, target)
     double = program.in_double()
     if found.status == "wrong" and double != program and _compared(double, target).status == "pass":
