@@ -1,4 +1,4 @@
-"""One sample: build a bundle of it, load it, compare with eager all that a caller can see."""
+"""Checks one sample: builds a bundle of it, loads it, and compares everything a caller can see with eager."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STATUSES = ("pass", "refused", "raises", "wrong")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sample.
+    """The result for a sample.
 
     Args:
-        status: one of :data:`STATUSES`, or ``skipped`` where eager itself raises.
-        reason: of any other status than ``pass``, in a line.
-        peer: of a sample that does not pass: what torch makes of it itself, ``works``, ``wrong`` or ``raises``: ``aot_function``,
-            or, where the bundle is compiled code, ``torch.compile``.
+        status: one of :data:`STATUSES`, or ``skipped`` if eager itself raises an error.
+        reason: one line, for any status but ``pass``.
+        peer: for a sample that does not pass, torch's own result: ``works``, ``wrong`` or
+            ``raises``. It comes from ``aot_function``, or for compiled code from ``torch.compile``.
     """
 
     sample: str
@@ -46,13 +46,13 @@ class Checker:
 
     Args:
         folder: where bundles are written.
-        dynamic: every size may vary that the operator lets vary.
+        dynamic: whether every size varies that the operator allows to vary.
         front_ends: as for a build.
-        target: what bundles are built for.
-        fresh: where bundles are put by that a fresh process is to call.
+        target: the target of the bundles.
+        fresh: where bundles are stored for a new process to call.
 
     Attributes:
-        loaded: the bundle of the sample checked last; None if it could not be built, or not as the sample stands.
+        loaded: the bundle of the last sample; None if it was not built, or from a changed sample.
     """
 
     def __init__(self, folder: Path, *, dynamic: bool, front_ends: Sequence[str], target: str, fresh: Path) -> None:
@@ -64,7 +64,7 @@ class Checker:
         self.loaded: torch.nn.Module | None = None
 
     def __call__(self, sample: Sample, keep_as: str = "") -> Outcome:
-        """Build a bundle of one sample and call it; ``keep_as``, the name under which a fresh process is to call it too."""
+        """Build a bundle of one sample and call it. With ``keep_as``, store it under this name for a new process."""
         self.loaded = None
         eager = observe(sample.function, sample)
         changed = eager.error is not None and sample.requires_grad
@@ -86,7 +86,10 @@ class Checker:
         return self._compared(sample, eager, observe(loaded, sample))
 
     def passes(self, sample: Sample, keep_as: str = "") -> bool:
-        """Whether a bundle of several samples :func:`together` does as eager, gradients included. If not, each is to tell why."""
+        """Whether a bundle of several samples :func:`together` equals eager, with gradients.
+
+        If not, check each for the reason.
+        """
         self.loaded = None
         eager = observe(sample.function, sample)
         if eager.error is not None:
@@ -105,9 +108,12 @@ class Checker:
         return True
 
     def again(self, sample: Sample, *, made: bool = False) -> Outcome | None:
-        """Call the last bundle with a sample that it was not built from; None where it refuses it, as it must other sizes.
+        """Call the last bundle with a sample that it was not built from.
 
-        Of one that is ``made`` of another strides do not count: at sizes of 1 more than one layout may fit.
+        None if it refuses the sample, as it must other sizes.
+
+        If the sample is ``made`` from another, strides are not compared. At sizes of 1 several
+        layouts may fit.
         """
         assert self.loaded is not None
         bundle = observe(self.loaded, sample)
@@ -117,7 +123,10 @@ class Checker:
         return self._compared(sample, eager, bundle, made=made) if eager.error is None else None
 
     def resized(self, samples: Sequence[Sample]) -> Outcome | None:
-        """Call the last bundle, built of ``samples``, with other sizes that it takes; the first outcome that is no pass."""
+        """Call the last bundle, built of ``samples``, with other sizes that it accepts.
+
+        Returns the first outcome that fails.
+        """
         if not self.dynamic:
             return None
         for sizes, others in at_other_sizes(samples, self.path, self.target):
@@ -136,7 +145,7 @@ class Checker:
         return Outcome(sample.name, "pass")
 
     def build(self, sample: Sample) -> None:
-        """Write a bundle of the sample, of the one method that is called."""
+        """Build a bundle of the sample, with the one method that is called."""
         tensors = given(sample)[0]
         auto = torch.export.Dim.AUTO
         sizes = [{dim: auto for dim, size in enumerate(tensor.shape) if size > 1} for tensor in tensors]
@@ -150,12 +159,12 @@ class Checker:
                 methods=("train",),
                 dynamic_shapes=sizes if self.dynamic and any(sizes) else None,
                 front_ends=self.front_ends,
-                rng="default" if self.target == "portable" else "eager",  # portable draws eager's numbers in either
+                rng="default" if self.target == "portable" else "eager",  # portable always draws eager's numbers
                 cache=False,
             )
 
     def _peer(self, sample: Sample, eager: Observation) -> str:
-        """What torch itself makes of a sample."""
+        """The result of torch itself for a sample."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = observe(self._torchs(sample.function), sample)

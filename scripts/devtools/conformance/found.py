@@ -1,4 +1,4 @@
-"""What sweeps have found so far, and the file that holds it between runs."""
+"""The outcomes of sweeps so far, and the file that stores them between runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Outcome = dict[str, str]
 
 @dataclass
 class Found:
-    """Outcomes of samples, of one run or several.
+    """Outcomes of samples, of one or several runs.
 
     Args:
-        outcomes: by unit and sample; a later run's replaces an earlier one's.
-        totals: how many samples there are of a unit, those not run included.
+        outcomes: by unit and sample. A later run replaces an earlier outcome.
+        totals: number of samples of a unit, including those that were not run.
     """
 
     outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
@@ -24,19 +24,19 @@ class Found:
 
     @staticmethod
     def read(path: Path) -> Found:
-        """From a file of lines, each a unit of a run (``unit``, ``total``, ``outcomes``)."""
+        """Read a file with one line for each unit of a run (``unit``, ``total``, ``outcomes``)."""
         found = Found()
         for line in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
             found.add(line["unit"], line["total"], line["outcomes"])
         return found
 
     def add(self, unit: str, total: int, outcomes: Iterable[Outcome]) -> None:
-        """What became of samples of a unit."""
+        """Add outcomes for samples of a unit."""
         self.totals[unit] = total
         self.outcomes.setdefault(unit, {}).update({outcome["sample"]: outcome for outcome in outcomes})
 
     def names(self, unit: str) -> list[str]:
-        """Samples of a unit that have an outcome."""
+        """The samples of a unit that have an outcome."""
         return list(self.outcomes.get(unit, ()))
 
     def complete(self, unit: str) -> bool:
@@ -44,7 +44,7 @@ class Found:
         return unit in self.totals and len(self.outcomes[unit]) >= self.totals[unit]
 
     def settled(self) -> Found:
-        """Without what did not pass, so that it is done anew."""
+        """The outcomes without failures, so that the failed samples run again."""
         kept = {
             unit: {name: outcome for name, outcome in outcomes.items() if outcome["status"] in ("pass", "skipped")}
             for unit, outcomes in self.outcomes.items()

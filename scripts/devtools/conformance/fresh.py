@@ -1,7 +1,7 @@
-"""Bundles called in a process of their own: what eager did was recorded elsewhere, and the compiler is not there.
+"""Calls bundles in a new process without the compiler, and compares them with recorded results of eager.
 
-Run with a folder: each ``NAME.aotpack`` in it is loaded and compared with ``NAME.pt`` beside it. Prints JSON: what differs, by
-name, and how many there were.
+The argument is a folder. Each ``NAME.aotpack`` in it is loaded and compared with ``NAME.pt`` beside
+it. Prints JSON: the differences by name, and the number of bundles.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "aotpack.pipeline.pipeline")
 
 
 def keep(sample: Sample, eager: Observation, bundle: Path, target: str, folder: Path, name: str) -> None:
-    """Put a bundle, what it is called with and what eager did into ``folder``."""
+    """Store a bundle, its arguments and eager's results in ``folder``."""
     if not is_whole(sample):
-        return  # a function of the operator's own, which no file holds
+        return  # it uses a function of the operator's own, which cannot be stored in a file
     stem = name.replace("/", "-")
     (folder / f"{stem}.aotpack").write_bytes(bundle.read_bytes())
     plain = replace(sample, function=aotpack_loader.load, differentiated=_all)

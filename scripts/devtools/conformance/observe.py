@@ -1,4 +1,4 @@
-"""One call of a function on a sample, and what a caller sees of it. Imports nothing of the compiler."""
+"""Calls a function on a sample, and records what a caller sees. Imports nothing of the compiler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .samples import Sample, twins
 
 
 def given(sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Fresh arguments and the leaves behind them: what is written to must be no leaf that requires a gradient."""
+    """New arguments and their leaves. A written argument must not be a leaf that requires grad."""
     leaves = twins(sample.tensors)
     results = {i for i in sample.written if leaves[i].requires_grad}
     return [x.clone(memory_format=torch.preserve_format) if i in results else x for i, x in enumerate(leaves)], leaves
 
 
 def observe(function: Callable[..., Any], sample: Sample) -> Observation:
-    """Call ``function`` on fresh arguments, send gradients back, and record what a caller sees."""
+    """Call ``function`` on new arguments, compute gradients, and record what a caller sees."""
     seen = Observation()
     tensors, leaves = given(sample)
     named = {f"args[{i}]": tensor for i, tensor in enumerate(tensors)}
@@ -61,11 +61,17 @@ def _backward(roots: Tensors) -> None:
 
 
 def compare(sample: Sample, eager: Observation, other: Observation, *, compiled: bool = False, made: bool = False) -> list[str]:
-    """What differs. Where results are undefined, their values do not count; where an argument is a lazy conjugate, which is
-    resolved before a graph runs (spec, A4), results need not inherit that. Values of a half type that differ do not count where
-    the other's are nearer to the function in float64: some of eager's kernels round more often than torch's decompositions. Nor
-    do those of ``compiled`` code that are no further than twice as far: it adds and rounds in another order. Samples that are
-    ``made`` of others may be ill-conditioned: theirs may be eight times as far.
+    """Differences between two observations, with these exceptions:
+
+    - Undefined values are not compared.
+    - An argument that is a lazy conjugate is resolved before a graph runs (spec, A4). Results need
+      not be conjugates.
+    - Values of a half type may differ if the other's are nearer to the float64 result. Some of
+      eager's kernels round more often than torch's decompositions.
+    - Values of ``compiled`` code may be up to twice as far from it, because it adds and rounds in
+      another order.
+    - Samples that are ``made`` from others may be ill-conditioned. Their values may be eight times
+      as far.
     """
     found = differences(eager, other)
     found = [
@@ -94,7 +100,7 @@ def _is_half(seen: Observation, path: str) -> bool:
 
 
 def _distance(seen: Observation, exact: Observation, path: str) -> float:
-    """The largest difference from the exact values; infinite where there are none."""
+    """The largest difference from the exact values; infinite if there are none."""
     value, expected = _value(seen, path), _value(exact, path)
     if value is None or expected is None or exact.error is not None or value.shape != expected.shape:
         return float("inf")
@@ -102,7 +108,7 @@ def _distance(seen: Observation, exact: Observation, path: str) -> float:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and text, without what changes from run to run."""
+    """An exception's type and text, without parts that change between runs."""
     text = " ".join(str(error).replace(f"{ROOT}/", "").split())
     text = re.sub(r" \[at scripts/devtools/conformance/samples\.py:\d+: [^]]*\]", "", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)

@@ -1,4 +1,4 @@
-"""Results as the table of docs/operators.md."""
+"""Formats results as the table of docs/operators.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "
 
 
 def markdown(results: Results) -> str:
-    """A row a target, database, type and kind of sizes, and of each target its total."""
+    """A row for each target, database, type and kind of sizes, and a total for each target."""
     titles = ["pass", "refused at build", "raises at call", "wrong", "crash", "total", "not run"]
     lines = [
         "| target | database | type | sizes | " + " | ".join(titles) + " |",

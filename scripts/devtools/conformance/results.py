@@ -1,7 +1,8 @@
-"""What is known of every unit, from runs on any machine: two files, which later runs add to.
+"""Stores the results for every unit, from runs on any machine, in two files that later runs extend.
 
-``conformance.json`` says what was found: rows of the table, and why samples did not pass. ``conformance_units.json`` beside it
-says of which units: a line an operator, and of each of its units how many samples there are (all pass), or counts by status.
+``conformance.json`` has the rows of the table, and the reasons of failures.
+``conformance_units.json`` beside it has a line for each operator, with its units. A unit has the
+number of its samples if all pass, or else counts by status.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ REASON = 300
 
 
 class Kind(NamedTuple):
-    """Why samples did not pass, and what a peer makes of them: torch's own ``aot_function``, of code its own compiler."""
+    """Why samples did not pass, and the result of the peer: torch's ``aot_function``, or for
+    compiled code its compiler.
+    """
 
     status: str
     reason: str
@@ -36,7 +39,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Known:
-    """What became of a unit's samples: counts by status, and reasons of those that did not pass."""
+    """The results for a unit's samples: counts by status, and reasons of those that did not pass."""
 
     counts: Counter[str]
     kinds: Counter[Kind]
@@ -47,7 +50,7 @@ class Known:
 
     @property
     def settled(self) -> bool:
-        """All passed that eager takes."""
+        """Whether all samples passed that eager accepts."""
         return self.complete and self.counts["pass"] + self.counts["skipped"] == self.counts.total()
 
 
@@ -56,10 +59,13 @@ class Results:
     """The results of all runs.
 
     Args:
-        units: by name, ``database/operator/type/sizes`` and, of another target than ``portable``, its name.
-        fresh: how many bundles fresh processes have called, and what differed, by bundle.
-        source: machine, versions and date of the last run; ``first``: date of the first.
-        older: rows of runs that kept no counts by unit: each stands until units of as many samples are known.
+        units: by name: ``database/operator/type/sizes``, and the target's name if it is not
+            ``portable``.
+        fresh: number of bundles that new processes have called, and differences by bundle.
+        source: machine, versions and date of the last run.
+        first: date of the first run.
+        older: rows of runs without counts by unit. Each is kept until units with as many samples
+            are known.
     """
 
     units: dict[str, Known] = field(default_factory=dict)
@@ -83,7 +89,7 @@ class Results:
 
     @staticmethod
     def read(file: Path) -> Results:
-        """From the two files; nothing where they are missing, or of another torch."""
+        """Read the two files. Nothing is read if they are missing or belong to another torch."""
         results = Results()
         if not file.exists():
             return results
@@ -106,7 +112,11 @@ class Results:
         return Results(results.units, told["fresh_process"], source, told["first"], older)
 
     def with_later(self, later: Results, done: Collection[str]) -> Results:
-        """These and ``later`` ones: of a unit those of more samples; of as many the later, if it was ``done`` in that run."""
+        """These results and ``later`` ones, combined.
+
+        For each unit the results with more samples are used. With equal numbers the later ones are
+        used, if that run has ``done`` the unit.
+        """
         units = dict(self.units)
         for unit, known in later.units.items():
             left = units[unit].counts["left"] if unit in units else known.counts["left"] + 1
@@ -119,7 +129,7 @@ class Results:
 
     @property
     def operators(self) -> int:
-        """How many are known."""
+        """Number of operators with results."""
         return len({_operator(unit)[0] for unit in self.units})
 
     @property
@@ -128,7 +138,7 @@ class Results:
         return any(known.counts[status] for known in self.units.values() for status in ("raises", "wrong", "crash"))
 
     def write(self, file: Path) -> None:
-        """To the two files."""
+        """Write the two files."""
         file.write_text(json.dumps(self.told(), indent=1) + "\n")
         operators: dict[str, dict[str, Any]] = {}
         for unit, known in sorted(self.units.items()):
@@ -139,7 +149,7 @@ class Results:
         _units_file(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
     def told(self) -> dict[str, Any]:
-        """All there is to tell: totals, totals a row of the table, and of each operator that does not pass everywhere, why."""
+        """Everything to store: totals, totals for each row of the table, and for each failing operator the reasons."""
         rows = self.rows()
         older = {row: counts for row, counts in self.older.items() if rows[row] is counts}
         return {
@@ -161,7 +171,7 @@ class Results:
         return totals
 
     def rows(self) -> dict[str, Counter[str]]:
-        """Counts by database, type, sizes and target. Samples are left of an operator that is known in another such row, too."""
+        """Counts by database, type, sizes and target. Operators known only in another such row count as not run."""
         samples: dict[str, dict[str, int]] = {}
         for unit, known in self.units.items():
             operator = _operator(unit)[0]
@@ -198,13 +208,13 @@ class Results:
 
 
 def row_of(unit: str) -> str:
-    """The row of the table that a unit counts in."""
+    """The row of the table to which a unit belongs."""
     database, _, *rest = unit.split("/")
     return "/".join([database, *rest])
 
 
 def target_of(row: str) -> str:
-    """Which target a row is of."""
+    """The target of a row."""
     return (row.split("/")[3:] or ["portable"])[0]
 
 
@@ -213,7 +223,7 @@ def _type(row: str) -> str:
 
 
 def _operator(unit: str) -> tuple[str, str]:
-    """Database and operator, and of which type, sizes and target the unit is."""
+    """Database and operator of a unit, and its type, sizes and target."""
     database, operator, *rest = unit.split("/")
     return f"{database}/{operator}", " ".join(rest)
 
@@ -233,6 +243,6 @@ def _order(row: str) -> tuple[str, int, int, str]:
 
 
 def _told(counts: Mapping[str, int]) -> dict[str, int]:
-    """By status; ``total`` leaves out what eager itself refuses."""
+    """Counts by status. ``total`` leaves out samples that eager itself refuses."""
     told = {status: counts.get(status, 0) for status in COUNTS}
     return told | {"total": sum(told[status] for status in STATUSES)}

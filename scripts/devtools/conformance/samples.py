@@ -1,8 +1,8 @@
-"""What is swept: samples of torch's operator databases, each as a function over tensors alone.
+"""The samples of a sweep: inputs from torch's operator databases, each as a function over tensors alone.
 
-torch keeps, for its own tests, a database of operators with sample inputs (``op_db``), one of control-flow operators
-(``hop_db``) and one of custom operators (``custom_op_db``). What of a sample is no tensor (numbers, types, slices, functions)
-is part of the function.
+torch has databases of operators with sample inputs for its own tests: ``op_db``, ``hop_db`` for
+control flow, and ``custom_op_db`` for custom operators. Arguments that are not tensors (numbers,
+types, slices, functions) become part of the function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNCHECKED = frozenset(
 
 @dataclass(frozen=True)
 class Unit:
-    """What a worker does at a time, under one time limit: samples of an operator in one type, with static or dynamic sizes."""
+    """A unit of work with one time limit: samples of an operator in one type, with static or dynamic sizes."""
 
     database: str
     operator: str
@@ -55,17 +55,19 @@ class Unit:
 
 @dataclass(frozen=True)
 class Sample:
-    """A function over tensors, and what it is called with.
+    """A function over tensors, and its arguments.
 
     Args:
-        name: number in the database; ``in-place`` for the operator's in-place variant.
+        name: index in the database; ``in-place`` for the operator's in-place variant.
         function: takes ``tensors`` positionally.
-        tensors: leaves; how they share storage is kept by :func:`twins`.
-        differentiated: what of a result is sent a gradient (the database knows which parts of a decomposition are unique).
-        written: places of the tensors that are written to, and given as results of earlier computation.
-        undefined: values of the results mean nothing.
-        fixed: it is not to be called with other sizes.
-        signature: equal for samples that differ in the values of their tensors, and in sizes, only.
+        tensors: leaves. :func:`twins` keeps how they share storage.
+        differentiated: selects the results that get a gradient. The database knows which parts of a
+            decomposition are unique.
+        written: indices of the tensors that are written to. They are passed as results of earlier
+            computation.
+        undefined: whether the values of the results are undefined.
+        fixed: whether it must not be called with other sizes.
+        signature: equal for samples that differ only in sizes and values of their tensors.
     """
 
     name: str
@@ -82,11 +84,11 @@ class Sample:
         return bool(self.written)
 
     def without_gradients(self) -> Sample:
-        """The same on tensors that require none."""
+        """The same sample with tensors that do not require grad."""
         return replace(self, tensors=tuple(tensor.detach() for tensor in self.tensors))
 
     def in_double(self) -> Sample:
-        """The same in float64, where it is of a type less exact."""
+        """The same sample in float64, if its type is less precise."""
         tensors = [t.detach().double() if t.dtype.is_floating_point else t.detach() for t in self.tensors]
         return replace(self, tensors=tuple(t.requires_grad_(u.requires_grad) for t, u in zip(tensors, self.tensors, strict=True)))
 
@@ -107,7 +109,8 @@ def database(name: str) -> dict[str, Any]:
         if name == "op_db":
             from torch.testing._internal import common_methods_invocations
 
-            # Random operators set the seed around themselves: Python, of which no graph knows. Each call is seeded instead.
+            # Random operators set the seed around themselves in Python, which no graph records.
+            # Each call is seeded instead.
             common_methods_invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
             entries = common_methods_invocations.op_db
         elif name == "hop_db":
@@ -124,7 +127,7 @@ def units(
     operators: Sequence[str] = (),
     target: str = TARGETS[0],
 ) -> list[Unit]:
-    """All there is to do: each operator in each type its entry lists for the CPU, integers only where it takes no others."""
+    """All units: each operator in each type its entry lists for the CPU, in integers only if it accepts no others."""
     found = []
     for name in databases:
         for operator, entry in database(name).items():
@@ -135,11 +138,11 @@ def units(
             able = real or [dtype for dtype in DTYPES[4:] if dtype in listed][:1]
             chosen = [dtype for dtype in able if dtype in dtypes or not real]
             found += [Unit(name, operator, dtype, flag, target) for flag in dynamic for dtype in chosen]
-    return sorted(found, key=lambda unit: (databases.index(unit.database), unit.dynamic))  # those that may be built together
+    return sorted(found, key=lambda unit: (databases.index(unit.database), unit.dynamic))  # units that may share bundles
 
 
 def samples(unit: Unit) -> Iterator[Sample]:
-    """The samples of a unit; the same every time."""
+    """The samples of a unit, the same every time."""
     entry = database(unit.database)[unit.operator]
     dtype = getattr(torch, unit.dtype)
     gradients = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
@@ -176,7 +179,7 @@ def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *,
 
 
 def together(samples: Sequence[Sample]) -> Sample:
-    """Several samples as one, whose results are theirs in a list. None shares memory with another."""
+    """Several samples as one, which returns their results in a list. Samples do not share memory with each other."""
     if len(samples) == 1:
         return samples[0]
     tensors = [twins(sample.tensors) for sample in samples]
@@ -192,7 +195,8 @@ def together(samples: Sequence[Sample]) -> Sample:
         " + ".join(sample.name for sample in samples),
         function,
         tuple(tensor for own in tensors for tensor in own),
-        # The database's function for whole results is told by where it comes from, and a fresh process needs no other.
+        # The database's function for whole results is recognised by its module. A new process needs
+        # no other.
         samples[0].differentiated if all(map(is_whole, samples)) else differentiated,
         frozenset(i + place for i, sample in zip(first, samples, strict=True) for place in sample.written),
         any(sample.undefined for sample in samples),
@@ -202,12 +206,15 @@ def together(samples: Sequence[Sample]) -> Sample:
 
 
 def is_whole(sample: Sample) -> bool:
-    """Whether all of a result is sent gradients."""
-    return sample.differentiated.__module__ == "torch.testing._internal.opinfo.core"  # where the default is
+    """Whether the whole result gets gradients."""
+    return sample.differentiated.__module__ == "torch.testing._internal.opinfo.core"  # the module of the default
 
 
 def layout(tensor: torch.Tensor) -> object:
-    """The order of the dimensions in memory, or where it has gaps the strides: a bundle's results have those of its example."""
+    """The order of the dimensions in memory, or the strides of a tensor with gaps.
+
+    A bundle's results have the layout of its example.
+    """
     if tensor.layout != torch.strided:
         return tensor.layout
     order = sorted(range(tensor.dim()), key=lambda dimension: -tensor.stride(dimension))
@@ -215,7 +222,7 @@ def layout(tensor: torch.Tensor) -> object:
 
 
 def twins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies with the same strides, sharing storage as the originals do."""
+    """Copies with the same strides, which share storage as the originals do."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:

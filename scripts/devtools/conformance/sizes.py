@@ -1,4 +1,4 @@
-"""Samples at other sizes than the example's: those that a bundle whose sizes vary says it takes."""
+"""Samples with other sizes than the example's that a bundle with dynamic sizes accepts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Sizes = dict[str, int]
 
 
 def at_other_sizes(samples: Sequence[Sample], path: Path, target: str) -> Iterator[tuple[Sizes, list[Sample]]]:
-    """``samples``, which a bundle was built of, with tensors of other sizes that it takes, and the symbols' values.
+    """``samples`` of a bundle, resized to other sizes that it accepts, each with the values of the symbols.
 
-    Those that eager refuses stay as they are. Values of tensors are repeated, and numbers with a point multiplied by up to two,
-    so that indices stay in range and matrices regular.
+    Samples that eager refuses stay unchanged. Values of tensors are repeated. Floating-point values
+    are multiplied by up to two. Indices then stay in range, and matrices regular.
     """
     with Bundle.open(path) as bundle:
         ((name, method),) = bundle.program.methods.items()
@@ -43,7 +43,9 @@ def at_other_sizes(samples: Sequence[Sample], path: Path, target: str) -> Iterat
 
 
 def _choices(method: schema.Method, constraints: Sequence[str], example: Sizes) -> Iterator[Sizes]:
-    """Values of symbols that meet the constraints: all larger, each by another number, twice as large, as small as may be."""
+    """Values of symbols that meet the constraints: all larger, each by another number, doubled, and
+    as small as possible.
+    """
     holds = [expressions.parse(text) for text in constraints]
     least = {symbol.name: symbol.minimum for symbol in method.symbols}
     wishes = [
@@ -55,7 +57,7 @@ def _choices(method: schema.Method, constraints: Sequence[str], example: Sizes) 
     ]
     for wished in wishes:
         sizes = dict(example)
-        for symbol in method.symbols:  # one after another: constraints may bind several
+        for symbol in method.symbols:  # one after another, because constraints may connect several
             tried = sizes | {symbol.name: wished[symbol.name]}
             if symbol.takes(wished[symbol.name]) and all(_is_met(one, tried) for one in holds):
                 sizes = tried
@@ -74,7 +76,10 @@ def _shape(leaf: schema.TensorLeaf, sizes: Mapping[str, int]) -> list[int]:
 
 
 def _of_shapes(sample: Sample, shapes: Sequence[Sequence[int]]) -> Sample | None:
-    """The sample resized; None where it is fixed, of these shapes, or of tensors that share memory or have gaps."""
+    """The resized sample.
+
+    None if it is fixed, already has these shapes, or has tensors that share memory or have gaps.
+    """
     storages = [tensor.untyped_storage()._cdata for tensor in sample.tensors if tensor.layout == torch.strided]
     plain = all(isinstance(layout(tensor), list) and not tensor.is_conj() and not tensor.is_neg() for tensor in sample.tensors)
     if sample.fixed or not plain or len(set(storages)) < len(storages):
@@ -87,7 +92,7 @@ def _of_shapes(sample: Sample, shapes: Sequence[Sequence[int]]) -> Sample | None
 
 
 def _resized(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """A tensor's values, repeated or cut to a shape, with its dimensions in the same order in memory."""
+    """A tensor's values, repeated or cut to a shape. The order of its dimensions in memory stays the same."""
     value = tensor.detach()
     if list(value.shape) == list(shape):
         return tensor

@@ -1,15 +1,18 @@
-"""Conformance: torch's own operator databases through build and load, each sample compared with eager.
+"""Conformance: builds and loads torch's own operator databases, and compares each sample with eager.
 
-Every operator of the databases (ATen's, control flow, custom operators), every sample input, in several types, with static and
-with dynamic sizes: a bundle is built, loaded, called, and differentiated; outputs, gradients, what is written to arguments,
-aliasing, strides, and the random generator afterwards must be eager's. What does not pass is also given to torch's own
-``aot_function`` or, with ``--target cpu``, ``torch.compile``. Some of the bundles are called once more in a fresh process without
-the compiler.
+It covers every operator of the databases (ATen's, control flow, custom operators) and every sample
+input, in several types, with static and dynamic sizes. Each bundle is built, loaded, called and
+differentiated. Outputs, gradients, writes to arguments, aliasing, strides and the final state of
+the random generator must equal eager's. Failing samples also run through torch's own
+``aot_function`` or, with ``--target cpu``, ``torch.compile``. Some of the bundles are called once
+more in a new process without the compiler.
 
-Results are kept by unit (operator, type, sizes and target) in scripts/bench/results, conformance.json and conformance_units.json,
-and summed up in docs/operators.md; what a run leaves out stays there as it was. So ``--resume`` does on any machine only what is
-missing, ``--resume --again`` also what did not pass, and ``--ops NAME`` alone does these operators anew. Outcomes of samples are
-written to a file in .cache as they come, with which ``--resume`` goes on inside a unit on the machine where it was interrupted.
+Results are stored by unit (operator, type, sizes and target) in scripts/bench/results,
+conformance.json and conformance_units.json. docs/operators.md has the summary. Units that a run
+leaves out keep their results. ``--resume`` runs only missing units, on any machine. ``--resume
+--again`` also runs units that did not pass, and ``--ops NAME`` alone runs these operators again.
+Outcomes are also written to a file in .cache at once. With it ``--resume`` continues inside a unit,
+on the machine where it was interrupted.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def main() -> None:
 
 
 def missing(chosen: Sequence[Unit], found: Found, known: Results, options: argparse.Namespace) -> list[Unit]:
-    """The units to do: all, or with ``--resume`` those of which samples are left, ``--again`` with those that did not pass."""
+    """The units to run: all; with ``--resume`` the incomplete ones; with ``--again`` also those that did not pass."""
     if not options.resume:
         return list(chosen)
     done = {unit for unit, one in known.units.items() if (one.settled if options.again else one.complete)}
@@ -90,9 +93,10 @@ def missing(chosen: Sequence[Unit], found: Found, known: Results, options: argpa
 
 
 def run(todo: Sequence[Unit], found: Found, options: argparse.Namespace) -> dict[str, Any]:
-    """Do what is not ``found`` yet of the units, and add it there and to the file of outcomes.
+    """Check the samples of the units that are not ``found`` yet. Add outcomes to it and to the file of outcomes.
 
-    Returns what a fresh process found: of this run alone, for that of earlier ones is in the results.
+    Returns the results of a new process, for this run alone. Those of earlier runs are in the
+    stored results.
     """
     with (
         tempfile.TemporaryDirectory(prefix="aotpack-conformance-", dir=memory()) as folder,
@@ -132,7 +136,7 @@ def parse() -> argparse.Namespace:
 
 
 def sweep(todo: Sequence[Unit], found: Found, folder: Path, partial: TextIO, options: argparse.Namespace) -> None:
-    """Do what is not ``found`` yet of the units in worker processes, and add it there and, a line a unit, to ``partial``."""
+    """Check the missing samples of the units in worker processes. Add outcomes to ``found`` and to ``partial``."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in todo:
@@ -170,7 +174,7 @@ def line_of(outcome: Mapping[str, str]) -> str:
 
 
 def distinct(outcomes: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """One of each kind of failure of a unit, for the screen."""
+    """One failure of each kind for a unit, to show on the screen."""
     failed = [outcome for outcome in outcomes if outcome["status"] not in ("pass", "skipped")]
     return list({(outcome["status"], outcome["reason"][:60]): outcome for outcome in failed}.values())
 
@@ -184,13 +188,16 @@ def memory() -> str | None:
 
 
 def environment_in(folder: Path) -> dict[str, str]:
-    """One thread, and nothing of the user's own state; a cache of its own, unless one is named."""
+    """An environment with one thread and a state directory of its own.
+
+    The cache is separate too, unless one is named.
+    """
     cache = os.environ.get("AOTPACK_CACHE", f"{folder}/cache")
     return os.environ | {"AOTPACK_STATE": f"{folder}/state", "AOTPACK_CACHE": cache, "OMP_NUM_THREADS": "1"}
 
 
 def in_fresh_process(folder: Path) -> dict[str, Any]:
-    """How many of the bundles put by a process without the compiler has called, and what differed."""
+    """Call the stored bundles in a process without the compiler. Returns their number and the differences."""
     command = [sys.executable, "-I", "-m", "devtools.conformance.fresh", str(folder)]
     done = subprocess.run(command, cwd=folder, env=environment_in(folder), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -200,7 +207,7 @@ def in_fresh_process(folder: Path) -> dict[str, Any]:
 
 
 def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: Any, options: argparse.Namespace) -> None:
-    """Feed one worker process after another with units, until none are left."""
+    """Pass units to worker processes until none are left. A worker is replaced when needed."""
     worker: Worker | None = None
     left: list[Unit] = []
     while units := batch(waiting, left, SIDE_BY_SIDE if options.together > 1 else 1):
@@ -221,7 +228,7 @@ def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: 
                 if len(died_of) < 2:
                     unit, sample = died_of[0] if died_of else (str(units[0]), "all")
                     outcomes[unit].append({"sample": sample, "status": "crash", "reason": reason, "peer": ""})
-                tried += died_of  # of several samples in one bundle each is done by itself, next
+                tried += died_of  # if several samples shared a bundle, each is checked alone next
                 done = not died_of or time.monotonic() - started > options.limit * len(units)
         for one in units:
             report(one, totals.get(str(one), 0), outcomes[str(one)])
@@ -230,7 +237,10 @@ def drive(waiting: queue.SimpleQueue[Unit], found: Found, folder: Path, report: 
 
 
 def batch(waiting: queue.SimpleQueue[Unit], left: list[Unit], size: int) -> list[Unit]:
-    """The next units that may be built together; what was taken and may not is ``left`` for the next time."""
+    """The next units that may share bundles.
+
+    A unit that was taken but does not fit goes to ``left`` for the next call.
+    """
     taken, left[:] = [*left], []
     while len(taken) < size:
         try:
@@ -245,7 +255,7 @@ def batch(waiting: queue.SimpleQueue[Unit], left: list[Unit], size: int) -> list
 
 
 class Worker:
-    """A process that checks samples: told units a line, tells an outcome a line. ``totals``: samples there are of each."""
+    """A process that checks samples. It reads units and writes outcomes, one a line. ``totals``: samples by unit."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         folder.mkdir(exist_ok=True)
@@ -261,7 +271,7 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
         )
         assert self.process.stdout is not None
-        self.process.stdout.readline()  # it has imported torch and the databases: from here on time counts
+        self.process.stdout.readline()  # it has imported torch and the databases, so time limits start now
 
     def do(
         self,
@@ -270,9 +280,9 @@ class Worker:
         outcomes: Mapping[str, list[dict[str, str]]],
         tried: Sequence[Sequence[str]],
     ) -> tuple[bool, list[list[str]], str]:
-        """Append the outcomes of the units' samples that have none yet, and are not ``known`` from an earlier run.
+        """Append outcomes for the units' samples that have none yet and are not ``known`` from an earlier run.
 
-        Those in ``tried`` are built alone.
+        Samples in ``tried`` are built alone.
 
         Returns:
             False, units and names of the samples that the process died of, and how.

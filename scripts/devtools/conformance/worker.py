@@ -1,4 +1,4 @@
-"""The process that checks samples: reads a unit a line from stdin, writes what it begins and what became of it to stdout."""
+"""The process that checks samples. It reads units from stdin, one a line, and writes starts and outcomes to stdout."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ OTHERS = 2
 
 
 def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
-    """Check units until stdin ends. ``limit`` in seconds ends a unit early; ``count`` samples of each variant at least.
+    """Check units until stdin ends.
 
-    Samples that differ in values only share a build, with dynamic sizes also those that differ in sizes: where the bundle takes
-    them, they are checked with it, beyond ``count`` too. ``size`` samples of the units of a line are built in one bundle, which
-    saves time where code is compiled; one that does not pass is halved until each of its samples stands by itself.
+    ``limit`` is the time for a unit in seconds. ``count`` is the minimum of samples per variant.
 
-    The first bundle of each unit and variant is put by, beside ``folder``, for a fresh process: not those of custom operators,
-    whose packages that process does not have.
+    Samples that differ only in values share a build; with dynamic sizes also those that differ in
+    sizes. If the bundle accepts them, they are checked with it, also beyond ``count``. ``size``
+    samples of the units of a line share one bundle, which saves time for compiled code. A bundle
+    that does not pass is halved until each sample is alone.
+
+    The first bundle of each unit and variant is stored beside ``folder`` for a new process. Custom
+    operators are excluded, because that process lacks their packages.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what operators print is not for the driver
+    os.dup2(2, 1)  # keeps the output of operators away from the driver
 
     def tell(**words: object) -> None:
         answers.write(json.dumps(words) + "\n")
@@ -43,7 +46,7 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
     for name in DATABASES:
         database(name)
     gc.collect()
-    gc.freeze()  # a collection walks all that importing torch has left: 0.3 s, several times an operator
+    gc.freeze()  # a collection would walk all objects of torch: 0.3 s, several times for an operator
     tell(ready=True)
     for line in sys.stdin:
         told = json.loads(line)
@@ -59,19 +62,19 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
 
 
 class BuildContext:
-    """What is done on the samples of a unit; ``tell`` is told how many there are, and what becomes of each.
+    """The work on the samples of a unit. ``tell`` gets the number of samples and the outcome of each.
 
     Attributes:
-        every: all there are.
-        chosen: those that are to be done, in this order; of some others one of them tells, too.
-        done: names of those that were told of, by earlier processes too.
+        every: all samples.
+        chosen: the samples to check, in this order. Some of them also give the outcome of others.
+        done: names of the samples with an outcome, from earlier processes too.
     """
 
     def __init__(
         self, unit: Unit, done: set[str], folder: Path, tell: Callable[..., None], *, count: int | None, until: float
     ) -> None:
         self.unit, self.done, self.tell, self.until = unit, done, tell, until
-        # Dynamo adds nothing to a call of one operator, and takes seconds; control flow needs it.
+        # Dynamo adds nothing for a call of one operator, and takes seconds. Control flow needs it.
         front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
         fresh = folder.parent / "fresh"
         self.check = Checker(folder, dynamic=unit.dynamic, front_ends=front_ends, target=unit.target, fresh=fresh)
@@ -90,7 +93,7 @@ class BuildContext:
         return time.monotonic() > self.until
 
     def alone(self) -> None:
-        """Check each sample in a bundle of its own, and those like it with that."""
+        """Check each sample in a bundle of its own, together with the samples that share its build."""
         for sample in self.chosen:
             if sample.name in self.done:
                 continue
@@ -110,7 +113,7 @@ class BuildContext:
                     self.became(other.name, outcome)
 
     def waiting(self) -> list[Sample]:
-        """Samples that may be built together with others: of those that would be built alike one."""
+        """Samples that may share a bundle with others. Samples with the same build are represented by one."""
         left = [sample for sample in self.chosen if sample.name not in self.done and not sample.undefined]
         by_kind = {
             _built_as(sample, self.unit): sample for sample in reversed(left) if not any(map(torch.is_conj, sample.tensors))
@@ -118,23 +121,23 @@ class BuildContext:
         return list(by_kind.values())[::-1]
 
     def turns(self, sample: Sample) -> list[Sample]:
-        """A sample, and those that its build serves, too."""
+        """A sample, and the others that its build serves."""
         kind = _built_as(sample, self.unit)
         others = [other for other in self.every if other.name not in self.done and _built_as(other, self.unit) == kind]
         return [sample, *(other for other in others if other is not sample)]
 
     def begin(self, sample: Sample) -> None:
-        """What a process dies of is told before."""
+        """Report the start of a sample, so that the driver knows what a process died of."""
         self.tell(begin=[[str(self.unit), sample.name]])
 
     def became(self, name: str, outcome: Outcome) -> None:
-        """Tell what became of a sample, once."""
+        """Report the outcome of a sample, once."""
         if name not in self.done:
             self.tell(unit=str(self.unit), **asdict(outcome))
             self.done.add(name)
 
     def keep_as(self, sample: Sample) -> str:
-        """The name under which a fresh process is to call a sample's bundle, if it is to."""
+        """The name under which a sample's bundle is stored for a new process; empty if it is not."""
         return f"{self.unit}/{sample.name}" if self._first.get(sample.in_place) is sample else ""
 
 
@@ -142,7 +145,7 @@ Place = tuple[BuildContext, Sample]
 
 
 def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
-    """Up to ``size`` samples to build in one bundle, which from now on are ``tried``, without those that eager refuses."""
+    """Up to ``size`` samples to build in one bundle, without those that eager refuses. They are added to ``tried``."""
     places = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
     if size < 2 or len(places) < 2 or works[0].late:
         return None
@@ -151,7 +154,10 @@ def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size:
 
 
 def several(group: Sequence[Place]) -> None:
-    """Check samples in one bundle, and those like them with it. One that does not pass is halved; none is done alone."""
+    """Check samples in one bundle, with others that share their build.
+
+    If it fails it is halved. None is checked alone here.
+    """
     first = group[0][0]
     if len(group) < 2 or first.late:
         return
@@ -173,12 +179,12 @@ def several(group: Sequence[Place]) -> None:
 
 
 def _built_as(sample: Sample, unit: Unit) -> str:
-    """Equal for samples that may share a build."""
+    """A key that is equal for samples that may share a build."""
     return sample.signature if unit.dynamic else f"{sample.signature} {sample.sizes}"
 
 
 def alike(sample: Sample, every: Sequence[Sample], done: Collection[str], *, dynamic: bool) -> list[Sample]:
-    """What to call the bundle of ``sample`` with: samples not done that differ from it in values, and in sizes, only."""
+    """Samples to call the bundle of ``sample`` with: not done yet, and different only in values and sizes."""
     others = [other for other in every if other.signature == sample.signature and other.name not in done]
     if dynamic:
         return others
@@ -187,7 +193,7 @@ def alike(sample: Sample, every: Sequence[Sample], done: Collection[str], *, dyn
 
 
 def spread(every: Sequence[Sample], count: int | None) -> list[Sample]:
-    """``count`` samples of each variant, evenly; those of a smaller count come first."""
+    """``count`` samples of each variant, evenly distributed. The order starts with those of a smaller count."""
     kinds = [[s for s in every if s.in_place == kind] for kind in (False, True)]
     return [kind[i] for kind in kinds for i in sorted(range(len(kind)), key=_reversed_bits)[:count]]
 

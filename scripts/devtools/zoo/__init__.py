@@ -1,1 +1,1 @@
-"""Known architectures, built and trained where their source is out of reach: `scripts/zoo`, `scripts/zoo-xla`."""
+"""Known architectures, built and then trained without access to their source: `scripts/zoo`, `scripts/zoo-xla`."""

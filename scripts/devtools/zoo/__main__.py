@@ -1,10 +1,13 @@
-"""The zoo: build known architectures, load each bundle where its source is out of reach, compare its training with eager's.
+"""The zoo: builds known architectures, loads each bundle without its source, compares its training with eager's.
 
-Each entry is an architecture on one target, with static sizes or a dynamic batch, in training mode with dropout on. A first
-process makes the model, records eager (two SGD steps and an inference, each on other data, each step from a seed) and builds
-the bundle; a second one, isolated, in an empty directory, in which the model's packages cannot be imported, loads the bundle
-and does the same. Losses, outputs, every gradient, every buffer, the generator's state after each step and the parameters at
-the end are compared. Failures stay in the table with their reason.
+Each entry is an architecture on one target, with static sizes or a dynamic batch, in training mode
+with dropout on.
+
+A first process makes the model, records eager and builds the bundle. The record has two SGD steps
+and an inference, each on other data with a seed of its own. A second, isolated process in an empty
+directory loads the bundle and does the same. It cannot import the model's packages. Losses,
+outputs, all gradients and buffers, the generator's state after each step and the final parameters
+are compared. Failures stay in the table with their reason.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ def parse() -> argparse.Namespace:
 
 
 def planned(options: argparse.Namespace) -> list[Entry]:
-    """The entries to run: those asked for whose package is installed; those that take longer come last."""
+    """The entries to run: the requested ones whose package is installed. Slow ones come last."""
     unknown = set(options.only or ()) - set(ARCHITECTURES)
     if unknown:
         sys.exit(f"zoo: no architecture {', '.join(sorted(unknown))}; `scripts/zoo --list` lists them")

@@ -1,8 +1,8 @@
-"""How far a bundle's results are from eager's.
+"""Compares a bundle's results with eager's.
 
-An error is the largest difference within a tensor, relative to the tensor's largest value; for gradients and parameters, to a
-hundredth of the largest of them all if that is more, because some vanish (the bias of an attention's keys has no effect) and
-float32 has seven digits.
+An error is the largest difference within a tensor, relative to the tensor's largest value. For
+gradients and parameters the reference is at least a hundredth of the largest of them all. Some
+vanish (the bias of an attention's keys has no effect), and float32 has seven digits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ KINDS = ("loss", "outputs", "gradients", "buffers", "generator", "parameters", "
 
 
 class DifferenceError(Exception):
-    """A bundle did something else than eager."""
+    """A bundle's results differ from eager's."""
 
 
 def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dict[str, float]:
     """The largest relative error of each kind of result.
 
     Raises:
-        DifferenceError: one of them has results that the other has not.
+        DifferenceError: one of them has results that the other lacks.
     """
     missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
     if missing or extra:
@@ -42,10 +42,10 @@ def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dic
 
 
 def judge(errors: Mapping[str, float], limit: float) -> None:
-    """Raise if an error is over ``limit``.
+    """Raise an error if a result's error exceeds ``limit``.
 
     Raises:
-        DifferenceError: names every kind of result that is.
+        DifferenceError: names every kind of result that exceeds it.
     """
     over = [f"{kind} by {error:.1e}" for kind, error in errors.items() if not error <= limit]
     if over:
@@ -53,7 +53,7 @@ def judge(errors: Mapping[str, float], limit: float) -> None:
 
 
 def group_of(name: str) -> str:
-    """Kind and step: ``gradients/1`` of ``gradients/1/lm_head.weight``."""
+    """Kind and step: ``gradients/1`` for ``gradients/1/lm_head.weight``."""
     return name.rpartition("/")[0]
 
 
@@ -62,7 +62,7 @@ def magnitude(value: Tensor) -> float:
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float) -> float:
-    """Largest difference over largest value; infinite where type, shape or an integer differs."""
+    """Largest difference over largest value; infinite if type, shape or an integer differs."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return math.inf
     if not expected.is_floating_point():

@@ -34,12 +34,12 @@ CODER = {
 
 
 def noisy(batch: int, channels: int = 3) -> Inputs:
-    """Noisy images and how noisy each is."""
+    """Noisy images, each with its noise level."""
     return {"sample": torch.randn(batch, channels, SIZE, SIZE), "timestep": torch.randint(0, 1000, (batch,))}
 
 
 def prompted(batch: int) -> Inputs:
-    """Noisy latents and an encoded text for each."""
+    """Noisy latents, each with an encoded text."""
     return {**noisy(batch, LATENT), "encoder_hidden_states": torch.randn(batch, 8, TEXT)}
 
 

@@ -1,4 +1,4 @@
-"""Image models of transformers: classifiers, detectors, segmentation. Those without a loss of their own are given one."""
+"""Image models of transformers: classifiers, detectors, segmentation. Models without a loss of their own get one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def large_images(batch: int) -> Inputs:
 
 
 def large_labelled_images(batch: int) -> Inputs:
-    """Large enough that BatchNorm after five halvings still sees many values: of two it makes +1 and -1, whatever they are."""
+    """Images large enough that BatchNorm after five halvings still gets many values.
+
+    From two values it would make +1 and -1, whatever they are.
+    """
     return {**images(batch, 64), "labels": torch.randint(CLASSES, (batch,))}
 
 
@@ -61,7 +64,7 @@ def backbone(**outer: Any) -> dict[str, Any]:
 
 
 def detr() -> nn.Module:
-    """Its own loss matches boxes with scipy, outside of any graph."""
+    """DETR. Its own loss matches boxes with scipy, outside any graph."""
     from transformers import DetrConfig, DetrForObjectDetection
 
     from devtools.zoo.registry import Objective
@@ -81,7 +84,7 @@ def detr() -> nn.Module:
 
 
 def maskformer() -> nn.Module:
-    """Its own loss matches masks with scipy, outside of any graph."""
+    """MaskFormer. Its own loss matches masks with scipy, outside any graph."""
     from transformers import DetrConfig, MaskFormerConfig, MaskFormerForInstanceSegmentation, SwinConfig
 
     from devtools.zoo.registry import Objective

@@ -1,4 +1,4 @@
-"""Models of transformers over sound, and over text together with images or layout."""
+"""Models of transformers for sound, and for text combined with images or layout."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ def speech(batch: int) -> Inputs:
 
 
 def waves(batch: int) -> Inputs:
-    """Sounds, each of some kind. (The heads for speech compare the labels' values in Python, outside of any graph.)"""
+    """Sounds with a class each. (The speech heads compare the labels' values in Python, outside any graph.)"""
     return {"input_values": torch.randn(batch, SAMPLES), "labels": torch.randint(4, (batch,))}
 
 
 def frozen(model: Any) -> None:
-    """As one fine-tunes. (In training, a convolution that is not frozen sets ``requires_grad`` of an activation.)"""
+    """Freeze the feature encoder, as in fine-tuning.
+
+    (In training, an unfrozen convolution sets ``requires_grad`` of an activation.)
+    """
     model.freeze_feature_encoder()
 
 
 def pairs(batch: int) -> Inputs:
-    """Images with a text each."""
+    """Images, each with a text."""
     return {"input_ids": tokens(batch), **images(batch), "return_loss": True}
 
 
@@ -59,7 +62,7 @@ def captioned(batch: int) -> Inputs:
 
 
 def laid_out(batch: int) -> Inputs:
-    """Words with their place on the page, and a label each."""
+    """Words, each with its position on the page and a label."""
     corner, size = torch.randint(0, 500, (batch, TOKENS, 2)), torch.randint(1, 400, (batch, TOKENS, 2))
     boxes = torch.cat([corner, corner + size], dim=-1)
     return {"input_ids": tokens(batch), "bbox": boxes, "labels": torch.randint(4, (batch, TOKENS))}

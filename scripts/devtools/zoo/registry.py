@@ -1,7 +1,8 @@
-"""What an entry of the zoo is, and the parts that entries have in common.
+"""Defines an entry of the zoo, and the parts that entries have in common.
 
-An architecture is a model at reduced size with random weights, with dropout on where it has any, and inputs for a batch
-size. A model is called with keyword arguments and returns a mapping, a model output or the like that has a ``loss``.
+An architecture is a model at reduced size with random weights, with dropout on if it has any, and
+inputs for a batch size. A model is called with keyword arguments. It returns a mapping, such as a
+model output, with a ``loss``.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ RESAMPLED = (
 class Architecture:
     """An entry of the registry.
 
-    ``batch`` is the size to build with, ``package`` the distribution that the model comes from; ``methods`` and ``branches`` are
-    the options of those names of the build; ``tolerance`` is the largest relative error on the portable target, ``note`` what
-    there is to say of it or of a failure. Of an ``unstable`` one eager's training in float32 is no measure: its gradients move by
-    more than the tolerance when inputs move by a rounding. Compiled targets, which round otherwise, train it in float64.
+    ``batch`` is the size to build with. ``package`` is the distribution of the model. ``methods``
+    and ``branches`` are the options of the build with those names. ``tolerance`` is the largest
+    relative error on the portable target. ``note`` explains it, or a failure.
+
+    ``unstable`` means that eager's training in float32 is no reference: gradients change by more
+    than the tolerance when inputs change by a rounding. Compiled targets, which round differently,
+    then train in float64.
     """
 
     name: str
@@ -54,7 +58,7 @@ class Architecture:
 
 
 class Objective(nn.Module):
-    """A model that brings no loss of its own: the mean square of those of its results that are named, or of its only one."""
+    """A model without a loss of its own. The loss is the mean square of the named results, or of the only one."""
 
     def __init__(self, model: nn.Module, *names: str) -> None:
         super().__init__()
@@ -79,9 +83,10 @@ def from_transformers(
     prepare: Callable[[Any], None] | None = None,
     **settings: Any,
 ) -> Architecture:
-    """The class ``model`` of transformers; ``settings`` are those of :class:`Architecture` and else the configuration's.
+    """The class ``model`` of transformers. ``settings`` are those of :class:`Architecture`, and of the configuration.
 
-    ``prepare`` is called with the model; ``results`` are what a loss is made of where it brings none (:class:`Objective`).
+    ``prepare`` is called with the model. ``results`` are the results for a loss if the model has
+    none (:class:`Objective`).
     """
     options = taken_from(settings)
 
@@ -96,13 +101,13 @@ def from_transformers(
 
 
 def taken_from(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``settings`` that are an :class:`Architecture`'s; what is left is the model's."""
+    """Remove the settings of :class:`Architecture` from ``settings`` and return them. The others are the model's."""
     own = ("batch", "methods", "branches", "tolerance", "unstable", "note")
     return {key: settings.pop(key) for key in own if key in settings}
 
 
 def tokens(batch: int, length: int = TOKENS) -> Tensor:
-    """Random token numbers; 0 to 2 are left to padding and the like."""
+    """Random token numbers. 0 to 2 are reserved for padding and other special tokens."""
     return torch.randint(3, VOCABULARY, (batch, length))
 
 
@@ -112,11 +117,14 @@ def images(batch: int, size: int = IMAGE) -> Inputs:
 
 
 def labelled_images(batch: int) -> Inputs:
-    """Random images, each of some class."""
+    """Random images with a class each."""
     return {**images(batch), "labels": torch.randint(CLASSES, (batch,))}
 
 
 def batch_of(inputs: Inputs) -> dict[str, Any]:
-    """``dynamic_shapes`` of inputs whose first size is the batch; from 64 on diffusers' upsampling goes another way."""
+    """``dynamic_shapes`` of inputs whose first size is the batch.
+
+    From 64 on, diffusers' upsampling uses another branch.
+    """
     batch = Dim("batch", min=2, max=63)
     return {name: {0: batch} for name, value in inputs.items() if isinstance(value, Tensor)}

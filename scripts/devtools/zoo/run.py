@@ -1,4 +1,4 @@
-"""Entries to results: each in two processes, the results file kept up to date after every one."""
+"""Runs entries, each in two processes, and updates the results file after each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIANTS = {
 
 BUILDERS = multiprocessing.get_context("forkserver")
 """Building processes are forks of one that has imported what is slow to import, and nothing more."""
-# vision comes before all that imports torchvision.
+# vision must be imported before anything that imports torchvision.
 BUILDERS.set_forkserver_preload([
     "devtools.zoo.vision", "aotpack.pipeline.pipeline", "transformers.modeling_utils",
     "diffusers.models.modeling_utils", "timm.models",
@@ -48,7 +48,7 @@ Line = dict[str, Any]
 
 
 class ProcessError(Exception):
-    """A process of an entry failed; the message is its reason."""
+    """A process of an entry failed. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All that there are, in the registry's order."""
+    """All entries, in the registry's order."""
     return [Entry(name, *key) for name in ARCHITECTURES for key in VARIANTS.values()]
 
 
 def methods_of(entry: Entry) -> tuple[str, ...]:
-    """What is built; only training with a dynamic batch, to save time."""
+    """The methods to build. With a dynamic batch only training, to save time."""
     return ("train",) if entry.dynamic else ARCHITECTURES[entry.name].methods
 
 
@@ -84,9 +84,10 @@ def key_of(line: Mapping[str, Any]) -> Entry:
 
 
 def run_all(chosen: Sequence[Entry], jobs: int, done: Callable[[Entry, Line, str], None]) -> None:
-    """Run entries, ``jobs`` at a time; ``done`` sees each with what its processes wrote.
+    """Run entries, ``jobs`` at a time. ``done`` gets each result with the output of its processes.
 
-    The results file is brought up to date after each: an interrupted run leaves what it did, and two runs can share it.
+    The results file is updated after each. An interrupted run keeps its results, and two runs can
+    share the file.
     """
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(run_entry, entry): entry for entry in chosen}
@@ -101,7 +102,7 @@ def run_all(chosen: Sequence[Entry], jobs: int, done: Callable[[Entry, Line, str
 
 
 def write(lines: Mapping[Entry, Line]) -> None:
-    """All results, in the registry's order."""
+    """Write all results, in the registry's order."""
     found = {
         **provenance(workers.THREADS),
         "entries": [lines[entry] for entry in entries() if entry in lines],
@@ -111,7 +112,7 @@ def write(lines: Mapping[Entry, Line]) -> None:
 
 
 def run_entry(entry: Entry) -> tuple[Line, str]:
-    """Build and check one entry; gives its line of the results and what the processes wrote."""
+    """Build and check one entry. Returns its line of the results and the output of the processes."""
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     line: Line = {**asdict(entry), "status": "failed", "reason": None, "date": date}
     with tempfile.TemporaryDirectory(prefix="aotpack-zoo-") as directory:
@@ -130,10 +131,10 @@ def run_entry(entry: Entry) -> tuple[Line, str]:
 
 
 def build(folder: Path) -> dict[str, Any]:
-    """Build in a process of its own.
+    """Build in a separate process.
 
     Raises:
-        ProcessError: it failed, or left no answer.
+        ProcessError: it failed, or wrote no answer.
     """
     child = BUILDERS.Process(target=workers.run, args=("build", folder))
     child.start()
@@ -145,10 +146,10 @@ def build(folder: Path) -> dict[str, Any]:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Check in a fresh, isolated process, in an empty directory.
+    """Check in a new, isolated process, in an empty directory.
 
     Raises:
-        ProcessError: it failed, or left no answer.
+        ProcessError: it failed, or wrote no answer.
     """
     empty = folder / "empty"
     empty.mkdir()
@@ -162,7 +163,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def answer(name: str, folder: Path, code: int) -> dict[str, Any]:
-    """What a process left behind."""
+    """The answer that a process wrote."""
     file = folder / f"{name}.json"
     if code or not file.exists():
         last = (folder / f"{name}.log").read_text().strip().splitlines()[-1:]

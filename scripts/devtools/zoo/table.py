@@ -1,4 +1,4 @@
-"""Results as tables: on the screen, and on the page of the documentation."""
+"""Formats results as tables, for the screen and for the page of the documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "model-zoo.md"
 
 
 def one_line(entry: Entry, line: Line) -> str:
-    """What became of an entry."""
+    """The result of an entry in one line."""
     if line["status"] != "passed":
         return f"{entry}: {line['status']}: {line['reason']}"
     seconds = f"built in {line['build_seconds']['total']:.1f} s, {line['front_end']} front end"
@@ -25,7 +25,7 @@ def one_line(entry: Entry, line: Line) -> str:
 
 
 def screen(lines: Mapping[Entry, Line], chosen: Collection[Entry]) -> Table:
-    """A row an entry."""
+    """A table with a row for each entry."""
     table = Table("entry", "status", "front end", box=None, pad_edge=False)
     for name in ("build", "bundle", "load", "first step", "loss", "gradients", "buffers"):
         table.add_column(name, justify="right")
@@ -53,13 +53,13 @@ def _size(line: Line) -> str:
 
 
 class Notes:
-    """Texts below a table, each once, by number."""
+    """Numbered notes below a table, each text once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def mark(self, text: str) -> str:
-        """The mark of ``text`` in a cell; no mark for no text."""
+        """The mark for ``text`` in a cell; empty without a text."""
         if text and text not in self.texts:
             self.texts.append(text)
         return f" ({self.texts.index(text) + 1})" if text else ""
@@ -69,7 +69,7 @@ class Notes:
 
 
 def markdown(lines: Mapping[Entry, Line]) -> str:
-    """A row an architecture; the largest relative error of any gradient, and what there is to say of it below the table."""
+    """A row for each architecture, with the largest relative error of its gradients. Notes are below the table."""
     notes = Notes()
     rows = [
         f"| model | parameters | random | front end | {' | '.join(VARIANTS)} | `cpu` build | bundle |",
@@ -95,7 +95,7 @@ def markdown(lines: Mapping[Entry, Line]) -> str:
 
 
 def summary(lines: Mapping[Entry, Line]) -> str:
-    """A row a variant: how many architectures pass, fail, were not run."""
+    """A row for each variant, with the number of architectures that pass, fail and were not run."""
     rows = ["| | passed | failed | not run |", "| --- | ---: | ---: | ---: |"]
     for name, key in VARIANTS.items():
         statuses = Counter(lines.get(Entry(item, *key), {}).get("status", "not run") for item in ARCHITECTURES)
@@ -114,13 +114,13 @@ def _legend(lines: Mapping[Entry, Line]) -> list[str]:
 
 
 def _earlier(lines: Mapping[Entry, Line]) -> list[str]:
-    """A paragraph on results of the time before dropout was on, if there are any."""
+    """A paragraph on results from runs with dropout off, if there are any."""
     earlier = [str(entry) for entry, line in lines.items() if line["status"] == "passed" and "draws" not in line]
     return ["", f"Of an earlier run, with dropout off: {', '.join(earlier)}."] if earlier else []
 
 
 def _front_ends(title: str, lines: Collection[Line], notes: Notes) -> str:
-    """The front ends that took it; why Dynamo's did not where another did."""
+    """The front ends that traced it, and why Dynamo's refused if another was used."""
     found = {line["front_end"]: line["warnings"] for line in lines if "front_end" in line}
     refused = [
         text for warnings in found.values() for text in warnings if text.startswith("the dynamo front end refused 'train'")
@@ -129,7 +129,7 @@ def _front_ends(title: str, lines: Collection[Line], notes: Notes) -> str:
 
 
 def _shortened(warning: str) -> str:
-    """A refusal's first line, and the line of the model's that it names."""
+    """A refusal's first line, and the source line of the model that it names."""
     message, _, place = warning.partition(" [at ")
     place = place.removesuffix("]").partition(", called from ")[0].rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
     return message.splitlines()[0] + f" (`{place}`)" * bool(place)
@@ -153,6 +153,6 @@ def _in_double(moved: float) -> str:
 
 
 def update_pages(lines: Mapping[Entry, Line]) -> None:
-    """The table and the counts on their page."""
+    """Write the table and the counts to their page."""
     replace(PAGE, "zoo", markdown(lines))
     replace(PAGE, "zoo-counts", summary(lines))

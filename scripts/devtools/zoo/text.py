@@ -55,7 +55,7 @@ def masked(batch: int) -> Inputs:
 
 
 def replaced(batch: int) -> Inputs:
-    """Tokens, and which of them were replaced."""
+    """Tokens, and labels that mark which of them were replaced."""
     return {"input_ids": tokens(batch), "labels": torch.randint(2, (batch, TOKENS))}
 
 
@@ -70,7 +70,7 @@ translator = partial(from_transformers, inputs=translated)
 
 
 def mixtral(name: str, title: str, experts: str, **options: Any) -> Architecture:
-    """A mixture of four experts that run in one of the ways that transformers has."""
+    """A mixture of four experts, which run in one of transformers' implementations."""
     sizes = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": experts}
     return decoder(name, title, "MixtralForCausalLM", **DECODER, **sizes, **ATTENTION, **options)
 
@@ -93,7 +93,8 @@ ARCHITECTURES = (
     decoder("bloom", "BLOOM, language model", "BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4,
             **ATTENTION, hidden_dropout=DROPOUT, use_cache=False),
     mixtral("mixtral", "Mixtral, mixture of 4 experts", "batched_mm"),
-    # In float32 transformers traces an operator of its own instead: a loader would need transformers.
+    # In float32 transformers traces an operator of its own instead. A loader would then need
+    # transformers.
     mixtral("mixtral_grouped", "Mixtral in bfloat16, `grouped_mm` experts", "grouped_mm", dtype=torch.bfloat16, tolerance=2e-2,
             note="Gradients: traced, transformers repeats keys and values before the attention operator, not in it, so theirs "
                  "are added up in bfloat16 instead of float32. Eager made to do the same gives the bundle's very gradients."),
@@ -114,7 +115,7 @@ ARCHITECTURES = (
             n_heads=4, hidden_dim=128, max_position_embeddings=64),
     encoder("deberta_v2", "DeBERTa-v2, masked language model", "DebertaV2ForMaskedLM", **ENCODER, relative_attention=True,
             position_buckets=8, pos_att_type=["p2c", "c2p"]),
-    # Without tokens that take part in all attention: how many there are decides sizes.
+    # Without tokens with global attention, because their number determines sizes.
     encoder("longformer", "Longformer, masked language model", "LongformerForMaskedLM", branches="example", **ENCODER,
             attention_window=8),
     encoder("electra", "ELECTRA, discriminator", "ElectraForPreTraining", inputs=replaced, **ENCODER, embedding_size=32),

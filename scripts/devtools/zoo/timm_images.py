@@ -1,4 +1,4 @@
-"""Image classifiers of timm; without a loss of their own."""
+"""Image classifiers of timm, which have no loss of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def large_pixels(batch: int) -> Inputs:
 
 
 def classifier(name: str, title: str, model: str, **settings: Any) -> Architecture:
-    """timm's ``model``, with dropout before its last layer unless ``settings``, the entry's and the model's, say otherwise."""
+    """timm's ``model``.
+
+    It has dropout before its last layer, unless ``settings`` (of entry and model) say otherwise.
+    """
     inputs, options = settings.pop("inputs", pixels), taken_from(settings)
 
     def make() -> nn.Module:

@@ -1,7 +1,8 @@
-"""torchvision where its compiled part does not load: on PyPI it is compiled for CUDA, which torch's CPU build has not.
+"""Makes torchvision importable if its compiled part does not load.
 
-timm imports torchvision and calls none of its operators. For two of them its Python part registers shape rules, so they must be
-there by name before it is imported; a call would say that there is no kernel.
+On PyPI torchvision is compiled for CUDA, which torch's CPU build lacks. timm imports torchvision
+and calls none of its operators. torchvision's Python part registers shape rules for two of them, so
+they must be defined before the import. A call of one would report that it has no kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _WITH_SHAPE_RULES = ("nms", "qnms")
 
 
 def name_operators() -> None:
-    """Define what torchvision's Python part needs by name, if its compiled part does not load."""
+    """Define the operators that torchvision's Python part needs, if its compiled part does not load."""
     found = find_spec("torchvision")
     if found is None or found.origin is None:
         return

@@ -1,7 +1,8 @@
-"""The processes behind an entry: one builds the bundle and records eager, a fresh one loads it and does the same.
+"""The processes behind an entry. One builds the bundle and records eager; a new one loads it and does the same.
 
-Each reads ``entry.json`` in its folder and leaves ``build.json`` or ``check.json`` there, with what it found or why it failed,
-and what it wrote in a log. The checking process is this file started isolated (``-I``): it imports nothing else of this folder.
+Each reads ``entry.json`` in its folder and writes ``build.json`` or ``check.json``, with its
+results or the reason of its failure. Its output goes to a log. The checking process runs this file
+in isolation (``-I``). It imports nothing else of this folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "sympy", "triton", "aotpack")
 
 
 def run(name: str, folder: Path) -> None:
-    """The body of a process: its answer, or its error, goes to a file."""
+    """Run a process's work. Its answer or its error goes to a file."""
     with (folder / f"{name}.log").open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
@@ -60,7 +61,7 @@ def explain(error: Exception) -> str:
 def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make the model and its inputs, record eager, build the bundle.
 
-    With a dynamic batch no step has the size that the bundle is built with.
+    With a dynamic batch no step has the size of the build.
     """
     import aotpack
     from devtools.zoo.registry import batch_of
@@ -115,7 +116,10 @@ def build(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """Give parameters that start at zero small values: a last layer of zeros would keep gradients from all before it."""
+    """Replace parameters that are all zero by small values.
+
+    A last layer of zeros would give zero gradients before it.
+    """
     for parameter in model.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
@@ -131,7 +135,9 @@ def is_real(value: Any) -> bool:
 
 
 def moved_by_rounding(model: nn.Module, batches: Sequence[dict[str, Any]], trials: int = 4) -> float:
-    """The largest relative error of eager's gradients when every input moves to the next number up or down, at random."""
+    """The largest relative error of eager's gradients when every input moves to an adjacent number,
+    up or down at random.
+    """
     from devtools.zoo.compare import compare
 
     reference, _ = record(copy.deepcopy(model), batches, infer=False)
@@ -145,17 +151,17 @@ def moved_by_rounding(model: nn.Module, batches: Sequence[dict[str, Any]], trial
 
 
 def next_to(value: Tensor) -> Tensor:
-    """The floating point numbers next to these, each above or below at random."""
+    """The floating-point numbers adjacent to these, each above or below at random."""
     return torch.nextafter(value, torch.randn_like(value) * math.inf)
 
 
 def draws(reference: Mapping[str, Tensor]) -> bool:
-    """Whether a training step moved the generator."""
+    """Whether a training step changed the generator's state."""
     return not torch.equal(reference["generator/0"], torch.manual_seed(SEED).get_state())
 
 
 def check(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Load the bundle where the model's source is out of reach, and record what it does."""
+    """Load the bundle without access to the model's source, and record its results."""
     sys.meta_path.insert(0, OutOfReach())
     import aotpack_loader
 
@@ -177,7 +183,7 @@ def check(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class OutOfReach:
-    """A finder that comes first and refuses the model's packages."""
+    """An import finder that runs first and refuses the model's packages."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] in SOURCES:
@@ -188,9 +194,11 @@ class OutOfReach:
 
 
 def record(model: nn.Module, batches: Sequence[dict[str, Any]], *, infer: bool = True) -> tuple[dict[str, Tensor], list[float]]:
-    """Train a step on each batch but the last, infer on the last: all results by name, and the steps' seconds.
+    """Train a step on each batch but the last, then infer on the last.
 
-    SGD is done by hand: a ``torch.optim`` optimizer imports the compiler.
+    Returns all results by name, and the steps' seconds.
+
+    SGD is implemented here, because a ``torch.optim`` optimizer imports the compiler.
     """
     *training, last = batches
     found: dict[str, Tensor] = {}
@@ -219,7 +227,7 @@ def record(model: nn.Module, batches: Sequence[dict[str, Any]], *, infer: bool =
 
 
 def named(path: str, value: Any) -> dict[str, Tensor]:
-    """The tensors of a nested result by path, whatever its containers are."""
+    """The tensors of a nested result by path, for any containers."""
     if isinstance(value, Tensor):
         return {path: value}
     return {name: tensor for key, item in items_of(value) for name, tensor in named(f"{path}/{key}", item).items()}

@@ -1,8 +1,9 @@
-"""Architectures of the zoo on an XLA device: ten steps of SGD with momentum, beside eager's on the CPU.
+"""Architectures of the zoo on an XLA device: ten steps of SGD with momentum, compared with eager's on the CPU.
 
-Each is built as a portable bundle in this environment, with torch's current release; ``aotpack compile --target xla`` adds the
-target in the XLA target's environment, which has none of the models' packages; a fresh process there loads it and trains. Dropout
-is off, as XLA draws other numbers than eager. Losses, and parameters and buffers at the end, are compared.
+Each is built as a portable bundle in this environment, with torch's current release. ``aotpack
+compile --target xla`` adds the target in the XLA target's environment, which lacks the models'
+packages. A new process there loads and trains it. Dropout is off, because XLA draws other numbers
+than eager. Losses, and final parameters and buffers, are compared.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(name: str) -> Line:
-    """One architecture through all processes."""
+    """Run one architecture through all processes."""
     with tempfile.TemporaryDirectory(prefix="aotpack-zoo-xla-") as directory:
         folder = Path(directory)
         try:
@@ -92,7 +93,7 @@ def run(name: str) -> Line:
 
 
 def build(name: str, folder: Path) -> dict[str, Tensor]:
-    """Write the portable bundle and the inputs; returns what eager's training leads to."""
+    """Write the portable bundle and the inputs. Returns the results of eager's training."""
     item = ARCHITECTURES[name]
     torch.manual_seed(0)
     model = without_dropout(awake(item.model()))
@@ -104,7 +105,7 @@ def build(name: str, folder: Path) -> dict[str, Tensor]:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Set every rate to 0: of dropout modules, and where attention keeps it as a number."""
+    """Set every dropout rate to 0, in dropout modules and in attention modules that store it as a number."""
     for module in model.modules():
         rates = [key for key, value in vars(module).items() if "drop" in key and isinstance(value, float)]
         for key in [*rates, *(["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else [])]:
@@ -117,7 +118,7 @@ def process(command: list[Any]) -> None:
 
 
 def compared(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest error of a loss, a parameter and a buffer, relative to the largest value in it, or to 0.01 if that is more."""
+    """The largest error of losses and of state, relative to the largest value of each tensor, but at least to 0.01."""
     errors = {"losses": 0.0, "state": 0.0}
     for name, value in expected.items():
         scale = max(value.abs().max().item(), 1e-2) if value.numel() else 1.0
@@ -128,7 +129,7 @@ def compared(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dic
 
 
 def table(lines: Mapping[str, Line]) -> str:
-    """A row a model."""
+    """A table with a row for each model."""
     rows = [
         "| model | loss, step 1 → 10 | error of losses | of parameters, buffers | load |",
         "| --- | ---: | ---: | ---: | ---: |",

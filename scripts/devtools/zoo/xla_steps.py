@@ -1,7 +1,7 @@
-"""Ten steps with an optimizer, in eager on the CPU or from a bundle on an XLA device.
+"""Trains ten steps with an optimizer, in eager on the CPU or from a bundle on an XLA device.
 
-Started isolated (``-I``), this file is the process that loads the bundle in its folder: it has neither the model's source nor the
-compiler.
+Run in isolation (``-I``), this file is the process that loads the bundle in its folder. It has
+neither the model's source nor the compiler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEARNING_RATE = 0.02
 
 
 def train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The losses, and the parameters and buffers at the end."""
+    """The losses, and the final parameters and buffers."""
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9)
     model.train()
     losses = []
@@ -39,7 +39,7 @@ def train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def main(folder: Path) -> None:
-    """Train what is in ``folder``; leaves ``xla.safetensors`` and ``xla.json`` there."""
+    """Train the bundle in ``folder``. Writes ``xla.safetensors`` and ``xla.json`` there."""
     from aotpack_loader import load
 
     start = time.perf_counter()
