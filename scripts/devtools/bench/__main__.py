@@ -1,6 +1,7 @@
-"""Measures aotpack against its peers; one results file a benchmark. scripts/bench/README.md explains them.
+"""Measures aotpack against its peers. Each benchmark has a results file; scripts/bench/README.md explains them.
 
-Every benchmark measures its contenders alternately in one run and gives medians and ratios; ratios are what counts.
+Every benchmark measures its contenders in turns in one run, and gives medians and ratios. The
+ratios matter most.
 """
 
 from __future__ import annotations

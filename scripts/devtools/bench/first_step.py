@@ -1,9 +1,10 @@
-"""Writes what one training step does, for comparison: loss, every gradient, the state before and after.
+"""Writes the results of one training step for comparison: loss, every gradient, the state before and after.
 
     first_step.py --model model.py --save-inputs inputs.pt --out eager.safetensors      the reference, eager
     first_step.py --bundle m.aotpack [--backend cpu] --inputs inputs.pt --out bundle.safetensors
 
-Two processes, two files: the one that runs the bundle never sees the model's source.
+Two processes write two files. The process that runs the bundle never has access to the model's
+source.
 """
 
 import argparse

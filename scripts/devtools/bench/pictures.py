@@ -1,4 +1,4 @@
-"""Draws results as small pictures: bars of contenders for each network, lines of what grows. Needs matplotlib."""
+"""Draws results as small pictures: bars of contenders for each network, lines for growth. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writes results into the README's table and pages of docs/, between the marks there; ``--pictures`` draws them anew.
+"""Writes results into the README's table and pages of docs/, between marks. ``--pictures`` draws the pictures again.
 
     python -m devtools.bench.report             prints what it would write
     python -m devtools.bench.report --write     writes them
 
-A part whose benchmark has no results stays as it is.
+A part whose benchmark has no results is not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--pictures", action="store_true", help="draw results/*.png (needs matplotlib)")
     options = parser.parse_args()
     found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    results = {name: result for name, result in found.items() if "minutes" in result}  # others are no benchmark's, or of old form
+    results = {name: result for name, result in found.items() if "minutes" in result}  # skips other files and old formats
     if options.pictures:
         from devtools.bench import pictures
 

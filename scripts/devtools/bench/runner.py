@@ -1,4 +1,4 @@
-"""What the sections share: the models they measure, processes with caches of their own, turns, medians."""
+"""What the benchmarks share: models, processes with separate caches, alternation of contenders, medians."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ torch.save(inputs if len(inputs) == 2 and isinstance(inputs[1], dict) else (inpu
 
 
 class BenchError(Exception):
-    """A process that was to be measured failed."""
+    """A process to be measured failed."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model as it is measured: its file, what its factories are called with, and how often its first sample is repeated.
+    """A model to measure: its file, the arguments of its factories, and the number of copies of its first sample.
 
-    ``batch`` 0 leaves the example inputs as they are. Sizes are static unless ``dynamic``: then they vary as the file says.
+    ``batch`` 0 keeps the example inputs. Sizes are static unless ``dynamic``; then they vary as the
+    file declares.
     """
 
     base: str
@@ -64,7 +65,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name for its files."""
         given = map(str, (*self.options.values(), *self.inputs.values()))
         parts = [self.base, *given, str(self.batch or ""), "dynamic" if self.dynamic else ""]
         return "-".join(part for part in parts if part)
@@ -72,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A bundle, the build's report, and what it took, the compiler's processes included, in seconds and bytes."""
+    """A bundle, the build's report, and its cost in seconds and bytes, including the compiler's processes."""
 
     bundle: Path
     report: dict[str, Any]
@@ -86,7 +87,7 @@ def example(name: str, **keywords: Any) -> Case:
 
 
 def network(name: str, **keywords: Any) -> Case:
-    """One of ``devtools/bench/models``."""
+    """A model of ``devtools/bench/models``."""
     return Case(name, BENCH / "models" / f"{name}.py", **keywords)
 
 
@@ -105,7 +106,7 @@ class Bench:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Caches of its own; Python's byte code cache is on, as it is for users."""
+        """An environment with separate caches. Python's bytecode cache is enabled, as for users."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCH", "AOTPACK", "OMP_", "MKL_"))}
         places = {"AOTPACK_CACHE": "cache", "AOTPACK_STATE": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
         for place in places.values():
@@ -117,7 +118,7 @@ class Bench:
         return [*prefix, str(self.python_path), *map(str, words)]
 
     def python(self, *words: object, one_core: bool = True, **environment: str) -> str:
-        """What a Python process prints."""
+        """The output of a Python process."""
         command = self.command(*words, one_core=one_core)
         done = subprocess.run(
             command,
@@ -132,7 +133,7 @@ class Bench:
         return done.stdout
 
     def json(self, *words: object, **keywords: Any) -> dict[str, Any]:
-        """The last line that a Python process prints, which is JSON."""
+        """The last line of a Python process's output, which is JSON."""
         found: dict[str, Any] = json.loads(self.python(*words, **keywords).strip().splitlines()[-1])
         return found
 
@@ -153,7 +154,7 @@ class Bench:
         return path
 
     def inputs(self, case: Case) -> Path:
-        """The case's arguments, as ``torch.save`` wrote them."""
+        """The case's arguments, written by ``torch.save``."""
         path = self.work / f"{case.name}-inputs.pt"
         if not path.exists():
             self.python("-c", _INPUTS, self.source(case), path)
@@ -167,7 +168,9 @@ class Bench:
         return out
 
     def artifact(self, case: Case, kind: str) -> Path:
-        """What a peer (``aot_compile``, ``export``, ``aoti``) saves to start without compiling, made once."""
+        """The artifact from which a peer (``aot_compile``, ``export``, ``aoti``) starts without
+        compiling, made once.
+        """
         out = self.work / f"{case.name}-{kind}.{'bin' if kind == 'aot_compile' else 'pt2'}"
         if not out.exists():
             words = ["--kind", kind, "--model", self.source(case), "--inputs", self.inputs(case), "--out", out]
@@ -175,9 +178,10 @@ class Bench:
         return out
 
     def build(self, case: Case, *options: str) -> Built:
-        """A build that takes nothing from the compile cache, measured.
+        """Measure a build that uses nothing from the compile cache.
 
-        What does not depend on the model is made once a machine, for both: here the call library, for ``torch.compile`` headers.
+        Both sides exclude what a machine makes only once and is independent of the model. Here that
+        is the call library, and for ``torch.compile`` the headers.
         """
         with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
             out = self.work / f"{case.name}-measured.aotpack"
@@ -187,7 +191,7 @@ class Bench:
 
     @contextlib.contextmanager
     def empty(self, *variables: str) -> Iterator[dict[str, str]]:
-        """Environment variables that name empty directories; removed afterwards."""
+        """Environment variables that name empty directories, which are removed afterwards."""
         folders = {variable: tempfile.mkdtemp(dir=self.work) for variable in variables}
         try:
             yield folders
@@ -196,16 +200,20 @@ class Bench:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def start(self, kind: str, case: Case, *words: object, **environment: str) -> dict[str, Any]:
-        """One run of contender.py, isolated, with one thread. Not pinned: torch.compile starts worker processes."""
+        """One isolated run of contender.py with one thread.
+
+        It is not pinned, because torch.compile starts worker processes.
+        """
         source = ["--model", self.source(case)] if kind in ("eager", "compile", "aot_compile") else []
         rest = ["--inputs", self.inputs(case), "--threads", 1, "--iterations", 5, "--warmup", 1, "--json", *words]
         spawned = ["--spawned", time.perf_counter()]
         return self.json("-I", CONTENDER, "--kind", kind, *source, *rest, *spawned, one_core=False, **environment)
 
     def cold(self, case: Case, number: int = 0) -> dict[str, Any]:
-        """One step of ``torch.compile`` with an empty cache: its figures, and of the whole process seconds and peak memory.
+        """One step of ``torch.compile`` with an empty cache: its figures, and the whole process's
+        seconds and peak memory.
 
-        Long, and wanted by two benchmarks: the run called ``number`` is made once.
+        It takes long and two benchmarks need it, so the run with index ``number`` is made once.
         """
         path = self.work / f"{case.name}-cold-{number}.json"
         if not path.exists():
@@ -225,7 +233,7 @@ class Bench:
 
 
 def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Run each contender once, unmeasured; those that work, and why peers do not. A bundle has to."""
+    """Run each contender once, unmeasured. Returns those that work, and why peers fail. A bundle must work."""
     works: dict[str, Callable[[], Any]] = {}
     left_out: dict[str, str] = {}
     for name, run in contenders.items():
@@ -241,7 +249,7 @@ def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callabl
 
 
 def alternately(contenders: Mapping[str, Callable[[], Any]], times: int) -> dict[str, list[Any]]:
-    """Run every contender ``times`` times in turns; every other turn goes backwards."""
+    """Run every contender ``times`` times in turns. Every other turn runs in reverse order."""
     found: dict[str, list[Any]] = {name: [] for name in contenders}
     for number in range(times):
         for name in in_turns(contenders, number):
@@ -254,13 +262,13 @@ def in_turns(names: Iterable[str], number: int) -> Sequence[str]:
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of what is known."""
+    """The median of the known values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and the result."""
+    """Seconds and the result."""
     begin = time.perf_counter()
     result = run()
     return time.perf_counter() - begin, result

@@ -1,4 +1,6 @@
-"""Results as Markdown: the README's five rows, the overview of docs/performance.md, and one or two tables for each benchmark."""
+"""Formats results as Markdown: the README's five rows, the overview of docs/performance.md, tables
+for each benchmark.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,14 @@ README_ROWS = {
 
 
 def short(results: Results) -> str:
-    """The README's rows, without columns that the README has no words for."""
+    """The README's rows, without the columns that the README does not explain."""
     rows = {row[0]: row[1:4] for row in _overview_rows(results)}
     lines = [[title, *rows[name]] for name, title in README_ROWS.items()]
     return f"{table(['', 'eager', '`torch.compile`', 'bundle'], lines)}\n\n{_overview_note(results)}"
 
 
 def overview(results: Results) -> str:
-    """One row a network of the benchmarks that decide: start, step, memory, build."""
+    """A row for each network, for the most important benchmarks: start, step, memory, build."""
     head = ["", "eager", "`torch.compile`", "bundle", "ratio", "goal"]
     return f"{table(head, _overview_rows(results))}\n\n{_overview_note(results)}"
 
@@ -382,7 +384,7 @@ def times(ratio: float) -> str:
 
 
 def share(whole: float, part: float) -> str:
-    """What ``whole`` has beyond ``part``, of ``part``."""
+    """The excess of ``whole`` over ``part``, relative to ``part``."""
     return f"{(whole / part - 1) * 100:.3g} %"
 
 

@@ -1,1 +1,1 @@
-"""The models that are measured beside the examples."""
+"""Models that are measured in addition to the examples."""

@@ -1,4 +1,4 @@
-"""An embedding of as many megabytes as asked for, of which a call reads a few rows. All zeros: nothing is written to build it."""
+"""An embedding of a given number of megabytes. A call reads a few rows. All zeros, so its build writes no data."""
 
 import torch
 from torch import Tensor, nn

@@ -8,12 +8,12 @@ LENGTH = 64
 
 
 class GPT2(nn.Module):
-    """Returns loss and logits; ``labels`` are the inputs, shifted inside."""
+    """Returns loss and logits. ``labels`` are the inputs, which the model shifts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gpt = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
-        self.gpt.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning, for this class
+        self.gpt.loss_type = "ForCausalLM"  # transformers' default for this class, set to avoid its warning
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         output = self.gpt(input_ids=input_ids, labels=labels)

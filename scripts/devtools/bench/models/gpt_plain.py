@@ -1,4 +1,4 @@
-"""A GPT of the sizes of examples/gpt in plain torch: torch_xla's environment has no transformers."""
+"""A GPT in plain torch with the sizes of examples/gpt, because torch_xla's environment lacks transformers."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS = 256, 128, 128, 4, 4
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron, each after a norm and beside a residual."""
+    """Causal attention and a multilayer perceptron, each after a norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Loss and logits; the output layer is the embedding's."""
+    """Loss and logits. The output layer shares its weight with the embedding."""
 
     def __init__(self) -> None:
         super().__init__()

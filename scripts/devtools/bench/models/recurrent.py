@@ -1,4 +1,4 @@
-"""A gated recurrent unit over rows, by ``scan`` or by a loop in Python: the same arithmetic, row after row."""
+"""A gated recurrent unit over rows, by ``scan`` or by a loop in Python, with the same arithmetic."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Residual blocks, as many as asked for: how things grow with depth. ``regions``: each block is a nested compile region."""
+"""A given number of residual blocks, to measure growth with depth. ``regions``: each is a nested compile region."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""A multilayer perceptron with BatchNorm: so little arithmetic that a step is overhead."""
+"""A multilayer perceptron with BatchNorm, so small that a step consists of overhead."""
 
 import torch
 from torch import Tensor, nn

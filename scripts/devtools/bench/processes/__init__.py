@@ -1,1 +1,1 @@
-"""Scripts that run in the processes that are measured."""
+"""Scripts that run in the measured processes."""

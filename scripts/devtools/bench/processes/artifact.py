@@ -1,8 +1,10 @@
-"""Saves what a peer can start from without compiling: ``aot_compile``'s artifact, an exported program, AOTInductor's package.
+"""Saves an artifact from which a peer starts without compiling: ``aot_compile``, an exported
+program or AOTInductor's package.
 
 artifact.py --kind aot_compile|export|aoti --model model.py --inputs inputs.pt --out FILE
 
-One thread: an artifact of ``aot_compile`` refuses to run with another number than it was made with.
+It uses one thread, because an artifact of ``aot_compile`` runs only with the number of threads of
+its creation.
 """
 
 import argparse
@@ -24,7 +26,8 @@ def main() -> None:
     model = user_model(options.model)
     args, kwargs = torch.load(options.inputs, weights_only=True)
     if options.kind == "aot_compile":
-        # Without it models with guards that cannot be stored, such as transformers' GPT-2, are refused.
+        # Without this filter, models with guards that cannot be stored are refused, such as
+        # transformers' GPT-2.
         guards = {"guard_filter_fn": torch.compiler.keep_portable_guards_unsafe}
         compiled = torch.compile(model, fullgraph=True, options=guards).forward.aot_compile((args, kwargs))
         compiled.save_compiled_function(options.out)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def repeated(inputs: Any, batch: int) -> Any:
-    """``inputs`` with the first sample of every tensor repeated ``batch`` times; 0: as they are."""
+    """``inputs`` with the first sample of every tensor repeated ``batch`` times. 0 leaves them unchanged."""
     if not batch:
         return inputs
     if isinstance(inputs, dict):

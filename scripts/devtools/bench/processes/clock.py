@@ -1,4 +1,4 @@
-"""Time spent in named functions of the loader, each without what it spends in others of them."""
+"""Measures the time in named functions of the loader, excluding the time in other named functions that they call."""
 
 import functools
 import importlib
@@ -11,9 +11,10 @@ ByteRange = Sequence[tuple[str, str]]
 
 
 class Clock:
-    """Wraps the functions of ``phases``, a name to the places whose time it sums; an error if the loader no longer has one.
+    """Wraps the functions of ``phases``, which maps a name to the functions whose time it sums.
 
-    ``seconds`` by phase. A call through a wrapper costs about a microsecond, which counts for whoever calls.
+    A function that the loader no longer has is an error. ``seconds`` has the results by phase. A
+    call through a wrapper costs about a microsecond, which counts for the caller.
     """
 
     def __init__(self, phases: Mapping[str, ByteRange]) -> None:

@@ -1,6 +1,8 @@
-"""Loads a bundle, runs an inference (which reads the weights), and says what memory it takes while others do the same.
+"""Loads a bundle, runs an inference (which reads the weights), and reports its memory while other
+processes do the same.
 
-hold.py m.aotpack inputs.pt        each answer, one line of JSON, but the first waits for a line on standard input
+hold.py m.aotpack inputs.pt        prints answers as lines of JSON; each but the first waits for a
+line on stdin
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Loads a bundle and calls it once without gradients: seconds, and how far each raises the resident set, in bytes.
+"""Loads a bundle and calls it once without gradients. Measures seconds, and the increase of the resident set in bytes.
 
 load.py m.aotpack inputs.pt
 """

@@ -1,4 +1,4 @@
-"""What memory this process takes, as the kernel counts it, in bytes."""
+"""The memory of this process in bytes, as the kernel counts it."""
 
 import re
 from collections import Counter

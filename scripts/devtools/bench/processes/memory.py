@@ -1,8 +1,9 @@
-"""Peak memory of one training step of one contender, in its own fresh process.
+"""Peak memory of one training step of one contender, in a new process of its own.
 
-The kernel's high-water mark of the resident set is reset before a step, after a few others; the figure is how far the
-step raises it. The benchmark makes malloc give freed memory back at once, so that it shows what is alive. Gradients are
-dropped before, so they count. BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
+After a few steps the kernel's high-water mark of the resident set is reset, then another step runs.
+The figure is the increase by that step. The benchmark makes malloc return freed memory at once, so
+that the figure shows live memory. Gradients are dropped before the step, so they count.
+BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
 """
 
 import gc

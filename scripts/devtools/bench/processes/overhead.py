@@ -1,9 +1,12 @@
-"""Where the time of a bundle's step goes: contender.py's options, microseconds by part.
+"""The parts of the time of a bundle's step, in microseconds. Takes contender.py's options.
 
-First the step as it is, its calls in native code. What is beside the compiled code and the engine there: the forward less its
-code, and the time in the call's autograd node less the backward's code; the gradients of the leaves are the engine's, as they are
-eager's. Then the calls in Python, with the loader's functions wrapped (:mod:`clock`), which makes them slower: compare the parts
-with each other and with the step so measured. Medians, over blocks of a hundred steps where nothing else is said.
+First the ordinary step, with its calls in native code. Two parts are overhead beside the compiled
+code and the autograd engine. One is the forward without its code. The other is the call's autograd
+node without the backward's code. The engine computes the gradients of the leaves as in eager.
+
+Then the calls in Python, with the loader's functions wrapped (:mod:`clock`). Wrapping makes them
+slower, so compare these parts with each other and with the step measured in this way. Figures are
+medians, over blocks of a hundred steps unless noted otherwise.
 """
 
 import json
@@ -85,9 +88,10 @@ def _step(model: LoadedProgram, args: Any, kwargs: Any) -> Callable[[], None]:
 
 
 def _beside(model: LoadedProgram, python: LoadedProgram, args: Any, kwargs: Any, steps: int) -> dict[str, float]:
-    """Microseconds of ``model``'s forward and backward beside compiled code and engine; ``python`` shows the code's inputs.
+    """Microseconds of ``model``'s forward and backward beside compiled code and engine.
 
-    Single runs, each after a whole step, so that caches are as warm for the code alone as for what it is part of.
+    ``python`` records the code's inputs. Each is a single run after a whole step. The caches are
+    then as warm for the code alone as inside the step.
     """
     codes, given = _recorded(python, args, kwargs)
     leaf, between = torch.zeros((), requires_grad=True), _step(model, args, kwargs)
@@ -105,12 +109,12 @@ def _beside(model: LoadedProgram, python: LoadedProgram, args: Any, kwargs: Any,
                 begin = time.perf_counter()
                 returned = code(inputs)
                 found[name].append((whole[name] - (time.perf_counter() - begin)) * 1e6)
-            del returned  # a step does not free it there either
+            del returned  # a step does not free it at this point either
     return {name: statistics.median(values) for name, values in found.items()}
 
 
 def _recorded(python: LoadedProgram, args: Any, kwargs: Any) -> tuple[dict[str, Executable], dict[str, list[Any]]]:
-    """The compiled forward and backward, and what a step gives them."""
+    """The compiled forward and backward, and their inputs in a step."""
     call: Any = python._aotpack_calls[True, True]
     codes = {"forward": call.forward, "backward": call.differentiable.backward}
     given: dict[str, list[Any]] = {}
@@ -129,9 +133,10 @@ def _recorded(python: LoadedProgram, args: Any, kwargs: Any) -> tuple[dict[str, 
 
 
 def _inside(total: torch.Tensor) -> float:
-    """Seconds in the node that made ``total``: from its first hook to its last.
+    """Seconds in the node that made ``total``, from its first hook to its last.
 
-    The node of a copy hands the gradient on, so that the same for one is what the hooks take.
+    The node of a copy only passes the gradient on. The same measurement for a copy is the cost of
+    the hooks.
     """
     times: list[float] = []
     node: Any = total.grad_fn
@@ -146,7 +151,7 @@ def _median(run: Callable[[], object], blocks: int) -> float:
 
 
 def _block(step: Callable[[], object]) -> float:
-    """Microseconds of a step, the mean of a block."""
+    """Microseconds of a step, as the mean of a block."""
     begin = time.perf_counter()
     for _ in range(BLOCK):
         step()

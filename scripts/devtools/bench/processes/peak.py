@@ -1,8 +1,8 @@
-"""Runs a Python command and says what it took: the memory of its largest process in bytes, the processor time of all in seconds.
+"""Runs a Python command and measures it: its largest process's memory in bytes, all processor time in seconds.
 
     peak.py -m aotpack.cli build ...
 
-prints ``{"peak_bytes": ..., "cpu_seconds": ..., "output": what the command printed}``.
+prints ``{"peak_bytes": ..., "cpu_seconds": ..., "output": the command's output}``.
 """
 
 import json

@@ -1,8 +1,10 @@
-"""Where the time of a bundle's start goes: process start, import, open, verify, map, dlopen, the rest of load, first call.
+"""The parts of the time of a bundle's start: process start, import, open, verify, map, dlopen, rest
+of load, first call.
 
     phases.py --kind bundle --bundle m.aotpack --backend cpu --inputs inputs.pt --spawned SECONDS      (contender.py's options)
 
-Prints seconds by phase. Functions of the loader are wrapped for it; what one calls of another counts for the other.
+Prints seconds by phase. Functions of the loader are wrapped for it. If one calls another, the time
+of the inner call counts only for the inner function.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""What a training step keeps for its backward, with and without recomputation: eager, ``torch.compile`` and bundles, in bytes.
+"""Bytes that a training step saves for its backward, with and without recomputation: eager, ``torch.compile``, bundles.
 
     recompute.py --model blocks|gpt [--target cpu] [--target portable]
 
-The figure is what torch's profiler saw allocated and not freed during a forward, less the results.
+The figure is the memory that torch's profiler saw allocated and not freed during a forward, without
+the results.
 """
 
 import argparse
@@ -31,7 +32,7 @@ BUDGETS = (0.5, 0.2, 0.0)
 
 
 class Blocks(nn.Module):
-    """Eight blocks; ``options`` are those of the checkpoint around each, null: none."""
+    """Eight blocks. ``options`` are those of the checkpoint around each block; None: no checkpoints."""
 
     def __init__(self, options: dict[str, Any] | None) -> None:
         from devtools.bench.models.stack import Block
@@ -47,12 +48,12 @@ class Blocks(nn.Module):
 
 
 def blocks(options: dict[str, Any] | None) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model, and its example inputs."""
+    """The model and its example inputs."""
     return Blocks(options), (torch.randn(64, 128),), {}
 
 
 def gpt(options: dict[str, Any] | None) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The GPT example, whose blocks transformers checkpoints."""
+    """The GPT example, with transformers' checkpoints around its blocks."""
     example = import_file(GPT, "gpt_example")
     made = example.model()
     if options is not None:
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def measure(make: Callable[[], Any], budget: float | None, targets: Iterable[str]) -> dict[str, Any]:
-    """Bytes kept by each contender, and how far gradients are apart, relative to the largest of each."""
+    """Bytes saved by each contender, and the differences of gradients, relative to the largest of each."""
     torch.manual_seed(0)
     model, args, kwargs = make()
     model.train()
@@ -109,9 +110,9 @@ def measure(make: Callable[[], Any], budget: float | None, targets: Iterable[str
 
 
 def kept(model: nn.Module, args: Any, kwargs: Any) -> int:
-    """Bytes that a forward leaves allocated besides its results; the model has its gradients afterwards."""
+    """Bytes that a forward leaves allocated in addition to its results. The model then has its gradients."""
     model.zero_grad()
-    model(*args, **kwargs)["loss"].backward()  # what only a first call allocates
+    model(*args, **kwargs)["loss"].backward()  # makes the allocations of a first call
     model.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         results = model(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a bundle's bytes are, by kind of blob, each counted once; graphs, code and HLO also uncompressed.
+"""The bytes of a bundle by kind of blob, each counted once. Graphs, code and HLO are also counted uncompressed.
 
 sizes.py m.aotpack
 """

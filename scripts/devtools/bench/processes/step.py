@@ -1,10 +1,12 @@
-"""Step times of eager, ``torch.compile`` and bundles, side by side in one process; the benchmark starts this file.
+"""Step times of eager, ``torch.compile`` and bundles, side by side in one process. The benchmark starts this file.
 
-A step is forward, backward and dropping the gradients, with ``--optimizer`` also AdamW's step (eager for all), with ``--infer``
-a forward in eval mode without gradients. Every contender has a model of its own with the same weights.
-Rounds alternate between the contenders, and every other round goes through them backwards, so that what else the
-machine does meets all of them alike. A round's figure is the median of its steps; a contender's, the median of its
-rounds; a ratio, the median of the rounds' ratios.
+A step is a forward, a backward and the removal of the gradients. With ``--optimizer`` it includes
+AdamW's step (eager for all). With ``--infer`` it is a forward in eval mode without gradients. Each
+contender has a model of its own with the same weights.
+
+Rounds alternate between the contenders, and every other round runs in reverse order. Other load on
+the machine then affects all of them equally. The figure of a round is the median of its steps. The
+figure of a contender is the median of its rounds. A ratio is the median of the rounds' ratios.
 
     step.py --model model.py --inputs inputs.pt --bundle cpu=m.aotpack --artifact export=m.pt2 --threads 1
 """
@@ -120,7 +122,7 @@ def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, 
             break
         for name in list(steps) if number % 2 == 0 else reversed(steps):
             step = steps[name]
-            step()  # what the contender before left in the caches
+            step()  # clears from the caches what the previous contender left
             medians[name].append(statistics.median(timed(step) for _ in range(counts[name])))
     ratios = {
         name: [one / other for one, other in zip(values, medians[REFERENCE], strict=True)] for name, values in medians.items()

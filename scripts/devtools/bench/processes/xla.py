@@ -1,10 +1,11 @@
-"""One way to run a model through XLA, on the CPU, from after ``import torch``: prints JSON.
+"""Runs a model through XLA on the CPU, measured from after ``import torch``, and prints JSON.
 
     xla.py --kind lazy|openxla --model model.py --inputs inputs.pt
     xla.py --kind bundle|compiled --bundle m.aotpack --inputs inputs.pt
 
-``lazy`` is torch_xla as it comes, ``openxla`` ``torch.compile(backend="openxla")``, ``bundle`` the target ``xla``, ``compiled``
-``xla:cpu``. A step is a forward and backward whose loss is read and whose gradients are there when it ends; no optimizer.
+``lazy`` is plain torch_xla, ``openxla`` is ``torch.compile(backend="openxla")``, ``bundle`` is the
+target ``xla``, and ``compiled`` is ``xla:cpu``. A step is a forward and a backward without an
+optimizer. It ends when its loss has been read and its gradients are complete.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 from devtools.files import import_file
 from devtools.paths import ROOT
 
-contender = import_file(ROOT / "aotpack" / "measure" / "contender.py", "contender")  # without aotpack: an import is measured
+contender = import_file(ROOT / "aotpack" / "measure" / "contender.py", "contender")  # not through aotpack: imports are measured
 loss_of, user_model = contender.loss_of, contender.user_model
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     loss = _step(model, args, kwargs, finish)
     clock.lap("first step")
     compiled = _compiled()
-    _step(model, args, kwargs, finish)  # torch_xla compiles once more where the first step was unlike the others
+    _step(model, args, kwargs, finish)  # torch_xla compiles again if the first step differed from the others
     for _ in range(2):
         _step(model, args, kwargs, finish)
     times = [_timed(lambda: _step(model, args, kwargs, finish)) for _ in range(options.steps)]
@@ -74,7 +75,10 @@ class Clock:
 
 
 def _runtime(kind: str) -> tuple[Callable[[], None], torch.device]:
-    """What waits until all is computed, and the device; imports what the kind needs, and makes its client."""
+    """A function that waits until everything is computed, and the device.
+
+    Imports the kind's packages and creates its client.
+    """
     if kind == "compiled":
         from aotpack_loader import _jax_compat
 
@@ -113,7 +117,7 @@ def _step(model: Any, args: Any, kwargs: Any, finish: Callable[[], None]) -> Any
 
 
 def _compiled() -> float:
-    """Seconds that torch_xla says it spent in XLA's compiler so far."""
+    """Seconds spent in XLA's compiler so far, as torch_xla reports them."""
     if "torch_xla" not in sys.modules:
         return 0.0
     from torch_xla.debug import metrics

@@ -1,1 +1,3 @@
-"""One module a benchmark: ``GOAL`` (null: none) and ``measure(bench)``, which returns plain data with ``ratios``."""
+"""One module for each benchmark: ``GOAL`` (or None), and ``measure(bench)``, which returns plain
+data with ``ratios``.
+"""

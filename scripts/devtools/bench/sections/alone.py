@@ -1,7 +1,7 @@
-"""Steady steps in processes of their own, as jobs have them; ``step`` has all contenders in one process.
+"""Steady steps in separate processes, as in real jobs. The benchmark ``step`` has all contenders in one process.
 
-What one contender leaves behind there the others find: ``torch.compile``'s compiler, for one, a heap of 400 MB, out of which
-steps take their memory sooner than from the system.
+In one process a contender affects the others. For example, ``torch.compile``'s compiler leaves a
+heap of 400 MB. Steps get memory from it faster than from the system.
 """
 
 from __future__ import annotations

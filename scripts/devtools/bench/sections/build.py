@@ -1,4 +1,6 @@
-"""Time and peak memory of a build against ``torch.compile`` from nothing, an unchanged rebuild, and what a bundle's bytes are."""
+"""Time and peak memory of a build against a cold ``torch.compile``, an unchanged rebuild, and the
+contents of a bundle.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _TRAIN = ("--target", "cpu", "--method", "train")
 
 
 def cases(bench: Bench) -> list[tuple[Case, int]]:
-    """What is built, and how often."""
+    """The cases to build, each with its number of repetitions."""
     if bench.quick:
         return [(network("tiny"), 1)]
     return [(example("digits", dynamic=True), 3), (example("gpt"), 3), (network("gpt2"), 1), (network("resnet50"), 1)]
@@ -30,7 +32,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
-    whole = bench.bundle(case, *BOTH)  # before: makes what is made once a machine
+    whole = bench.bundle(case, *BOTH)  # first, to create what a machine needs only once
     built, compiled = [], []
     for number in range(times):
         compiled.append(bench.cold(case, number))

@@ -1,4 +1,4 @@
-"""``import torch`` against the loader, in fresh processes; and what a load and a step import besides."""
+"""``import torch`` against importing the loader, in new processes, and further imports of a load and a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     for number in range(bench.times(21, 3) + 1):
         for name in in_turns(_STATEMENTS, number):
             figures = [float(word) for word in bench.python("-I", "-c", _IMPORT.format(_STATEMENTS[name])).split()]
-            if number:  # the first round writes byte code
+            if number:  # the first round writes bytecode
                 found[name].append(figures)
     case = example("digits", dynamic=True)
     bundle = bench.bundle(case, *BOTH)

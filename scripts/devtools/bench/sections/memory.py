@@ -1,4 +1,4 @@
-"""How far a step raises the resident set: networks against their peers, and memory budgets of the partitioner."""
+"""The increase of the resident set by a step: networks against their peers, and memory budgets of the partitioner."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def _networks(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def _budgets(bench: Bench, case: Case) -> dict[str, Any]:
-    """Of the activations that the partitioner would save, the share that it may; ``torch.compile`` with the same."""
+    """Steps with a memory budget: the share of activations that the partitioner may save.
+
+    ``torch.compile`` gets the same.
+    """
     found = {}
     for budget in BUDGETS:
         bundle = bench.bundle(case, "--target", "cpu", "--method", "train", "--memory-budget", str(budget))

@@ -1,4 +1,4 @@
-"""Where the time of a step goes when there is next to nothing to compute, in microseconds."""
+"""The parts of a step's time, in microseconds, for a model with almost no computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that a step keeps for its backward, with and without checkpoints and memory budgets; the same gradients."""
+"""Bytes that a step saves for its backward, with and without checkpoints and memory budgets, for the same gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(bench: Bench) -> dict[str, Any]:
             f"{name}, {variant}, {target}": figures[target] / figures["compile"]
             for name, variants in found.items()
             for variant, figures in variants.items()
-            if figures["compile"]  # with no budget at all torch.compile may keep nothing but what the caller holds
+            if figures["compile"]  # without a budget torch.compile may save nothing but what the caller holds
             for target in models[name]
         },
         "ratios_to_everything_saved": {

@@ -1,6 +1,7 @@
 """How build, bundle, load and step grow with depth: 2 to 256 layers, and a graph of 10^5 nodes.
 
-``portable`` for all sizes; ``cpu`` for some, and with each layer a nested compile region, whose code is compiled and stored once.
+``portable`` runs at all sizes and ``cpu`` at some. ``cpu`` also runs with each layer as a nested
+compile region, whose code is compiled and stored once.
 """
 
 from __future__ import annotations

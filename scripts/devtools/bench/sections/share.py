@@ -1,4 +1,4 @@
-"""Several processes that load one bundle at once, as a data-parallel start does: total time, and what memory they share."""
+"""Several processes that load one bundle at once, as in data-parallel training: total time, and shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     return {
         "network": case.name,
         "processes": found,
-        # Of each page that several map, /proc counts an equal part for each.
+        # /proc divides each shared page equally among the processes that map it.
         "ratios": {
             "weights in memory of all processes, to one copy": most["weights_pss_bytes"] / most["weights_bytes"],
             "seconds of all, to one": most["seconds"] / found["1"]["seconds"],
@@ -33,7 +33,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def _together(bench: Bench, bundle: Path, inputs: Path, count: int) -> dict[str, Any]:
-    """Start them, wait until all have run an inference, let them look at their memory, and end them."""
+    """Start the processes, wait until each has run an inference, let them report their memory, and end them."""
     words = bench.command(PROCESSES / "hold.py", bundle, inputs, one_core=False)
     begin = time.perf_counter()
     running = [

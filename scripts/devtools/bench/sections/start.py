@@ -1,4 +1,4 @@
-"""From the start of a process to the end of its first step, in fresh processes, with a warm and with a cold page cache."""
+"""Time from the start of a new process to the end of its first step, with a warm and a cold page cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _GOALS = {"digits": 300.0, "gpt2": 50.0}
 
 
 def cases(bench: Bench) -> list[tuple[Case, int]]:
-    """Small to large, and how many processes of each contender; ``--quick`` takes the small one alone."""
+    """Cases from small to large, each with its number of processes per contender.
+
+    ``--quick`` uses only the small one.
+    """
     if bench.quick:
         return [(example("digits"), 2)]
     found = [(example("digits"), 5), (network("gpt2"), 2), (network("resnet50"), 2)]
@@ -51,7 +54,8 @@ def measure(bench: Bench) -> dict[str, Any]:
         "networks": networks,
         "goals": _GOALS,
         "ratios": ratios("compile_warm"),
-        # torch.compile, which waits for other processes, loses more time on a busy machine: this ratio is free of it.
+        # On a busy machine torch.compile loses more time, because it waits for other processes.
+        # This ratio avoids that.
         "ratios_processor_time": ratios("compile_warm", "cpu_from_import_to_first_step"),
         "ratios_cold": ratios("compile_cold"),
         "ratios_aot_compile": ratios("aot_compile"),
@@ -79,7 +83,7 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
         "bundle_cpu": partial(bench.start, "bundle", case, "--infer", *on["cpu"]),
     }
     compiled_cold = bench.cold(case)
-    # The first runs fill torch.compile's cache, extract the bundle's code and write byte code.
+    # The first runs fill torch.compile's cache, extract the bundle's code and write bytecode.
     (train, no_train), (infer, no_infer) = able(train), able(infer)
     found = alternately(train, times)
     found |= {
@@ -115,7 +119,7 @@ def _first_load(bench: Bench, case: Case, on: tuple[object, ...]) -> dict[str, A
 
 
 def _evicted(bench: Bench, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A start after torch, bundles and compile caches have been dropped from the page cache."""
+    """A start after torch, bundles and compile caches were removed from the page cache."""
     os.sync()
     for root in (bench.work, _torch_folder()):
         for folder, _, files in os.walk(root):

@@ -1,4 +1,4 @@
-"""Steady steps, side by side in one process: tiny to large batches, one thread and all, with an optimizer, and inference."""
+"""Steady steps in one process: tiny to large batches, one thread and all, with an optimizer, and inference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GOAL = 1.0
 
 @dataclass(frozen=True)
 class Variant:
-    """A case, what a step of it is (options of step.py), and the peers that start from an artifact."""
+    """A case, the kind of step (options of step.py), and the peers that start from an artifact."""
 
     case: Case
     title: str

@@ -1,4 +1,4 @@
-"""One bundle with code for three instruction sets: what each gains on this machine, and which one a load takes."""
+"""One bundle with code for three instruction sets: the gain of each on this machine, and which one a load selects."""
 
 from __future__ import annotations
 

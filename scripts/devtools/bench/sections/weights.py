@@ -1,4 +1,4 @@
-"""Weights of 1 MB to 8 GB (zeros, in sparse files): load and first call must not grow with them, nor what becomes resident."""
+"""Weights of 1 MB to 8 GB (zeros in sparse files). Load, first call and resident memory must not grow with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles on XLA's CPU device against torch_xla as it comes and ``torch.compile(backend="openxla")``; on one core each."""
+"""Bundles on XLA's CPU device, against plain torch_xla and ``torch.compile(backend="openxla")``, on one core each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ START = ("make", "first step")
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """On torch_xla's own environment, which ``scripts/setup-xla`` makes."""
+    """Measure in torch_xla's own environment, which ``scripts/setup-xla`` creates."""
     return _measured(on_torch_xla(bench), network("gpt_plain"))
 
 
 def on_torch_xla(bench: Bench) -> Bench:
-    """The same in the environment that has torch_xla."""
+    """The same benchmark in the environment that has torch_xla."""
     python = ROOT / ".venv-xla" / "bin" / "python"
     if not python.exists():
         raise BenchError("xla: there is no .venv-xla: scripts/setup-xla")
@@ -30,7 +30,7 @@ def on_torch_xla(bench: Bench) -> Bench:
 
 
 def _folder(work: Path) -> Path:
-    """Bundles and inputs of another torch release are kept apart."""
+    """A folder for this environment, because bundles and inputs of another torch release are kept apart."""
     folder = work / "xla"
     folder.mkdir(exist_ok=True)
     return folder
@@ -72,7 +72,11 @@ def run_once(bench: Bench, case: Case, kind: str, *words: object) -> dict[str, A
 
 
 def _middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``start_seconds``: what is between imports and the end of the first step; ``xla_compile_seconds`` is part of it."""
+    """Medians.
+
+    ``start_seconds`` is the time from imports to the end of the first step. It includes
+    ``xla_compile_seconds``.
+    """
     parts = {part: middle(run["seconds"][part] for run in runs) for part in runs[0]["seconds"]}
     return {
         "seconds": parts,

@@ -1,6 +1,7 @@
-"""A loop over rows on XLA's CPU device, as a ``scan`` and unrolled: what of it grows with the rows.
+"""A loop over rows on XLA's CPU device, as a ``scan`` and unrolled: what grows with the number of rows.
 
-A process each, on one core: what differs does so many times over, and compiling an unrolled loop takes minutes.
+Each runs once, in a process on one core. The differences are large factors, and compiling an
+unrolled loop takes minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FORMS = {"scan": True, "unrolled": False}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """On torch_xla's own environment."""
+    """Measure in torch_xla's own environment."""
     there = on_torch_xla(bench)
     found = {str(rows): _measured(there, rows) for rows in ROWS}
     figures = ("hlo_bytes", "build_seconds", "load_seconds", "xla_compile_seconds", "step_seconds")
