@@ -1,1 +1,1 @@
-"""Schemas and vectors of the format: `scripts/spec`, `scripts/spec-vectors`."""
+"""Generates the schemas and vectors of the format: `scripts/spec`, `scripts/spec-vectors`."""

@@ -1,11 +1,12 @@
 """Generates spec/schema/v1.schema.json and v1.lock.json from the loader's schema.
 
     scripts/spec                writes both; refuses a change that the format's version does not account for
-    scripts/spec --check        writes nothing; exit code 1 and the reasons where they differ
-    scripts/spec --unreleased   writes both whatever changed: only while no release has this version
+    scripts/spec --check        writes nothing; exit code 1 and the reasons if they differ
+    scripts/spec --unreleased   writes both after any change: only while no release has this version
 
-The JSON Schema is for other readers and for tools. The lock records every field, so that no change of the schema goes
-unnoticed; spec/checklists/format-change.md says what each kind of change asks for.
+The JSON Schema is for other readers and for tools. The lock records every field, so that every
+change of the schema is noticed. spec/checklists/format-change.md lists what each kind of change
+requires.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Json = dict[str, Any]
 
 
 def json_schema() -> Json:
-    """The JSON Schema of every document; validate against ``#/$defs/<type>``."""
+    """The JSON Schema of every document. Validate against ``#/$defs/<type>``."""
     documents, components = msgspec.json.schema_components(DOCUMENTS, ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -45,13 +46,13 @@ def json_schema() -> Json:
 
 
 def lock(generated: Json) -> Json:
-    """Every type of ``generated`` with its fields: required or optional, and a checksum of what they may hold."""
+    """Every type of ``generated`` with its fields: required or optional, and a checksum of their allowed values."""
     types = {name: _locked(getattr(schema, name), component) for name, component in generated["$defs"].items()}
     return {"format": _version(), "checksum": _checksum(types), "types": types}
 
 
 def changes(old: Json, new: Json) -> Iterator[tuple[str, str]]:
-    """What changed between two locks, each with the version change that it requires."""
+    """The changes between two locks, each with the version change that it requires."""
     before, after = old["types"], new["types"]
     for name in sorted(before.keys() - after.keys()):
         yield f"type {name} is gone", MAJOR
@@ -77,7 +78,7 @@ def _field_changes(name: str, before: Json, after: Json) -> Iterator[tuple[str, 
 
 
 def unaccounted(old: Json, new: Json) -> list[str]:
-    """Changes that the version does not account for, as sentences; none where it was raised as required."""
+    """Changes that the version does not account for, as sentences; empty if the version was raised as required."""
     if old["checksum"] == new["checksum"]:
         return []
     (was_major, was_minor), (major, minor) = _numbers(old), _numbers(new)
@@ -125,7 +126,7 @@ def render(document: Json) -> str:
 
 
 def check() -> list[str]:
-    """Why the files under spec/schema are out of date; nothing where they are not."""
+    """Why the files under spec/schema are out of date; empty if they are not."""
     generated = json_schema()
     locked = lock(generated)
     if not LOCK.exists() or not SCHEMA.exists():

@@ -1,4 +1,7 @@
-"""What a reader in Python brings to the vectors; bundles name its module ``aotpack_vectors``."""
+"""Operators and classes that a reader in Python provides for the vectors.
+
+Bundles name its module ``aotpack_vectors``.
+"""
 
 from __future__ import annotations
 

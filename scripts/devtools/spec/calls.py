@@ -1,7 +1,8 @@
-"""The calls of a conformance vector: how a call is written down, made, and looked at (spec/vectors/README.md).
+"""The calls of a conformance vector: how to describe, make and observe them (spec/vectors/README.md).
 
-A writer describes arguments with :class:`Own`, :class:`Seen` and :class:`Held`; :func:`recorded` turns them into JSON and
-tensors. A reader makes them again with :func:`arguments`. :func:`run` makes a call and notes what can be seen of it.
+A writer describes arguments with :class:`Own`, :class:`Seen` and :class:`Held`. :func:`recorded`
+turns them into JSON and tensors. A reader turns these back with :func:`described`, and :func:`run`
+makes a call and records what it does.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ Tensors = dict[str, torch.Tensor]
 
 
 class MismatchError(AssertionError):
-    """A vector and this loader disagree."""
+    """A vector and this loader differ."""
 
 
-# ---------------------------------------------------------------- arguments, as a writer describes them
+# ---------------------------------------------------------------- descriptions of arguments
 
 
 @dataclass(eq=False)
 class Own:
-    """A tensor with a storage of its own. ``computed``: it is no leaf of autograd, but the result of an operation on one."""
+    """A tensor with a storage of its own.
+
+    ``computed``: it is the result of an operation on a leaf, not a leaf itself.
+    """
 
     tensor: torch.Tensor
     requires_grad: bool = False
@@ -44,7 +48,7 @@ class Own:
 
 @dataclass(eq=False)
 class Seen:
-    """A view of ``of``: elements as ``as_strided`` shows them. ``detached``: autograd does not know it as a view."""
+    """A view of ``of`` with the geometry of ``as_strided``. ``detached``: autograd does not know it as a view."""
 
     of: Own
     shape: list[int]
@@ -65,12 +69,12 @@ class Held:
 
 
 def made(tree: Any) -> Any:
-    """The tree of arguments with real tensors; a description that stands twice is one tensor."""
+    """The tree of arguments with real tensors. A repeated description is one tensor."""
     return torch.utils._pytree.tree_map_only((Own, Seen, Held), _Maker().make, tree)
 
 
 class _Maker:
-    """Makes tensors from descriptions, each once."""
+    """Makes a tensor from each description, once."""
 
     def __init__(self) -> None:
         self.done: dict[int, torch.Tensor] = {}
@@ -105,7 +109,7 @@ def _exact_clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recorded(leaves: list[Any], prefix: str) -> tuple[list[Json], Tensors]:
-    """Described leaves as JSON, and the tensors that they use by name."""
+    """Described leaves as JSON, and the tensors they use, by name."""
     names: dict[int, str] = {}
     first: dict[int, int] = {}
     tensors: Tensors = {}
@@ -149,7 +153,7 @@ def _true(**flags: bool) -> Json:
 
 
 def scalar(value: Any) -> Json:
-    """A constant as documents write it."""
+    """A constant in the form of documents."""
     from aotpack.graph.literals import literal_argument
 
     return value if isinstance(value, list) else msgspec.to_builtins(literal_argument(value))
@@ -162,7 +166,7 @@ def _metadata(data: Any) -> Json:
 
 
 def described(leaves: list[Json], tensors: Mapping[str, torch.Tensor], prefix: str, classes: Mapping[str, type]) -> list[Any]:
-    """Descriptions of recorded leaves: the inverse of :func:`recorded`."""
+    """The descriptions of recorded leaves. This is the inverse of :func:`recorded`."""
     owned: dict[str, Own] = {}
     found: list[Any] = []
 
@@ -195,7 +199,7 @@ def described(leaves: list[Json], tensors: Mapping[str, torch.Tensor], prefix: s
 
 @dataclass
 class Outcome:
-    """What was seen of a call: tensors by name, results that are no tensors, and facts that are no elements."""
+    """What was observed of a call: tensors by name, other results, and facts that are not elements."""
 
     tensors: Tensors = field(default_factory=dict)
     others: Json = field(default_factory=dict)
@@ -203,7 +207,7 @@ class Outcome:
 
 
 def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[Any]) -> Outcome:
-    """Make one call of ``model``, original or loaded, with described ``leaves``, and note what can be seen of it."""
+    """Make one call of ``model``, original or loaded, with described ``leaves``, and record what can be observed."""
     maker = _Maker()
     values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
     args, kwargs = _passed(method, call, values)
@@ -214,7 +218,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
     if "seed" in call:
         torch.manual_seed(call["seed"])
     with _modes(call), warnings.catch_warnings():
-        warnings.simplefilter("ignore", LayoutWarning)  # a call may be about just that
+        warnings.simplefilter("ignore", LayoutWarning)  # the call may test exactly this
         returned = model(*args, **kwargs)
     results = flatten(method.outputs, returned)
     outcome = Outcome(others={str(i): _plain(r) for i, r in enumerate(results) if not isinstance(r, torch.Tensor)})
@@ -241,7 +245,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
 
 
 def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[Any]) -> BaseException | None:
-    """The error that a call ends with, which must leave everything as it was; None where there is none."""
+    """The error of a call that must not change anything; None if it succeeds."""
     maker = _Maker()
     values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
     args, kwargs = _passed(method, call, values)
@@ -259,7 +263,7 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
     _between(model, call)
     try:
         _backward(call, results, [v for v in [*values, *model.parameters()] if _is_leaf(v)])
-    except RuntimeError as error:  # torch's own where autograd notices it
+    except RuntimeError as error:  # an error of torch itself, if autograd detects it
         return error
     return None
 
@@ -275,7 +279,7 @@ def flatten(tree: schema.Tree, value: Any) -> list[Any]:
 
 
 def _passed(method: schema.Method, call: Json, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as the call passes them: as recorded by the method, or as ``passed`` says."""
+    """Arguments as the call passes them: in the method's form, or as ``passed`` says."""
     if "passed" in call:
         passed = call["passed"]
         return tuple(values[i] for i in passed["args"]), {name: values[i] for name, i in passed["kwargs"].items()}
@@ -285,7 +289,7 @@ def _passed(method: schema.Method, call: Json, values: list[Any]) -> tuple[tuple
 
 @contextlib.contextmanager
 def _modes(call: Json) -> Iterator[None]:
-    """Gradients, autocast and deterministic algorithms as the call asks for them."""
+    """Set gradient mode, autocast and deterministic algorithms for the call."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(call.get("deterministic", before))
     autocast = getattr(torch, call.get("autocast", "bfloat16"))
@@ -297,7 +301,7 @@ def _modes(call: Json) -> Iterator[None]:
 
 
 def _prepare(model: torch.nn.Module, call: Json) -> None:
-    """Set the mode, and change state as the call asks."""
+    """Set the mode, and change state as the call specifies."""
     model.train(call["training"])
     for path, flag in call.get("flags", {}).items():
         model.get_submodule(path).train(flag)
@@ -358,7 +362,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _facts(named: Tensors, versions: Mapping[str, int], results: list[Any]) -> Json:
-    """What can be seen of tensors beside their elements."""
+    """Facts about tensors other than their elements."""
     facts: Json = {}
     for name, tensor in named.items():
         if _version(tensor) > versions[name]:
@@ -385,7 +389,7 @@ def _facts(named: Tensors, versions: Mapping[str, int], results: list[Any]) -> J
 
 
 def _storages(state: Tensors) -> Json:
-    """How many bytes the storage of each parameter and buffer has, from its first element on."""
+    """Size in bytes of each parameter's and buffer's storage, from the tensor's first element on."""
     return {
         f"{name}, bytes": tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
         for name, tensor in state.items()
@@ -402,7 +406,7 @@ def _shape(tensor: torch.Tensor) -> Json:
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Tensors:
-    """The plain tensors of a tensor, by name; a sparse one dense."""
+    """The plain tensors of a tensor by name. Sparse tensors are made dense."""
     tensor = tensor.detach()
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.Tensor:
         attributes, _ = tensor.__tensor_flatten__()
@@ -419,6 +423,6 @@ STORED = (torch.bool, torch.int64, torch.float32, torch.float64, torch.bfloat16,
 
 
 def _plain(value: Any) -> Json:
-    """A result that is no tensor, as JSON."""
+    """A result that is not a tensor, as JSON."""
     finite = isinstance(value, float) and math.isfinite(value)
     return value if value is None or finite or isinstance(value, (bool, int, str)) else repr(value)

@@ -1,4 +1,4 @@
-"""What a valid vector of the second kind is made of: a model, a build of it, and calls whose arguments are described exactly."""
+"""A valid vector of the second kind: a model, a build of it, and calls with exactly described arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = Any
 
 @dataclass
 class Call:
-    """A call: its arguments, its mode, and what is done with the results. ``refused``: the rule that it breaks."""
+    """A call: its arguments, its mode, and the use of its results. ``refused`` is the rule that it breaks."""
 
     leaves: list[Any]
     training: bool = True
@@ -43,7 +43,7 @@ class Case:
 
 
 def t(*shape: int, grad: bool = False, computed: bool = False, dtype: torch.dtype = torch.float32) -> Own:
-    """A tensor with whole numbers of both signs, all different."""
+    """A tensor of distinct whole numbers of both signs."""
     count = 1
     for size in shape:
         count *= size

@@ -1,7 +1,7 @@
-"""Valid vectors of the second kind: calls whose arguments are described exactly (calls.py).
+"""Valid vectors of the second kind: calls with exactly described arguments (calls.py).
 
-Each case is a model of plain torch code, a build of it, and calls. A call that must be refused says which rule it breaks.
-The first vectors are in ``vectors.py``. A case that has been written is never changed.
+Each case is a model in plain torch code, a build of it, and calls. A call that must be refused
+names the rule it breaks. The first vectors are in ``vectors.py``. A written case is never changed.
 """
 
 from __future__ import annotations

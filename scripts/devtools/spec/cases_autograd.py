@@ -15,7 +15,7 @@ from .case import INFER, Call, Case, Json, of, t, two_rows
 
 
 class Normed(nn.Module):
-    """Channels last, in two and three dimensions, so that tangents are."""
+    """Computes channels last, in two and three dimensions, so that tangents have that layout too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Normed(nn.Module):
 
 
 class Dropped(nn.Module):
-    """Random numbers as eager draws them, in a checkpoint that the backward computes again."""
+    """Draws eager's random numbers, in a checkpoint that the backward computes again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Dropped(nn.Module):
 
 
 class Curved(nn.Module):
-    """Has derivatives of derivatives."""
+    """Supports derivatives of derivatives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Curved(nn.Module):
 
 
 def parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results of which only one depends on each argument."""
+    """Two results. Only one depends on each argument."""
     return x.sin(), y.cos() * 2
 
 
@@ -60,7 +60,7 @@ def parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Typed(nn.Module):
-    """A buffer of each element type."""
+    """Has a buffer of each element type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def _deterministic() -> Iterator[None]:
 
 
 class Branching(nn.Module):
-    """Control flow that depends on data: branches, loops, scans and maps."""
+    """Has control flow that depends on data: branches, loops, scans and maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Branching(nn.Module):
 
 
 class Operators(nn.Module):
-    """Operators of a namespace that the reader brings; one of them writes to its argument."""
+    """Uses operators of a namespace that the reader provides. One of them writes to its argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Operators(nn.Module):
 
 
 class Quantity(nn.Module):
-    """A parameter that is a tensor subclass."""
+    """Has a parameter that is a tensor subclass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def _nested(*shape: int, grad: bool = False) -> Held:
 
 
 class Packed(nn.Module):
-    """A parameter that is a tensor subclass whose parts begin inside their storages."""
+    """Has a parameter that is a tensor subclass, with parts that begin inside their storages."""
 
     def __init__(self) -> None:
         super().__init__()

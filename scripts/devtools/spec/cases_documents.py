@@ -1,4 +1,4 @@
-"""Valid vectors of modules, targets, and documents that no build writes."""
+"""Valid vectors of modules, of targets, and of documents that no build writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .cases_autograd import Quantity
 from .cases_values import batches
 from .targets import add_importing_target, add_targets
 
-# ---------------------------------------------------------------- what arguments must begin with, and be laid out as
+# ---------------------------------------------------------------- storage offset and strides of
+# arguments
 
 
 def _from_start(x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def _fixed(x: Tensor) -> Tensor:
 
 
 class Inner(nn.Module):
-    """Turns gradients on itself, also where its caller records none."""
+    """Enables gradients itself, even if its caller has disabled them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ def _recorded(x: Tensor) -> Any:
 
 
 def _created(x: Tensor) -> Tensor:
-    """Operators with literals of every kind."""
+    """Uses operators with literals of every kind."""
     made = torch.full((2,), 1 + 2j, device="cpu", layout=torch.strided, dtype=torch.complex64)
     return x * made.real + torch.full((2,), float("-inf")).clamp(min=0)
 
@@ -83,7 +84,7 @@ class Frozen(nn.Module):
 
 
 def _odd_sizes(documents: Any) -> None:
-    """Constraints that only just stay within the limits, and one that no value of ``s`` = 5 can be found for."""
+    """Add constraints at the limits, and one that is undefined for ``s`` = 5."""
     for method in documents.program["methods"].values():
         name = method["symbols"][0]["name"]
         method.setdefault("constraints", []).extend(
@@ -97,7 +98,7 @@ def _odd_sizes(documents: Any) -> None:
 
 
 def _later(documents: Any) -> None:
-    """Properties that no version has, which a reader ignores."""
+    """Add unknown properties, which a reader ignores."""
     documents.program["later"] = {"type": "unheard of"}
     documents.program["format"]["minor"] = 99
     documents.program["state"][0]["later"] = [1]
@@ -112,7 +113,7 @@ def rare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rare(documents: Any) -> None:
-    """What documents may hold and builds seldom write: named arguments of views, strides of tangents that vary, notes."""
+    """Add rare contents of documents: named arguments of views, dynamic strides of tangents, notes."""
     for method in documents.program["methods"].values():
         method["notes"] = ["traced by hand"]
         (step,) = method["results"][0]["view"]
@@ -126,7 +127,7 @@ def _rare(documents: Any) -> None:
 
 
 def _one_storage(documents: Any) -> None:
-    """Both parts of the parameter in one stored tensor, with the padding that was between them."""
+    """Put both parts of the parameter into one stored tensor, with the padding that was between them."""
 
     def joined(header: Json) -> None:
         end = header.pop("weight.b")["data_offsets"][1]
@@ -139,7 +140,7 @@ def _one_storage(documents: Any) -> None:
 
 
 def _no_geometry(documents: Any) -> None:
-    """The metadata of the first argument from its output: the output's own sizes, strides and offset."""
+    """Remove the geometry, so that the first argument takes sizes, strides and offset from its output."""
     for method in documents.program["methods"].values():
         for mutation in method["mutations"]:
             if mutation.get("kind") == "metadata":
@@ -147,7 +148,7 @@ def _no_geometry(documents: Any) -> None:
 
 
 class Signed(nn.Module):
-    """A forward with parameters of every kind."""
+    """Has a forward with parameters of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class Signed(nn.Module):
 
 
 def _pretrained(documents: Any) -> None:
-    """What a writer tells of a model of transformers."""
+    """Add the data that a writer records for a model of transformers."""
     config = {"type": "mapping", "keys": ["model_type", "vocab_size"], "items": ["tiny", 5]}
     documents.program["pretrained"] = {
         "config": config,
@@ -172,7 +173,7 @@ def _pretrained(documents: Any) -> None:
 
 
 class Half(nn.Module):
-    """A dropout that stays off while the module around it trains."""
+    """Has a dropout that stays off while the module around it trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class AlwaysTrain(nn.Identity):
 
 
 class Outer(nn.Module):
-    """Submodules that are shared, or in a mode of their own."""
+    """Has submodules that are shared, or in a mode of their own."""
 
     def __init__(self) -> None:
         super().__init__()

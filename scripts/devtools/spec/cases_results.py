@@ -12,7 +12,7 @@ from .case import INFER, Call, Case, of, t, two_rows
 
 
 def views(x: Tensor, y: Tensor) -> tuple[Any, ...]:
-    """Views of an argument: one twice, two of one split, one as it is, one of a computed value that is a result too."""
+    """Views of an argument: repeated, split, unchanged; and views of computed values, one of which is also a result."""
     row = x[0]
     low, high = x.split(2, 1)
     base = y * 2
@@ -20,7 +20,7 @@ def views(x: Tensor, y: Tensor) -> tuple[Any, ...]:
 
 
 def copies(x: Tensor) -> tuple[Any, ...]:
-    """What is the argument, or a view of it, where it is contiguous, and a copy where it is not."""
+    """Results that are a contiguous argument or a view of it, but copies of a non-contiguous one."""
     return x.contiguous(), x.reshape(-1)
 
 
@@ -29,7 +29,7 @@ def only_views(x: Tensor) -> Tensor:
 
 
 class Stored(nn.Module):
-    """Parameters and a buffer in one storage, one parameter of which a view is taken, and a constant tensor."""
+    """Has parameters and a buffer in one storage, a parameter with a view of it, and a constant tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Stored(nn.Module):
 
 
 def turned(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-    """Sizes and strides, elements, and both, change in place; one in-place operator has nothing to do."""
+    """Change strides, sizes and elements in place, one or several at once. One in-place operator has no effect."""
     x.t_()
     y.unsqueeze_(0)
     y.mul_(2)
@@ -69,7 +69,7 @@ def resized(x: Tensor) -> Tensor:
 
 
 class Written(nn.Module):
-    """Writes to computed arguments and to buffers: with gradients, hidden from autograd, and without moving a version."""
+    """Writes to computed arguments and buffers: with gradients, hidden from autograd, and without a new version."""
 
     def __init__(self) -> None:
         super().__init__()

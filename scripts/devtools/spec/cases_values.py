@@ -69,12 +69,12 @@ CONSTANTS: dict[str, Any] = {
 
 
 def _stand_in(value: Any) -> Any:
-    """What a build is given for a constant that it takes in results only."""
+    """The value passed to a build for a constant that it accepts in results only."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _true_constants(documents: Any) -> None:
-    """Puts the true constants in the stand-ins' place."""
+    """Replace the placeholders by the real constants."""
     true = {_stand_in(value): scalar(value) for value in CONSTANTS.values() if _stand_in(value) is not value}
     for method in documents.program["methods"].values():
         for item in (*method["leaves"], *method["results"]):

@@ -1,4 +1,4 @@
-"""The documents of a bundle as plain JSON, to be edited: for vectors that no build writes (vectors.py)."""
+"""The documents of a bundle as plain JSON, for edits that make vectors which no build writes (vectors.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = Any
 
 
 class Documents:
-    """The documents of a bundle as plain JSON; :meth:`files` makes the digests right again, from the bottom up."""
+    """The documents of a bundle as plain JSON. :meth:`files` updates the digests from the bottom up."""
 
     def __init__(self, path: Path) -> None:
         with tarfile.open(path) as archive:
@@ -33,7 +33,10 @@ class Documents:
         self.forward: Json = {}
 
     def reduce(self, method: str, *, whole: bool) -> None:
-        """Keep what ``method`` needs (``train``: both): what is broken is elsewhere, and the files stay small."""
+        """Keep only what ``method`` needs (``train``: both methods), so that files stay small.
+
+        The broken part is elsewhere.
+        """
         self.program.pop("self_test", None)
         methods = self.program["methods"]
         if method not in methods:
@@ -50,7 +53,7 @@ class Documents:
         self.open_method(self.method)
 
     def open_method(self, method: Json) -> None:
-        """Look at one method: its forward graph can then be edited."""
+        """Select one method, so that its forward graph can be edited."""
         self.method, descriptor = method, method["forward"]
         raw = int(descriptor["annotations"][media_types.ANNOTATION_RAW_SIZE])
         self.forward = json.loads(compression.decompress(self.others[blob_name(descriptor["digest"])], raw))
@@ -67,7 +70,7 @@ class Documents:
         self.replace(descriptor, len(text).to_bytes(8, "little") + text + data[8 + length :] + extra)
 
     def replace(self, descriptor: Json, data: bytes, raw: bytes | None = None) -> None:
-        """Replace a blob, and every descriptor of it."""
+        """Replace a blob and all its descriptors."""
         self.others.pop(blob_name(descriptor["digest"]), None)
         fields: Json = {"digest": digest_of(data), "size": len(data)}
         if raw is not None:
@@ -79,7 +82,7 @@ class Documents:
         self.others[blob_name(fields["digest"])] = data
 
     def add_blob(self, media_type: str, data: bytes, raw: bytes | None = None) -> Json:
-        """Store a blob that nothing refers to yet; ``raw``: what it is decompressed."""
+        """Store a blob that nothing refers to yet. ``raw`` is its decompressed content."""
         self.others[blob_name(digest_of(data))] = data
         found: Json = {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
         if raw is not None:
@@ -89,7 +92,7 @@ class Documents:
         return found
 
     def add_target(self, target: Json, blobs: list[Json], platform: Json) -> None:
-        """Add a manifest after those that are there. The program is not edited afterwards."""
+        """Add a manifest after the existing ones. The program must not be edited afterwards."""
         data = dump(self.program)
         self.manifest["config"].update(digest=digest_of(data), size=len(data))
         first = self.add_blob(media_types.TARGET, dump(target))
@@ -100,7 +103,7 @@ class Documents:
         self.index["manifests"].append({**found, "annotations": notes, "platform": platform})
 
     def arities(self) -> list[tuple[str, int, int, list[int]]]:
-        """Each graph's key, how many inputs and outputs it has, and the inputs that a backward may overwrite."""
+        """For each graph its key, the numbers of inputs and outputs, and the inputs that a backward may overwrite."""
         program = msgspec.convert(self.program, schema.Program)
         entries = {entry.name: entry for entry in program.state}
         found: list[tuple[str, int, int, list[int]]] = []
@@ -165,4 +168,4 @@ def tar(files: list[tuple[str, bytes]], kind: bytes = tarfile.REGTYPE) -> bytes:
             archive.addfile(info, io.BytesIO(data))
     data = buffer.getvalue()
     end = len(data.rstrip(b"\0"))
-    return data[: -(-end // 512) * 512 + 1024]  # two blocks of zeros, not a record of 10 KiB
+    return data[: -(-end // 512) * 512 + 1024]  # two blocks of zeros instead of a record of 10 KiB

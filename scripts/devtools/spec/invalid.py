@@ -1,4 +1,4 @@
-"""Invalid vectors: each is one edit of a valid vector, with all digests made right again, so that it breaks one rule."""
+"""Invalid vectors: each is one edit of a valid vector that breaks one rule, with all digests updated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Json = Any
 
 
 class Invalid(NamedTuple):
-    """An invalid vector: the rule it breaks, the error, and the edit that breaks it (of documents, or of the bytes).
+    """An invalid vector: the rule it breaks, the error, and the edit of the documents or of the bytes.
 
-    ``backward``: the edit needs the method ``train``; the others do with ``infer``, which takes half the space. ``base``: the
-    valid vector that is edited, which is then kept whole where it is another than ``scale``.
+    ``backward``: the edit needs the method ``train``. Other edits use ``infer``, which takes half
+    the space. ``base``: the valid vector that is edited. If it is not ``scale``, all of it is kept.
     """
 
     constraint: str
@@ -34,7 +34,7 @@ def _set(node: Json, key: Json, value: Json) -> None:
 
 
 def _flip(descriptor: Callable[[Documents], Json], offset: int) -> Callable[[bytes, Documents], bytes]:
-    """Flip one bit of a blob, found in the file by its content."""
+    """Flip one bit of a blob, which is located in the file by its name."""
 
     def damage(data: bytes, documents: Documents) -> bytes:
         digest = descriptor(documents)["digest"]
@@ -46,7 +46,7 @@ def _flip(descriptor: Callable[[Documents], Json], offset: int) -> Callable[[byt
 
 
 def _flip_header(data: bytes, documents: Documents) -> bytes:
-    at = data.index(b"oci-layout\0") + 136  # its time, which no reader looks at
+    at = data.index(b"oci-layout\0") + 136  # its time, which readers ignore
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
@@ -109,12 +109,12 @@ def _executable(documents: Documents) -> Json:
 
 
 def _with_given_argument(method: Json) -> None:
-    """The only result is an argument's own object, and so is a further argument."""
+    """Make the only result an argument's own object, and add another such argument."""
     method["inputs"]["items"][0]["items"].append({"type": "given", "path": [0, 0]})
 
 
 def _with_update(method: Json, kind: str, path: list[int]) -> None:
-    """Say that a dictionary of the caller's is changed, or that a further result is the caller's object."""
+    """Declare that a dictionary of the caller is changed, or that another result is the caller's object."""
     if kind == "given":
         method["outputs"] = {"type": "tuple", "items": [method["outputs"], {"type": "given", "path": path}]}
     else:
@@ -229,7 +229,7 @@ INVALID: dict[str, Invalid] = {
     "unknown_operator": Invalid(
         "G6", "does not have", _graph(lambda g: _set(g["nodes"][0], "op", "aten.nothing.default")), kind="UnsupportedVersionError"
     ),
-    # what tools ask
+    # data for tools
     "signature_of_no_data": Invalid(
         "N5", "one item for each key", lambda documents: documents.program.update(signature=[{**_PARAMETER, "default": _UNEVEN}])
     ),

@@ -1,4 +1,4 @@
-"""Invalid vectors of rules that bundles of special kinds break: views, bases, tensor subclasses, control flow, code."""
+"""Invalid vectors for special kinds of bundles: views, bases, tensor subclasses, control flow, code."""
 
 from __future__ import annotations
 

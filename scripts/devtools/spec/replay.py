@@ -1,8 +1,9 @@
-"""Replays the conformance vectors of spec/vectors: needs torch and aotpack_loader only, never the compiler.
+"""Replays the conformance vectors of spec/vectors. Needs torch and aotpack_loader only, never the compiler.
 
-    python -m devtools.spec.replay FOLDER...    one line a vector; exit code 1 if one does not do what it says
+    python -m devtools.spec.replay FOLDER...    one line a vector; exit code 1 if one behaves differently than expected
 
-spec/vectors/README.md describes the files. ``scripts/spec-vectors`` writes them, ``tests/test_vectors.py`` replays all.
+spec/vectors/README.md describes the files. ``scripts/spec-vectors`` writes them,
+``tests/test_vectors.py`` replays all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ BUNDLE, EXPECT, TENSORS = "bundle.aotpack", "expect.json", "expect.safetensors"
 def observe(
     model: torch.nn.Module, method: schema.Method, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, grad: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """One step of ``model``, original or loaded: tensors by name, and results that are no tensors by their number."""
+    """One step of ``model``, original or loaded.
+
+    Returns tensors by name, and results that are not tensors by number.
+    """
     model.train(training)
     leaves = flatten(method.inputs, (args, kwargs))  # the call may change containers
     containers = [_at(method.inputs, update.path, (args, kwargs)) for update in method.updates]
@@ -62,7 +66,7 @@ def observe(
 
 
 def _given(method: schema.Method) -> Iterator[tuple[int, ...]]:
-    """The paths of all objects of the caller's that a call returns, or puts into containers of its caller."""
+    """The paths of all objects of the caller that a call returns, or puts into containers of the caller."""
     for tree in (method.outputs, *(update.tree for update in method.updates)):
         waiting = [tree]
         while waiting:
@@ -73,7 +77,7 @@ def _given(method: schema.Method) -> Iterator[tuple[int, ...]]:
 
 
 def _given_in(tree: schema.Tree, value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The same with what is found there."""
+    """The same paths, each with the value at that path."""
     if isinstance(tree, schema.GivenNode):
         yield tuple(tree.path), value
     for position, item in enumerate(getattr(tree, "items", [])):
@@ -81,7 +85,7 @@ def _given_in(tree: schema.Tree, value: Any) -> Iterator[tuple[tuple[int, ...], 
 
 
 def _at(tree: schema.Tree, path: Sequence[int], value: Any) -> Any:
-    """What ``path`` through ``tree`` leads to in ``value``."""
+    """The value that ``path`` through ``tree`` leads to in ``value``."""
     for position in path:
         if isinstance(tree, schema.RecordNode):
             value = getattr(value, tree.fields[position])
@@ -94,7 +98,7 @@ def _at(tree: schema.Tree, path: Sequence[int], value: Any) -> Any:
 def arguments(
     method: schema.Method, tensors: Mapping[str, torch.Tensor], prefix: str, same: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The recorded arguments of one call; ``same`` maps a leaf to an earlier one that is the same tensor."""
+    """The recorded arguments of one call. ``same`` maps a leaf to an earlier one that is the same tensor."""
     leaves = [
         tensors[f"{prefix}.input.{i}"].clone().requires_grad_(leaf.requires_grad)
         if isinstance(leaf, schema.TensorLeaf)
@@ -108,7 +112,7 @@ def arguments(
 
 
 def replay_valid(folder: Path) -> int:
-    """Load the bundle, make every recorded call on a fresh copy and compare; return the number of tensors compared."""
+    """Load the bundle, make every recorded call on a new copy and compare. Returns the number of compared tensors."""
     expect = json.loads((folder / EXPECT).read_text())
     tensors = load_file(folder / TENSORS)
     found = "sha256:" + hashlib.sha256((folder / BUNDLE).read_bytes()).hexdigest()
@@ -138,12 +142,12 @@ def replay_valid(folder: Path) -> int:
 
 
 def _typed(others: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
-    """To Python ``True == 1``; to a caller they are two things."""
+    """Values with their types, because in Python ``True == 1`` although a caller sees a difference."""
     return {name: (type(value), value) for name, value in others.items()}
 
 
 def load(folder: Path) -> aotpack_loader.LoadedProgram:
-    """The vector's bundle, on the portable target, every digest checked, with all that vectors need to be given."""
+    """The vector's bundle on the portable target, with all digests checked and everything passed that vectors need."""
     return aotpack_loader.load(
         folder / BUNDLE,
         backend="portable",
@@ -167,7 +171,7 @@ def _leaves(call: Any, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
 
 
 def _replay_refused(model: Any, call: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make a call that must be refused, and compare the error with the one expected."""
+    """Make a call that must be refused, and compare its error with the expected one."""
     expected = call["refused"]
     method = model.aotpack.program.methods[call["method"]]
     error = refused(model, method, call, _leaves(call, tensors))
@@ -201,7 +205,7 @@ def _differences(
 
 
 def replay_invalid(folder: Path) -> None:
-    """Load the bundle, with every digest checked, and compare the error with the one expected."""
+    """Load the bundle with all digests checked, and compare its error with the expected one."""
     expect = json.loads((folder / EXPECT).read_text())
     try:
         load(folder)
@@ -213,7 +217,7 @@ def replay_invalid(folder: Path) -> None:
 
 
 def replay(folder: Path) -> str:
-    """Replay the vector in ``folder``; what was done, in a few words."""
+    """Replay the vector in ``folder``. Returns a short description of the result."""
     if folder.parent.name == "invalid":
         replay_invalid(folder)
         return "refused as expected"

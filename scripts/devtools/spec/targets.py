@@ -1,4 +1,4 @@
-"""Targets of every kind for the vector ``targets``. Their code is no code: no machine has their architecture."""
+"""Targets of every kind for the vector ``targets``. Their code is fake, and no machine has their architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOWHERE = "vector"
 
 
 def add_targets(documents: Any, imports: list[str] | None = None) -> None:
-    """Add a target of each kind to a bundle of one linear layer with a batch that varies."""
+    """Add a target of each kind to a bundle of one linear layer with a dynamic batch."""
     method = documents.program["methods"]["train"]
     symbol = method["symbols"][0]["name"]
     machine = {"architecture": NOWHERE, "torch": "==2.13.*", "toolchain": {"compiler": "none"}}
@@ -31,12 +31,12 @@ def add_targets(documents: Any, imports: list[str] | None = None) -> None:
 
 
 def add_importing_target(documents: Any) -> None:
-    """Add a native target that says what its code takes from torch."""
+    """Add a native target that lists the functions its code takes from torch."""
     add_targets(documents, imports=["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"])
 
 
 def _compiled(documents: Any, blobs: list[Json]) -> Json:
-    """Executables of each graph: one in parts, one with all that an executable can have."""
+    """Executables of each graph: one in parts, and one with every property that an executable can have."""
     code = _blob(documents, blobs, media_types.CODE_AOTI, b"no shared library")
     fallbacks = _blob(documents, blobs, media_types.CODE_FALLBACKS, b"[]", compressed=False)
     call = _blob(documents, blobs, media_types.CODE_CALL, b"no call library")
@@ -57,7 +57,7 @@ def _compiled(documents: Any, blobs: list[Json]) -> Json:
 
 
 def _computed(documents: Any, blobs: list[Json], symbol: str) -> Json:
-    """Computations for two sizes of a method, and for none of another."""
+    """Computations for two sizes of one method, and for no size of another."""
     code = _blob(documents, blobs, media_types.CODE_PJRT, b"no executable")
     program = _blob(documents, blobs, media_types.CODE_STABLEHLO, b"no program")
     hlo = _blob(documents, blobs, media_types.CODE_HLO, b"no module")

@@ -1,12 +1,14 @@
-"""Writes the conformance vectors under spec/vectors/v1: small portable bundles, and what they must do.
+"""Writes the conformance vectors under spec/vectors/v1: small portable bundles with their expected behaviour.
 
-    scripts/spec-vectors            writes the cases that are not there yet
+    scripts/spec-vectors            writes the missing cases
     scripts/spec-vectors --list
 
-Add-only: a vector that exists is never written again, so that every bundle of every release stays readable. A change
-of behaviour is a new case with a new name. Each valid case is a model of plain torch code below, built with a
-self-test; what the original makes of the recorded inputs goes to expect.safetensors. Newer valid cases are in
-``cases.py``, invalid ones in ``invalid.py`` and ``invalid_rules.py``.
+Vectors are only added. An existing vector is never written again, so that every bundle of every
+release stays readable. A change of behaviour is a new case with a new name.
+
+Each valid case is a model in plain torch code below, built with a self-test. The original's results
+for the recorded inputs go to expect.safetensors. Newer valid cases are in ``cases.py``, invalid
+ones in ``invalid.py`` and ``invalid_rules.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ Json = Any
 
 
 class Case(NamedTuple):
-    """A valid vector: a model, its example inputs, and inputs of further calls."""
+    """A valid vector: a model, its example inputs, and the inputs of further calls."""
 
     about: str
     covers: list[str]
@@ -102,7 +104,10 @@ class Tied(nn.Module):
 
 
 class Nested(nn.Module):
-    """Arguments in containers and by keyword; writes to one input, returns a view of another and an input itself."""
+    """Takes arguments in containers and by keyword.
+
+    Writes to one input, returns a view of another and an input itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +157,7 @@ class Recorded(nn.Module):
 
 @dataclasses.dataclass
 class Unregistered:
-    """Torch's tree functions do not look inside."""
+    """A class that torch's tree functions do not flatten."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -186,7 +191,7 @@ class Picked(nn.Module):
 
 
 class Slope(nn.Module):
-    """A loss on the slope of a network at its argument, which it makes require a gradient."""
+    """A loss on the slope of a network at its argument, on which it calls ``requires_grad_()``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +227,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Compiled once, wherever it is called."""
+    """A layer that is compiled once for all its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +239,7 @@ class Layer(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Results, views and saved values that depend on a size that varies; one tensor passed twice; a constant tensor."""
+    """Results, views and saved values that depend on a dynamic size, one tensor passed twice, and a constant tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +337,7 @@ VALID: dict[str, Case] = {
 
 
 def write_valid(name: str, case: Case, folder: Path) -> None:
-    """Build the bundle of ``case`` and record what the original does with its inputs."""
+    """Build the bundle of ``case``, and record the original's results for its inputs."""
     torch.manual_seed(list(VALID).index(name))
     model = case.model()
     args, kwargs = case.inputs()
@@ -369,7 +374,11 @@ def _seeded(make: Callable[[], Any]) -> Any:
 
 
 def _as_specified(facts: Json, method: schema.Method) -> Json:
-    """Eager's facts, less what a reader is free in: an unviewed result is no view, one of a copied argument may be any."""
+    """Eager's facts, without those in which a reader is free.
+
+    A result marked ``unviewed`` is never a view. A result of a copied argument may or may not be
+    one.
+    """
     for i, result in enumerate(method.results):
         fact = facts.get(f"result.{i}", {})
         if getattr(result, "unviewed", False) and "is_view" in fact:
@@ -411,7 +420,7 @@ def _write_json(path: Path, value: Json) -> None:
 
 
 def write_case(name: str, case: CallCase, folder: Path) -> None:
-    """Build the bundle of ``case`` and record what the original does at its calls."""
+    """Build the bundle of ``case``, and record the original's behaviour in its calls."""
     bundle = folder / BUNDLE
     with contextlib.ExitStack() as stack:
         if case.prepare is not None:
@@ -469,7 +478,7 @@ def write_invalid(name: str, case: Invalid, folder: Path) -> None:
 
 
 def write(kind: str, name: str) -> None:
-    """Write one vector under a temporary name, replay it, and put it in its place."""
+    """Write one vector under a temporary name, replay it, and move it to its final path."""
     final = VECTORS / kind / name
     if final.exists():
         raise FileExistsError(f"{final} exists, and vectors are never changed: add a case with another name")
@@ -489,7 +498,10 @@ def write(kind: str, name: str) -> None:
 
 
 def _forget_words(path: Path) -> None:
-    """Messages get better: what a refused call must say is compared when the vector is written, and is no part of it."""
+    """Remove the expected words of refused calls.
+
+    They are compared when the vector is written, but may improve later.
+    """
     expect = json.loads(path.read_text())
     for call in expect.get("calls", ()):
         call.get("refused", {}).pop("contains", None)
