@@ -9,7 +9,7 @@ from the system again, page by page. For ``digits`` that is 500 page faults and 
 time.
 
 Threads other than the first allocate from heaps of 64 MB each. glibc unmaps such a heap as soon as
-it is empty, whatever the threshold.
+it is empty. The threshold has no effect on that.
 """
 
 from __future__ import annotations

@@ -264,9 +264,7 @@ class Watched(nn.Module):
         super().register_buffer(name, tensor, persistent)
 
     def _aotpack_can_average(self, momentum: Any) -> bool:
-        """Whether calls can average this module's statistics over batches, instead of using the
-        momentum of the build.
-        """
+        """Whether calls can average this module's statistics over batches instead of using a momentum."""
         return False
 
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:

@@ -69,10 +69,10 @@ def load(
         check: ``"arguments"`` refuses calls that do not fit. ``"full"`` also asserts at every call
             what the build assumed, and raises :class:`~aotpack_loader.errors.CheckError`. It is
             slow, and meant for debugging.
-        donate: on an XLA device, True updates buffers and arguments in place that the model writes
-            to, in their own memory. Tensors that share this memory (after ``other.copy_(buffer)``
-            or ``load_state_dict``) must not be used any more; torch_xla raises an error then.
-            False: each call allocates new memory.
+        donate: on an XLA device, True updates buffers and arguments in their own memory if the
+            model writes to them. Tensors that share this memory (after ``other.copy_(buffer)`` or
+            ``load_state_dict``) must not be used any more; torch_xla raises an error then. False:
+            each call allocates new memory.
         allow_untested_torch: run native code on a release of torch on which it was not tried. torch
             must have all functions that the code calls. Compare the results with
             ``backend="portable"``.

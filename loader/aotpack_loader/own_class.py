@@ -91,8 +91,9 @@ class LossWarning(UserWarning):
 
 
 def _accepts_no_loss_argument(program: LoadedProgram) -> bool:
-    """Return False to ``transformers.Trainer``, which otherwise passes the argument to every model
-    with ``**kwargs``.
+    """Refuse the loss argument of ``transformers.Trainer``, with a warning.
+
+    The trainer otherwise passes it to every model with ``**kwargs``.
     """
     warnings.warn(
         f"This bundle was built without the keyword {_LOSS_ARGUMENT}, so a trainer cannot have its loss divided by the number of "

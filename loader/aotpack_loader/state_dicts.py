@@ -84,7 +84,7 @@ def _problems(module: nn.Module, prepared: Prepared, *, strict: bool) -> Iterato
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by their names in torch, whatever names hooks use in a state dict."""
+    """Parameters and persistent buffers by their names in torch. Hooks may use other names in a state dict."""
     own: dict[str, torch.Tensor] = {}
     for prefix, one in module.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""

@@ -1,5 +1,7 @@
-"""Test cases and how to run them: build, load, make the same calls on eager and the bundle, compare
-all visible effects.
+"""Test cases, and how to run them.
+
+A case is built and loaded. The same calls run in eager and on the bundle, and all effects that a
+caller can see are compared.
 """
 
 from __future__ import annotations
@@ -275,8 +277,9 @@ def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Obse
 
 
 def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Sequence[str] | None) -> None:
-    """Send a gradient through the chosen results, and through inputs that the call has made part of
-    the autograd graph.
+    """Send a gradient through the chosen results, and through inputs that now have a history.
+
+    The call gives an input a history by writing to it.
     """
     generator = torch.Generator().manual_seed(7)
     roots = {path: tensor for path, tensor in outputs.items() if chosen is None or path in chosen}

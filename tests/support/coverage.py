@@ -32,7 +32,7 @@ class SchemaCoverage:
         self._see(self._definitions[name], document, name, None)
 
     def _of_node(self, node: Json, where: str, union: str | None) -> Iterator[str]:
-        """Everything that can occur in ``node``. ``union`` is the union of which it is an array arm."""
+        """Everything that can occur in ``node``. ``union``: the node is an array arm of this union."""
         for key, child in node.get("properties", {}).items():
             if not _is_tag(child):
                 yield f"{where}.{key}"

@@ -187,8 +187,9 @@ class AotiDevice(CpuDevice):
 
 
 def _called(fallbacks: bytes) -> set[str]:
-    """Names of the operators in a list of fallbacks, which has ``namespace::name``, and
-    ``.overload`` unless default.
+    """Names of the operators in a list of fallbacks.
+
+    The list has ``namespace::name``, and ``.overload`` unless it is the default.
     """
     try:
         targets = [str(item["node"]["target"]) for item in json.loads(fallbacks)["nodes"]]

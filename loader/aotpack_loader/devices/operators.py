@@ -151,8 +151,10 @@ _UNSAFE: Final = frozenset({
 })  # fmt: skip
 """Operators that are functional by their schema, but check no bounds or reach past their arguments."""
 _UNSAFE_PARTS: Final = ("sparse", "nested", "jagged", "to_mkldnn", "fbgemm", "_plan_cache", "_test_", "_foobar")
-"""Parts of names of operators on other layouts than strided ones, packed weights, global state, and
-of torch's own tests.
+"""Parts of the names of further refused operators.
+
+They use other layouts than strided ones, packed weights or global state, or belong to torch's own
+tests.
 """
 
 

@@ -204,7 +204,7 @@ class XlaDevice:
         """This device with computations that reuse the memory of tensors to which their method writes.
 
         Raises:
-            TargetError: under SPMD, where computations cannot reuse memory.
+            TargetError: under SPMD, because computations cannot reuse memory then.
         """
         if self._is_spmd:
             raise TargetError("donate=True: under SPMD buffers are not updated in place.", hint="Load without it.")

@@ -24,8 +24,9 @@ def of_sizes(name: str, code: schema.Specialization) -> dict[str, schema.XlaExec
 
 
 def of_method(name: str, target: schema.Target) -> list[dict[str, schema.XlaExecutable]]:
-    """The computations of a method, grouped, keyed as a target's ``xla``: one group for any sizes,
-    or one for each set.
+    """The computations of a method in groups: one for any sizes, or one for each set of sizes.
+
+    A group has the keys of a target's ``xla``.
     """
     fixed = {key: target.xla[key] for key in (f"{name}.forward", f"{name}.backward") if key in target.xla}
     return [*([fixed] if fixed else []), *(of_sizes(name, code) for code in target.specializations.get(name, []))]

@@ -49,9 +49,7 @@ def private(method: schema.Method) -> frozenset[int]:
 
 
 def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:
-    """:func:`private` saved values that are a result of the forward computation and share no memory
-    with another output.
-    """
+    """:func:`private` saved values that the forward computes and that share no memory with another output."""
     assert method.backward is not None
     saved = method.backward.saved
     places = Counter(item for item in forward.outputs if isinstance(item, int))

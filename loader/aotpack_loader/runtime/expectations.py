@@ -89,7 +89,7 @@ def origins(graph: schema.Graph) -> list[str]:
 
 
 def _viewed(node: schema.Node) -> str | None:
-    """The name of the value of which a node may return a view."""
+    """The name of the value that a node may return as a view."""
     first = node.args[0] if node.args else None
     if not isinstance(first, schema.ValueRef):
         return None

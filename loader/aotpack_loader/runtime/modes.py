@@ -57,8 +57,9 @@ class Modes:
             raise _transformed()
 
     def check_gradients(self) -> None:
-        """Refuse a call inside a function transform if its results need gradients, which the
-        transform would compute itself.
+        """Refuse a call whose results need gradients inside a function transform.
+
+        The transform would compute a gradient of its own.
 
         Raises:
             ModeError: a transform is active.

@@ -114,8 +114,9 @@ def _sizes(sizes: list[schema.Dim]) -> Callable[[Environment], list[int]]:
 
 
 class Layouts:
-    """Checks arguments whose sizes or strides a method changes in place: their strides and offset
-    must be the build's.
+    """Checks arguments whose sizes or strides a method changes in place.
+
+    Their strides and offset must equal those of the build.
     """
 
     def __init__(self, method: schema.Method) -> None:

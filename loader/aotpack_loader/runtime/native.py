@@ -160,7 +160,7 @@ def _apart(memory: Memory, places: Mapping[str, int]) -> list[tuple[int, int]]:
 def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
     """Code that the library runs itself, or a Python function for a graph in parts.
 
-    ``sizes`` are inputs that are no tensors.
+    ``sizes`` are the inputs that are not tensors.
     """
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions

@@ -281,8 +281,9 @@ def _own(parts: Sequence[torch.Tensor], taken: set[int]) -> list[torch.Tensor]:
 
 
 def _coerced(gradient: Any, kind: Any, metadata: Any) -> Any:
-    """The gradient as converted by its own class (AOTAutograd's protocol); unchanged if the class
-    has no such method.
+    """The gradient as converted by its own class, with AOTAutograd's protocol.
+
+    It is unchanged if the class has no such method.
     """
     if not hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
         return gradient

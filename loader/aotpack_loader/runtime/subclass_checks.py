@@ -17,7 +17,7 @@ from .tree import MISSING
 
 
 class SubclassInputs(Inputs):
-    """Arguments, some of which are subclasses."""
+    """Arguments that include subclasses."""
 
     def __init__(self, method: schema.Method, device: torch.device, classes: Classes) -> None:
         self._classes = classes
@@ -92,7 +92,7 @@ class SubclassCheck(TensorCheck):
 
 
 class SubclassState(State):
-    """Parameters and buffers, some of which are subclasses.
+    """Parameters and buffers that include subclasses.
 
     Each call checks them, because their parts may be replaced.
     """

@@ -168,8 +168,9 @@ class Bench:
         return out
 
     def artifact(self, case: Case, kind: str) -> Path:
-        """The artifact from which a peer (``aot_compile``, ``export``, ``aoti``) starts without
-        compiling, made once.
+        """The artifact from which a peer starts without compiling, made once.
+
+        Peers are ``aot_compile``, ``export`` and ``aoti``.
         """
         out = self.work / f"{case.name}-{kind}.{'bin' if kind == 'aot_compile' else 'pt2'}"
         if not out.exists():
@@ -210,8 +211,9 @@ class Bench:
         return self.json("-I", CONTENDER, "--kind", kind, *source, *rest, *spawned, one_core=False, **environment)
 
     def cold(self, case: Case, number: int = 0) -> dict[str, Any]:
-        """One step of ``torch.compile`` with an empty cache: its figures, and the whole process's
-        seconds and peak memory.
+        """One step of ``torch.compile`` with an empty cache.
+
+        Returns its figures, and the seconds and peak memory of the whole process.
 
         It takes long and two benchmarks need it, so the run with index ``number`` is made once.
         """

@@ -1,5 +1,7 @@
-"""Formats results as Markdown: the README's five rows, the overview of docs/performance.md, tables
-for each benchmark.
+"""Formats results as Markdown tables.
+
+They are the README's five rows, the overview of docs/performance.md, and one or two for each
+benchmark.
 """
 
 from __future__ import annotations

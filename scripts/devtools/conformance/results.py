@@ -28,8 +28,9 @@ REASON = 300
 
 
 class Kind(NamedTuple):
-    """Why samples did not pass, and the result of the peer: torch's ``aot_function``, or for
-    compiled code its compiler.
+    """Why samples did not pass, and the result of the peer.
+
+    The peer is torch's ``aot_function``, or for compiled code torch's compiler.
     """
 
     status: str
@@ -76,7 +77,7 @@ class Results:
 
     @staticmethod
     def of(found: Found, fresh: dict[str, Any] | None = None) -> Results:
-        """What runs on this machine found, and a fresh process if there was one."""
+        """The results of runs on this machine, and of a new process if there was one."""
         results = Results() if fresh is None else Results(fresh=fresh)
         for unit, outcomes in found.outcomes.items():
             if outcomes:

@@ -43,8 +43,9 @@ def at_other_sizes(samples: Sequence[Sample], path: Path, target: str) -> Iterat
 
 
 def _choices(method: schema.Method, constraints: Sequence[str], example: Sizes) -> Iterator[Sizes]:
-    """Values of symbols that meet the constraints: all larger, each by another number, doubled, and
-    as small as possible.
+    """Values of symbols that meet the constraints.
+
+    They are all larger, each larger by another number, doubled, and as small as possible.
     """
     holds = [expressions.parse(text) for text in constraints]
     least = {symbol.name: symbol.minimum for symbol in method.symbols}

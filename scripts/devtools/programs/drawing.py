@@ -120,8 +120,9 @@ class Program:
         return replace(self, lines=tuple(reversed(lines)))._with_read_arguments()
 
     def smaller(self) -> Iterator[Program]:
-        """Smaller programs: with one result, without one write, or with an argument instead of a
-        value; the smallest first.
+        """Smaller programs, the smallest first.
+
+        They have one result, lack one write, or have an argument instead of a value.
         """
         if len(self.results) > 1:
             for result in self.results:
@@ -348,8 +349,9 @@ class _Drawing:
         return found
 
     def _places(self, size: int) -> str:
-        """Indices along a dimension: constants, or an argument of integers that are below every
-        size of the arguments.
+        """Indices along a dimension: constants, or an argument of small integers.
+
+        Its integers are below every size of the arguments.
         """
         given = f"x{len(self.arguments) - 1}"
         count = self.draw.choice([1, 2, size, size + 2])

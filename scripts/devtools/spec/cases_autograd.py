@@ -52,7 +52,7 @@ class Curved(nn.Module):
 
 
 def parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results. Only one depends on each argument."""
+    """Each argument affects only one of the two results."""
     return x.sin(), y.cos() * 2
 
 

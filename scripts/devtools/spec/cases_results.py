@@ -12,7 +12,10 @@ from .case import INFER, Call, Case, of, t, two_rows
 
 
 def views(x: Tensor, y: Tensor) -> tuple[Any, ...]:
-    """Views of an argument: repeated, split, unchanged; and views of computed values, one of which is also a result."""
+    """Views of an argument: repeated, split, unchanged.
+
+    Views of computed values, including one that is also a result.
+    """
     row = x[0]
     low, high = x.split(2, 1)
     base = y * 2

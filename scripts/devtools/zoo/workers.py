@@ -135,8 +135,9 @@ def is_real(value: Any) -> bool:
 
 
 def moved_by_rounding(model: nn.Module, batches: Sequence[dict[str, Any]], trials: int = 4) -> float:
-    """The largest relative error of eager's gradients when every input moves to an adjacent number,
-    up or down at random.
+    """The largest relative error of eager's gradients under rounding of the inputs.
+
+    Every input moves to an adjacent number, up or down at random.
     """
     from devtools.zoo.compare import compare
 

@@ -1,5 +1,6 @@
-"""Saves an artifact from which a peer starts without compiling: ``aot_compile``, an exported
-program or AOTInductor's package.
+"""Saves an artifact from which a peer starts without compiling.
+
+The kinds are ``aot_compile``'s artifact, an exported program and AOTInductor's package.
 
 artifact.py --kind aot_compile|export|aoti --model model.py --inputs inputs.pt --out FILE
 

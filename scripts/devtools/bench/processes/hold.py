@@ -1,5 +1,6 @@
-"""Loads a bundle, runs an inference (which reads the weights), and reports its memory while other
-processes do the same.
+"""Loads a bundle, runs an inference and reports its memory, while other processes do the same.
+
+The inference reads the weights.
 
 hold.py m.aotpack inputs.pt        prints answers as lines of JSON; each but the first waits for a
 line on stdin

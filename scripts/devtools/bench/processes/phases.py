@@ -1,5 +1,6 @@
-"""The parts of the time of a bundle's start: process start, import, open, verify, map, dlopen, rest
-of load, first call.
+"""Measures the parts of the time of a bundle's start.
+
+They are process start, import, open, verify, map, dlopen, the rest of load, and first call.
 
     phases.py --kind bundle --bundle m.aotpack --backend cpu --inputs inputs.pt --spawned SECONDS      (contender.py's options)
 

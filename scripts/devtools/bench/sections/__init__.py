@@ -1,3 +1,4 @@
-"""One module for each benchmark: ``GOAL`` (or None), and ``measure(bench)``, which returns plain
-data with ``ratios``.
+"""One module for each benchmark.
+
+Each has ``GOAL`` (or None), and ``measure(bench)``, which returns plain data with ``ratios``.
 """

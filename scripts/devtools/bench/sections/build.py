@@ -1,6 +1,4 @@
-"""Time and peak memory of a build against a cold ``torch.compile``, an unchanged rebuild, and the
-contents of a bundle.
-"""
+"""Time and peak memory of a build against a cold ``torch.compile``, a rebuild, and the contents of a bundle."""
 
 from __future__ import annotations
 
