@@ -1,12 +1,10 @@
 """Configures malloc to keep the memory that a training step frees, because the next step needs it again.
 
 glibc returns freed memory to the system if more than a threshold of it is free. It raises the
-threshold when a large block is freed. After a compilation or some hours of work the threshold is 64
-MB.
+threshold when a large block is freed. After a compilation or hours of work it is 64 MB.
 
 The process of a bundle stays small, so its threshold stays low. Each step then gets its activations
-from the system again, page by page. For ``digits`` that is 500 page faults and a sixth of a step's
-time.
+from the system again, page by page. For ``digits`` this costs 500 page faults, a sixth of the step.
 
 Threads other than the first allocate from heaps of 64 MB each. glibc unmaps such a heap as soon as
 it is empty. The threshold has no effect on that.

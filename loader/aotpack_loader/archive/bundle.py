@@ -289,8 +289,7 @@ def _bundle_index_descriptor(layout: Layout) -> Descriptor:
     if top.media_type not in ("", media_types.OCI_INDEX):
         raise NotABundleError(f"index.json of {layout.path!r} is a {top.media_type}, not an OCI image index.")
     (descriptor,) = top.manifests
-    # Tools that copy layouts (skopeo) drop artifactType here. The bundle index itself always has
-    # it.
+    # Tools that copy layouts (skopeo) drop artifactType here, but the bundle index has it.
     if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
         kind = descriptor.artifact_type or descriptor.media_type
         raise NotABundleError(f"{layout.path!r} is an OCI image layout of a {kind}, not of an aotpack bundle.")

@@ -1,8 +1,8 @@
 """A strict reader of a bundle's tar: it accepts only the plain ustar that aotpack writes.
 
 It returns the bounds of entries, without opening files or reading blobs. The standard library's
-reader accepts far more (links, sparse files, pax records, concatenations) and takes milliseconds to
-import.
+reader accepts far more: links, sparse files, pax records, concatenations. It also takes
+milliseconds to import.
 """
 
 from __future__ import annotations

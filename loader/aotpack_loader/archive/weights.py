@@ -136,8 +136,7 @@ class WeightMap:
                 self._bases[entry.storage] = base
             if base.dtype != dtype:
                 raise _bad(entry.storage, f"it is used both as {base.dtype} and as {dtype}")
-            # .data makes an independent tensor instead of a view that autograd would track to its
-            # base.
+            # .data makes an independent tensor instead of a view that autograd would track.
             return base.as_strided(tuple(entry.shape), tuple(entry.stride), entry.offset).data
         except (RuntimeError, OverflowError) as error:
             raise _bad(entry.storage, str(error).partition("\n")[0]) from error

@@ -212,8 +212,7 @@ def _find(name: str) -> object | None:
 def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     """The operator called ``name``. ``declared`` are further namespaces that are allowed.
 
-    An operator of these may write to its arguments; :func:`implementation` then passes copies to
-    it.
+    These operators may write to their arguments; :func:`implementation` then passes copies.
 
     Raises:
         CorruptBundleError: a graph may not use this name.

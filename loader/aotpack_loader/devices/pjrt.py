@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 class PjrtExecutable:
     """One graph's code. Its results are complete when a call returns.
 
-    ``strides`` are those of the graph's results, by index, if they differ from XLA's row-major
-    strides.
+    ``strides`` are the strides of the graph's results, by index, where XLA's row-major ones differ.
     """
 
     def __init__(

@@ -23,8 +23,7 @@ _HINT = "Types and sizes of the arguments are as the bundle expects them: look a
 def of_operator(error: Exception, node: tuple[str, str], program: schema.Program, key: str) -> Exception:
     """The error to raise for the error of a node (its name and operator) of the graph called ``key``.
 
-    An error whose class belongs neither to Python nor to torch is the user's own, and is not
-    converted.
+    An error whose class belongs neither to Python nor to torch is the user's own and is kept.
     """
     name, operator = node
     if (

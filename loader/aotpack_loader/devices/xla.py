@@ -265,8 +265,7 @@ def _placeholder(item: schema.ArrayType) -> tuple[torch.dtype, Sequence[int]]:
 def _check_backward(device: torch.device) -> None:
     """Check that gradients work on the device.
 
-    Autograd creates its threads at the first backward of a process, one for each device that exists
-    then.
+    Autograd creates its threads at the first backward of a process: one for each existing device.
     """
     with torch.enable_grad():
         probe = torch.zeros((), device=device, requires_grad=True)

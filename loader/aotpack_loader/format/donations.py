@@ -18,8 +18,7 @@ def problems(
 ) -> Iterator[Problem]:
     """Violations of ``rule`` by code that reuses the memory of its inputs ``donated``.
 
-    ``inputs`` are the graph's inputs that the code takes. ``allowed`` are those whose memory may be
-    reused.
+    ``inputs`` are the graph's inputs that the code takes. ``allowed`` are those it may overwrite.
     """
     for position in donated:
         if position >= len(inputs) or inputs[position] not in allowed:

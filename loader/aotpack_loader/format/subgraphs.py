@@ -1,7 +1,6 @@
 """Subgraphs: which operators take them, and how many values they take and return (spec/control-flow.md).
 
-Subgraphs are part of their parent's document. They can neither form a cycle nor use a name of the
-parent.
+Subgraphs are part of their parent's document. They cannot form a cycle or use a name of the parent.
 """
 
 from __future__ import annotations

@@ -240,8 +240,7 @@ class _Step(torch.autograd.Function):
             results = _refuse_second_derivative(
                 method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
             )
-        # Eager gives no gradient, rather than zeros, to a primal that none of the given tangents
-        # reaches.
+        # A primal that none of the given tangents reaches gets no gradient in eager, not zeros.
         for i, needed in enumerate(method.depends):
             if needed and not needed & given:
                 results[i] = None

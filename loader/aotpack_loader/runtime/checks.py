@@ -101,7 +101,7 @@ class Checks:
             Expected(f"{at}, {word}", value, strides=False) for word, value in zip(words, output_values(graph), strict=True)
         ]
         places = subclasses.part_positions(gradients)
-        # Each part of a subclass gradient may differ from the part of the primal.
+        # The parts of a subclass gradient may differ from the parts of its primal.
         self._alike = [
             (self._inputs[self._primals[i].start].value, places[position].start)
             for i, position in enumerate(convention.gradients)

@@ -61,8 +61,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether ``a`` and ``b`` share a byte. Columns of one matrix share none, though their address ranges overlap.
 
-    Tensors of an XLA device have no addresses. They count as overlapping if they are views of one
-    storage.
+    Tensors of an XLA device have no addresses. They overlap if they are views of one storage.
     """
     if a.device.type == "xla":
         return is_one_storage(a, b)
