@@ -2,7 +2,8 @@
 
 An expression is compiled once into nested closures, and then evaluated against a mapping from
 symbol to integer. Its value is an integer. Intermediate values may be real numbers (binary64),
-because models compute sizes with them. The compiler determines which parts are real.
+because models compute sizes with them. Which parts are real is known when the expression is
+compiled.
 
 Division and remainder round towards minus infinity, like Python's ``//`` and ``%``.
 spec/expressions.md has the grammar, in EBNF.

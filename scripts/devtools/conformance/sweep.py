@@ -9,8 +9,8 @@ more in a new process without the compiler.
 
 Results are stored by unit (operator, type, sizes and target) in scripts/bench/results,
 conformance.json and conformance_units.json. docs/operators.md has the summary. Units that a run
-leaves out keep their results. ``--resume`` runs only missing units, on any machine. ``--resume
---again`` also runs units that did not pass, and ``--ops NAME`` alone runs these operators again.
+leaves out keep their results. ``--resume`` runs only missing units, on any machine. With
+``--again`` it also runs units that did not pass. ``--ops NAME`` alone runs these operators again.
 Outcomes are also written to a file in .cache at once. With it ``--resume`` continues inside a unit,
 on the machine where it was interrupted.
 """

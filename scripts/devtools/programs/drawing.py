@@ -47,8 +47,7 @@ class Program:
     """A function in source text.
 
     Args:
-        arguments: specs of the inputs ``x0``, ``x1`` and so on, in the form of the harness (``g(2,
-            3)``).
+        arguments: specs of the inputs ``x0``, ``x1`` and so on, as in the harness (``g(2, 3)``).
         lines: ``v0 = …``, or a write into an earlier value.
         results: names of the returned values.
         training: whether it is trained, rather than called without gradients.
