@@ -40,8 +40,7 @@ def pages() -> list[Path]:
     """All pages for readers.
 
     The specification is not included, because its examples have tests of their own. Reports of
-    torch bugs are not included either. Their programs show what is wrong, and ``scripts/torch-fixes
-    run`` runs them.
+    torch bugs are not included either. Their programs show what is wrong; ``scripts/torch-fixes run`` runs them.
     """
     alone = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "loader" / "README.md"]
     return [*alone, *sorted(_docs()), *sorted((ROOT / "examples").rglob("*.md"))]

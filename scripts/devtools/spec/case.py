@@ -43,7 +43,7 @@ class Case:
 
 
 def t(*shape: int, grad: bool = False, computed: bool = False, dtype: torch.dtype = torch.float32) -> Own:
-    """A tensor of distinct whole numbers of both signs."""
+    """A tensor of numbers of both signs, distinct in floating-point types."""
     count = 1
     for size in shape:
         count *= size

@@ -15,8 +15,7 @@ from .cases_autograd import Quantity
 from .cases_values import batches
 from .targets import add_importing_target, add_targets
 
-# ---------------------------------------------------------------- storage offset and strides of
-# arguments
+# ---------------------------------------------------------------- offset and strides of arguments
 
 
 def _from_start(x: Tensor) -> Tensor:

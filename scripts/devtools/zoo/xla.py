@@ -1,7 +1,7 @@
 """Architectures of the zoo on an XLA device: ten steps of SGD with momentum, compared with eager's on the CPU.
 
-Each is built as a portable bundle in this environment, with torch's current release. ``aotpack
-compile --target xla`` adds the target in the XLA target's environment, which lacks the models'
+Each is built as a portable bundle in this environment, with torch's current release.
+``aotpack compile --target xla`` adds the target in the XLA target's environment, which lacks the models'
 packages. A new process there loads and trains it. Dropout is off, because XLA draws other numbers
 than eager. Losses, and final parameters and buffers, are compared.
 """
