@@ -2,8 +2,9 @@
 
 The inference reads the weights.
 
-hold.py m.aotpack inputs.pt        prints answers as lines of JSON; each but the first waits for a
-line on stdin
+    hold.py m.aotpack inputs.pt
+
+It prints answers as lines of JSON. Each answer but the first waits for a line on standard input.
 """
 
 import json

@@ -21,7 +21,7 @@ def measure(bench: Bench) -> dict[str, Any]:
             f"{name}, {variant}, {target}": figures[target] / figures["compile"]
             for name, variants in found.items()
             for variant, figures in variants.items()
-            if figures["compile"]  # without a budget torch.compile may save nothing but what the caller holds
+            if figures["compile"]  # with a budget of 0 torch.compile may save nothing but what the caller holds
             for target in models[name]
         },
         "ratios_to_everything_saved": {
