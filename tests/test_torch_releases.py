@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotpack
-from aotpack_loader._torch_compat import not_exported_by_torch
+from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import torch_releases
 from aotpack_loader.devices.torch_releases import unlike_torch

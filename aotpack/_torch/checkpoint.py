@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import operator
 import sys
@@ -66,6 +67,7 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
     torchs = getattr(checkpoint, name)
     signature = inspect.signature(torchs)
 
+    @functools.wraps(torchs)  # its signature is then read where replacements are nested
     def generated(function: Any, *args: Any, **how: Any) -> Iterator[None]:
         given = signature.bind(function, *args, **how)
         given.apply_defaults()

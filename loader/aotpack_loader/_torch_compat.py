@@ -6,7 +6,6 @@ Tried on: torch 2.13.0, 2.9.0.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -149,14 +148,6 @@ def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
 def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """Open an unpacked AOTInductor package. The runner takes ownership of its inputs."""
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run
-
-
-def not_exported_by_torch(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that torch's libraries do not export. The libraries are already loaded."""
-    import ctypes  # rarely needed
-
-    library = ctypes.CDLL(os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    return [name for name in names if not hasattr(library, name)]
 
 
 def load_hooks(module: torch.nn.Module) -> list[tuple[torch.nn.Module, dict[int, Any]]]:

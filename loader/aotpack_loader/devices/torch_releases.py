@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from .._torch_compat import not_exported_by_torch
+from .._symbols import not_exported_by_torch
 from ..format import schema
 from ..format.versions import torch_satisfies
 
