@@ -319,7 +319,7 @@ HOOKS = (
         id="inductor-tool-chain",
         component="inductor",
         summary="Runs the C++ compiler's commands of several graphs side by side, with flags and headers of our own.",
-        module="inductor_tool_chain",
+        module="toolchain",
         patches=(
             "torch._inductor.cpp_builder.run_compile_cmd",
             "torch._inductor.cpp_builder._get_optimization_cflags",

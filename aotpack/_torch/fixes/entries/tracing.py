@@ -179,7 +179,7 @@ HOOKS = (
         id="aot-export",
         component="aot_autograd",
         summary="Traces the joint graph, with what the model returns before it is flattened.",
-        module="autograd",
+        module="aot_autograd",
         patches=(
             "torch._functorch.aot_autograd.create_tree_flattened_fn",
             "torch._functorch.aot_autograd.aot_export_joint_with_descriptors",
@@ -226,10 +226,10 @@ HOOKS = (
         ),
     ),
     Hook(
-        id="fake-rehearsals",
+        id="fake-runs",
         component="fake_tensor",
         summary="Runs the model on fake tensors, and notes what it calls.",
-        module="rehearsal",
+        module="fake_run",
         patches=("torch.autograd._engine_run_backward", "torch._dynamo.tensor_version_op._unsafe_set_version_counter"),
     ),
 )
