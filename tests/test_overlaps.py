@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
-from aotpack._torch.overlaps import in_windows
+from aotpack._torch.fixes.aot_autograd.overlaps import in_windows
 
 DIMS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0, 1, 2, 3, 4, 8])), min_size=2, max_size=4)
 

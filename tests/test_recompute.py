@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import aotpack
 from aotpack import capture
-from aotpack._torch import checkpoint as checkpoints
+from aotpack._torch.api import checkpoint as checkpoints
 from aotpack.capture import front_ends
 from aotpack_loader.errors import BuildError
 

@@ -35,24 +35,7 @@ from .aot_autograd import (
     tell_calls_apart,
     tree_children,
 )
-from .call_library import SOURCE as CALL_LIBRARY_SOURCE
-from .call_library import call_library_fingerprint, compile_call_library
-from .changes import refuse_changes
-from .dirty_arguments import DirtyArgumentError
-from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
-from .fake_run import (
-    ASSIGNS_STATE,
-    FakeRun,
-    OperatorCall,
-    SetsRequiresGradError,
-    SideEffectError,
-    VersionedWrites,
-    is_compiling,
-    kept_state_changes,
-    run_on_fake_tensors,
-    suspended_while_compiling,
-)
-from .fake_tensors import (
+from .api.fake_tensors import (
     Bounds,
     DynamicDims,
     blank_like,
@@ -75,9 +58,30 @@ from .fake_tensors import (
     symbols_of,
     varying_integer,
 )
+from .api.lines import recorded_lines
+from .api.messages import own_warnings, quiet_torch_logs
+from .api.own_gradients import OwnGradientError, traced_own_gradients
+from .api.shape_env import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo, symbolic_truths
+from .api.writes import may_move_versions
+from .call_library import SOURCE as CALL_LIBRARY_SOURCE
+from .call_library import call_library_fingerprint, compile_call_library
+from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
+from .fake_run import (
+    ASSIGNS_STATE,
+    FakeRun,
+    OperatorCall,
+    SetsRequiresGradError,
+    SideEffectError,
+    VersionedWrites,
+    is_compiling,
+    kept_state_changes,
+    run_on_fake_tensors,
+    suspended_while_compiling,
+)
+from .fixes.aot_autograd.overlaps import OverlapError
 from .fixes.applying import apply_fixes, fix_table, record_of_fixes
+from .fixes.fake_tensor.strides import decomposed_like_kernels
 from .fixes.gate import check_torch
-from .gradient_writes import GradientWriteError
 from .inductor import (
     LoweringError,
     OutputLayout,
@@ -87,15 +91,11 @@ from .inductor import (
     with_stride_order,
     x86_vector_bits,
 )
-from .lines import recorded_lines
-from .lost_gradients import LostGradientError, kept_gradients, plain_saving
-from .messages import own_warnings, quiet_torch_logs
-from .overlaps import OverlapError
-from .own_gradients import OwnGradientError, traced_own_gradients
-from .shape_env import SIZE_FUNCTIONS, Symbols, allow_one, depends_on_data, divided, modulo, symbolic_truths
-from .strides import decomposed_like_kernels
+from .refusals.changes import refuse_changes
+from .refusals.dirty_arguments import DirtyArgumentError
+from .refusals.gradient_writes import GradientWriteError
+from .refusals.lost_gradients import LostGradientError, kept_gradients, plain_saving
 from .toolchain import Library, imports_from_torch, inductor_fingerprint
-from .writes import may_move_versions
 
 TRIED_ON = ("2.13.0", "2.9.0")
 

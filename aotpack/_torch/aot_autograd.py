@@ -39,18 +39,18 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .dirty_arguments import DirtyArguments
+from .api.fake_tensors import fake_mode_of, is_wrapper_subclass
+from .api.lines import name_backward, recorded_lines
+from .api.nodes import without_views
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
-from .fake_tensors import fake_mode_of, is_wrapper_subclass
+from .fixes.aot_autograd.overlaps import RefusedOverlaps
+from .fixes.aot_autograd.reshapes import ReshapeAliasMode
 from .fixes.applying import apply_fixes, fix_graph, patched, reached, replaced
-from .gradient_writes import refused_gradient_writes
-from .lines import name_backward, recorded_lines
 from .memory_budget import within_budget
-from .nodes import without_views
-from .overlaps import RefusedOverlaps
 from .randomness import is_effectful
-from .reshapes import ReshapeAliasMode
+from .refusals.dirty_arguments import DirtyArguments
+from .refusals.gradient_writes import refused_gradient_writes
 
 Decompositions = dict[Any, Callable[..., Any]]
 Note = Callable[[Any, list[Any]], list[Any]]

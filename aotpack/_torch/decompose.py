@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .aot_autograd import Decompositions
+from .api.rules import ruled
 from .fixes.applying import apply_fixes, counted, patched
-from .rules import ruled
 
 
 def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:

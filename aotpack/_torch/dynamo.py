@@ -20,11 +20,11 @@ import torch._inductor.lowering
 from torch._dynamo import functional_export
 from torch._guards import tracing
 
-from .changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
+from .api.messages import OLD_IGNORED, message_functions
+from .api.own_functions import own_aliases
 from .fake_run import ASSIGNS_STATE, SideEffectError
 from .fixes.applying import apply_fixes, patched
-from .messages import OLD_IGNORED, message_functions
-from .own_functions import own_aliases
+from .refusals.changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
 
 _SIMPLER = "enable_dynamo_decompositions"
 _AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}

@@ -24,11 +24,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 from .. import origin
-from .constants import KnownConstants
-from .fake_tensors import blank_like
-from .overlaps import RefusedOverlaps
-from .own_gradients import refused_accumulation
-from .writes import operator_of, written
+from .api.constants import KnownConstants
+from .api.fake_tensors import blank_like
+from .api.own_gradients import refused_accumulation
+from .api.writes import operator_of, written
+from .fixes.aot_autograd.overlaps import RefusedOverlaps
 
 
 class VersionedWrites(NamedTuple):

@@ -20,10 +20,10 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .aot_autograd import Decompositions
-from .fake_tensors import fake_mode_of
+from .api.fake_tensors import fake_mode_of
+from .api.nodes import without_views
 from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
-from .nodes import without_views
 from .randomness import RANDOM
 from .toolchain import Library, tool_chain
 

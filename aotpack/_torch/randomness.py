@@ -28,9 +28,9 @@ from torch.fx import Node
 
 from aotpack_loader.devices import generator
 
-from .checkpoint import Checkpointed, checkpoints_replaced
+from .api.checkpoint import Checkpointed, checkpoints_replaced
+from .api.rules import Rule, ruled
 from .fixes.applying import patched, reached
-from .rules import Rule, ruled
 
 RANDOM = torch.Tag.nondeterministic_seeded
 

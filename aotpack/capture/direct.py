@@ -12,8 +12,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from .. import _torch as compat
-from .._torch import checkpoint as checkpoints
-from .._torch.constants import KnownConstants
+from .._torch.api import checkpoint as checkpoints
+from .._torch.api.constants import KnownConstants
 from .._torch.randomness import no_python_random
 from . import containers
 from .dry_run import repeat

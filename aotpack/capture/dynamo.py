@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from .. import _torch as compat
-from .._torch import checkpoint as checkpoints
+from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes

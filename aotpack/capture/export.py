@@ -1,6 +1,6 @@
 """The second front end: non-strict ``torch.export``. It takes models that Dynamo rejects.
 
-:mod:`.._torch.checkpoint` keeps their activation checkpoints.
+:mod:`.._torch.api.checkpoint` keeps their activation checkpoints.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from .. import _torch as compat
-from .._torch import checkpoint as checkpoints
-from .._torch.constants import KnownConstants
+from .._torch.api import checkpoint as checkpoints
+from .._torch.api.constants import KnownConstants
 from .._torch.randomness import no_python_random
 from ..graph import source_line, views
 from . import containers

@@ -11,7 +11,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .. import _torch as compat
-from .._torch import checkpoint as checkpoints
+from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line
 from . import source_lines
 from .dry_run import repeat

@@ -3,7 +3,7 @@
 A front end turns the user's Python into something that AOTAutograd can trace. Dynamo comes first
 because it keeps activation checkpoints and the caller's argument order. Non-strict
 ``torch.export`` and direct tracing accept models that Dynamo rejects. They keep activation
-checkpoints with the help of :mod:`.._torch.checkpoint`.
+checkpoints with the help of :mod:`.._torch.api.checkpoint`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
 from .. import _torch as compat
-from .._torch import checkpoint as checkpoints
-from .._torch.asserted import AssertedArguments
-from .._torch.averages import traced_averages
+from .._torch.api import checkpoint as checkpoints
+from .._torch.api.asserted import AssertedArguments
+from .._torch.api.averages import traced_averages
+from .._torch.api.moves import unmoved_modules
+from .._torch.api.recurrent import PackedSequenceError, refused_packing
 from .._torch.decompose import decomposed_as_eager
-from .._torch.moves import unmoved_modules
 from .._torch.randomness import traced_random
-from .._torch.recurrent import PackedSequenceError, refused_packing
 from ..graph import source_line
 from . import direct, dynamo, export
 from .dry_run import repeat

@@ -34,7 +34,7 @@ from .._torch import (
     free_sizes,
     record_of_fixes,
 )
-from .._torch.recurrent import own_gru, recurrent_scans
+from .._torch.api.recurrent import own_gru, recurrent_scans
 from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
 from ..capture.dry_run.eager import warmed_up

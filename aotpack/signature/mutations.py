@@ -11,7 +11,7 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
-from .._torch import checkpoint as checkpoints
+from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line, tensor_value, views
 from .inputs import Inputs
 

@@ -5,7 +5,7 @@ from its parts. The comparison uses the samples of torch's operator database, fo
 with tensors of several layouts:
 
 - kernels: each ATen operator that is called. It runs with torch's own fake kernels, and with those
-  that aotpack replaces and decomposes (``aotpack/_torch/strides.py``) for ``portable`` and for
+  that aotpack replaces and decomposes (``aotpack/_torch/fixes/fake_tensor/strides.py``) for ``portable`` and for
   ``cpu``.
 - operators: results as a build for ``portable`` traces them, and gradients, whose formulas come
   from torch.

@@ -13,7 +13,7 @@ from conftest import FreshProcess
 from torch import Tensor, nn
 
 import aotpack
-from aotpack._torch.recurrent import own_gru
+from aotpack._torch.api.recurrent import own_gru
 from aotpack_loader import load
 
 from .test_control_flow import assert_alike, kinds

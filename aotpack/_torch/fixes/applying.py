@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from ..counting import calls, counted, reached
+from ..api.counting import calls, counted, reached
 from .entries import FIXES
 from .register import INDUCTOR, Component, Fix, needed
 

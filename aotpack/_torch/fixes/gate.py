@@ -57,12 +57,12 @@ def check_imports() -> None:
     folder = Path(__file__).parent.parent
     package = __package__.rpartition(".")[0]
     problems = []
-    for module in pkgutil.iter_modules([str(folder)]):
-        if module.name != "fixes" and not module.name.startswith("xla"):
+    for module in pkgutil.walk_packages([str(folder)], f"{package}."):
+        if not module.name.startswith(f"{package}.fixes.inductor") and not module.name.rpartition(".")[2].startswith("xla"):
             try:
-                importlib.import_module(f"{package}.{module.name}")
+                importlib.import_module(module.name)
             except (ImportError, AttributeError) as error:
-                problems.append(Problem(f"{package}.{module.name}", str(error)))
+                problems.append(Problem(module.name, str(error)))
     if problems:
         raise _refusal(installed, problems, tried=False)
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from aotpack_loader.runtime.branches import ANOTHER_WAY
 
 from ..._torch import SideEffectError
-from ..._torch.constants import KnownConstants
+from ..._torch.api.constants import KnownConstants
 from .. import source_lines
 from . import numbers
 from .eager import run_on_copies

@@ -28,7 +28,7 @@ from ..base import GraphToCompile
 from . import aot
 
 if TYPE_CHECKING:
-    from ..._torch.xla import Module
+    from ..._torch.api.xla import Module
     from .sharing import Views
 
 
@@ -54,7 +54,7 @@ class XlaTarget:
         self._platform = aot.Platform(variant) if variant else None
         is_chosen_here = "PJRT_DEVICE" not in os.environ  # then the CPU: lowering runs nothing
         try:
-            from ..._torch import xla
+            from ..._torch.api import xla
         except ImportError as error:
             raise BuildError(
                 f"The xla target needs torch_xla 2.9 with torch 2.9; this is torch {torch.__version__}: {error}",

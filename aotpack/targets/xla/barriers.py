@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.devices.generator import exchange_random_state
 
-from ..._torch.xla import barrier
+from ..._torch.api.xla import barrier
 from .nested import CALL, CONTROL_FLOW
 
 aten = torch.ops.aten

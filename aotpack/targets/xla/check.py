@@ -14,7 +14,7 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem
 
 from ..._torch import CALL_ON_COPIES
-from ..._torch.xla import has_kernel
+from ..._torch.api.xla import has_kernel
 from ...graph import source_line
 from .nested import CONTROL_FLOW, graphs_run_by, regions
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..._torch import Decompositions
+from ..._torch.api.recurrent import lstm_layer
 from ..._torch.decompose import core_decompositions
-from ..._torch.recurrent import lstm_layer
 from . import attention, pools
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from ..._torch import xla
-from ..._torch import xla_control_flow as control_flow
+from ..._torch.api import xla
+from ..._torch.api import xla_control_flow as control_flow
 from ..._torch.randomness import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ...fake_tensors import stored_elements
+from ...api.fake_tensors import stored_elements
 
 Table = dict[Any, Callable[..., Any]]
 

@@ -135,14 +135,14 @@ HOOKS = (
         id="decomposition-recurrent-scans",
         component="decomposition",
         summary="Traces recurrent layers as scans, for targets that keep loops.",
-        module="recurrent",
+        module="api.recurrent",
         patches=(f"{_RULES}.rnn_cell", f"{_RULES}.one_layer_rnn", f"{_RULES}.gru_cell"),
     ),
     Hook(
         id="decomposition-averages-of-batch-norm",
         component="decomposition",
         summary="Keeps the factor of `BatchNorm(momentum=None)` a tensor: eager reads it off as a Python number.",
-        module="averages",
+        module="api.averages",
         patches=("torch.nn.modules.batchnorm._BatchNorm.forward",),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._inductor.graph import GraphLowering, SubgraphLowering
 
-from ...nodes import without_views
+from ...api.nodes import without_views
 from ..applying import reached, replaced
 
 _aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch._inductor import ir, virtualized
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.graph import GraphLowering, SubgraphLowering
 
-from ...nodes import without_views
+from ...api.nodes import without_views
 from ..applying import patched, reached, replaced
 
 

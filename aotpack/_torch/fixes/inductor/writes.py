@@ -14,8 +14,8 @@ from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ...nodes import without_views
-from ...overlaps import meets_itself
+from ...api.nodes import without_views
+from ..aot_autograd.overlaps import meets_itself
 from ..applying import counted, patched, reached, replaced
 
 

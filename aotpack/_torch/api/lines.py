@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch.fx.experimental import proxy_tensor
 
-from .. import origin
+from ... import origin
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from .fake_tensors import hint_of
+from ...api.fake_tensors import hint_of
+from ...api.writes import written
 from .overlaps import is_plain, memory_of
-from .writes import written
 
 _RESHAPES = {"reshape", "reshape_as", "flatten", "ravel"}
 

@@ -15,8 +15,8 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
-from .fixes.applying import counted
-from .zero_sizes import exclude_zero
+from ..applying import counted
+from ..symbolic_shapes.zero_sizes import exclude_zero
 
 _aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor, torch.Tensor]

@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from aotpack_loader.runtime.memory import ByteRange, extent
 
-from .counting import reached
-from .fake_tensors import hint_of, is_wrapper_subclass
-from .writes import written
+from ...api.counting import reached
+from ...api.fake_tensors import hint_of, is_wrapper_subclass
+from ...api.writes import written
 
 _AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
 _PARAMETERS = ("tensor", "size", "stride", "offset")

@@ -22,8 +22,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from .. import origin
-from .fixes.applying import reached
+from .... import origin
+from ..applying import reached
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "__eq__": sympy.Eq,

@@ -14,7 +14,7 @@ from torch._guards import CompileContext
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
-from .own_gradients import refused_own_gradients
+from ..api.own_gradients import refused_own_gradients
 
 
 class LostGradientError(Exception):

@@ -18,9 +18,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from .fixes.applying import reached
+from ...api.writes import written
+from ..applying import reached
 from .overlaps import memory_of
-from .writes import written
 
 _UNFOLD = (torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default)
 _NAMES = {"self": "tensor", "dimension": "dim"}

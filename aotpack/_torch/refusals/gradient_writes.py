@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
-from .writes import writes_by_name
+from ..api.writes import writes_by_name
 
 _OWN, _OWN_BASE = 2, 3
 """Highest use counts of a gradient, and of its base, if only the backward holds it."""

@@ -26,10 +26,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .fake_tensors import hint_of
-from .fixes.applying import is_applied, patched, reached, replaced
-from .overlaps import is_dense, lies_by
-from .writes import written
+from ...api.fake_tensors import hint_of
+from ...api.writes import written
+from ..aot_autograd.overlaps import is_dense, lies_by
+from ..applying import is_applied, patched, reached, replaced
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
 """Computes the strides of a kernel's first result from the kernel's arguments and that result."""

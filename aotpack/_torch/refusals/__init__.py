@@ -1,0 +1,1 @@
+"""Programs that a build refuses because AOTAutograd would give other results than eager."""
