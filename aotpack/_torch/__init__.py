@@ -25,14 +25,9 @@ from .aot_autograd import (
     AliasedOutputsError,
     Decompositions,
     Joint,
-    Split,
     export_joint,
     has_effect,
-    is_plain_call,
     participates_in_backward,
-    partition,
-    split_regions,
-    tell_calls_apart,
     tree_children,
 )
 from .api.fake_tensors import (
@@ -91,6 +86,7 @@ from .inductor import (
     with_stride_order,
     x86_vector_bits,
 )
+from .partitioner import Split, is_plain_call, partition, split_regions, tell_calls_apart
 from .refusals.changes import refuse_changes
 from .refusals.dirty_arguments import DirtyArgumentError
 from .refusals.gradient_writes import GradientWriteError

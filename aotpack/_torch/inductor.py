@@ -22,9 +22,9 @@ from torch._inductor.utils import output_node
 from .aot_autograd import Decompositions
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
+from .api.random_operators import RANDOM
 from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
-from .randomness import RANDOM
 from .toolchain import Library, tool_chain
 
 

@@ -7,7 +7,6 @@ fixes.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -19,67 +18,12 @@ import torch
 import torch._decomp.decompositions
 import torch._inductor.config as inductor_config
 from torch._dynamo.variables import user_defined
-from torch._functorch import compile_utils, partitioners
-from torch._higher_order_ops import effects
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
-from torch._inductor import comms, decomposition, ir, pattern_matcher
-from torch._inductor.dependencies import WeakDep
-from torch.fx import Node
 
 from aotpack_loader.devices import generator
 
 from .api.checkpoint import Checkpointed, checkpoints_replaced
 from .api.rules import Rule, ruled
-from .fixes.applying import patched, reached
-
-RANDOM = torch.Tag.nondeterministic_seeded
-
-
-def is_random(node: Node) -> bool:
-    """Whether a node draws from the default generator.
-
-    Attention has the tag too, but draws nothing without dropout.
-    """
-    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
-
-
-def _argument(node: Node, name: str) -> Any:
-    """The value of an operator's argument called ``name``, or None."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for i, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name:
-            return node.args[i] if i < len(node.args) else node.kwargs.get(name, argument.default_value)
-    return None
-
-
-def is_effectful(target: Any) -> bool:
-    """Whether an operator is registered as having an effect."""
-    return isinstance(target, torch._ops.OpOverload) and _effect(target) is not None
-
-
-def _effect(target: torch._ops.OpOverload) -> Any:
-    """The registered effect of an operator; torch 2.9 has a table of operators."""
-    table = getattr(effects, "SIDE_EFFECTS", None)
-    return effects._get_effect(target) if table is None else table.get(target)
-
-
-def is_fixed(target: Any) -> bool:
-    """Whether an operator draws random numbers or has an effect, so that it must not move."""
-    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _effect(target) is not None)
-
-
-def in_backward(node: Node) -> bool:
-    """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag,
-    backward nodes may not.
-    """
-    return bool(node.meta.get("partitioner_tag") != "is_forward")
-
-
-def keep_in_backward(node: Node) -> None:
-    """Forbid the partitioner to move a node into the forward, which it may do with nodes that need
-    no tangent.
-    """
-    node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 class RandomStateError(Exception):
@@ -129,34 +73,6 @@ def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, *, generator: torch.Gen
         return x.copy_(torch.ops.aten.bernoulli.p(x.detach(), p, generator=generator))
     mask = torch.ops.aten.native_dropout(torch.zeros_like(x, dtype=torch.float32), 1 - p, True)[1]
     return x.copy_(mask)
-
-
-def dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
-    """Draw the dropout between recurrent layers, which torch's decomposition omits."""
-    return patched("decomposition-dropout-of-recurrent-layers", torch._decomp.decompositions, "_rnn_helper", _rnn_with_dropout)
-
-
-_rnn_without_dropout: Rule = torch._decomp.decompositions._rnn_helper
-
-
-def _rnn_with_dropout(
-    x: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, *rest: Any
-) -> Any:
-    """torch's decomposition of recurrent layers omits the dropout between them (``num_layers < i -
-    1``).
-    """
-    *flags, layer_function = rest
-    last: list[Any] = []
-
-    def layer(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not last:
-            last[:] = [x, x]
-        elif x is not last[0]:  # not the other direction of the same layer
-            last[:] = [x, torch.dropout(x, dropout, True)]
-        return layer_function(last[1], *args, **kwargs)
-
-    chosen = layer if dropout and train else layer_function
-    return _rnn_without_dropout(x, hidden, params, has_biases, layers, 0.0, train, *flags, chosen)
 
 
 class _Watched:
@@ -265,29 +181,6 @@ def _python_states(modules: list[Any]) -> list[str]:
 # ------------------------------------------------------------------ partitioning
 
 
-@contextlib.contextmanager
-def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
-    """Partition without merging random operators, and without torch's handling of the generator
-    state.
-
-    The partitioner's list of operators that must not be merged lacks most random operators. And it
-    saves the generator state only for nodes that were marked for recomputation. aotpack saves the
-    state itself.
-    """
-    graphs = [module.graph for module in joint.modules() if isinstance(module, torch.fx.GraphModule)]
-    drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
-    with (
-        mock.patch.object(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
-        patched(
-            "partitioner-draws",
-            partitioners,
-            "functionalize_rng_ops",
-            lambda joint, forward, backward, symbols: (forward, backward),
-        ),
-    ):
-        yield
-
-
 # ------------------------------------------------------------------ Inductor
 
 
@@ -308,70 +201,3 @@ def _generator_operators() -> Any:
     torch.library.register_fake("aotpack::random_state", lambda size: torch.empty(size, dtype=torch.uint8), lib=library)
     torch.library.register_fake("aotpack::exchange_random_state", torch.empty_like, lib=library)
     return torch.ops.aotpack
-
-
-@contextlib.contextmanager
-def draws_matched_by_no_pattern() -> Iterator[None]:
-    """Keep patterns from matching random operators and operators with effects: a match would merge
-    or move them.
-    """
-    with patched("inductor-draws-in-patterns", pattern_matcher, "is_match", _matches_fixed):
-        yield
-
-
-@contextlib.contextmanager
-def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Run random operators and operators with effects in the order of the graph, each once, even if
-    unused.
-    """
-    local = inductor_config.reorder_for_locality and not _has_effects(module)
-    order = _in_order(comms.decide_global_ordering_of_comms)
-    with (
-        inductor_config.patch(reorder_for_locality=local),
-        patched("inductor-order-of-draws", comms, "decide_global_ordering_of_comms", order),
-        mock.patch.object(ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def bernoulli_of_its_own() -> Iterator[None]:
-    """Remove the one decomposition that draws other numbers than its operator, even with
-    ``fallback_random``.
-    """
-    with mock.patch.dict(decomposition.decompositions):
-        decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
-        reached("inductor-bernoulli-draws")
-        yield
-
-
-def _has_effects(module: torch.fx.GraphModule) -> bool:
-    return any(is_effectful(node.target) for node in module.graph.nodes)
-
-
-def _always(self: Any) -> bool:
-    return True
-
-
-def _matches_fixed(match: Any) -> bool:
-    """Whether a pattern matches without an operator that must not move."""
-    return bool(match) and not any(is_fixed(node.target) for node in match.nodes)
-
-
-def _in_order(schedule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Add random operators and effects to the order of collectives, which the scheduler fixes
-    before it moves anything.
-
-    Inductor's own chain of random operators depends on their results, and breaks if a result is
-    unused.
-    """
-
-    def ordered(nodes: list[Any], *args: Any) -> list[Any]:
-        fixed = [node for node in nodes if is_fixed(getattr(node.node, "op_overload", None))]
-        for earlier, later in itertools.pairwise(fixed):
-            written = next(iter(later.get_buffer_names()))
-            for name in earlier.get_buffer_names():
-                later.add_fake_dep(WeakDep(name, mutating_buf=written, is_fake=True))
-        return schedule(nodes, *args)
-
-    return ordered

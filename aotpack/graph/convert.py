@@ -20,7 +20,7 @@ from aotpack_loader.format import schema
 
 from .. import origin
 from .._torch import CALL_ON_COPIES, ShapeEnv
-from .._torch.randomness import is_fixed
+from .._torch.api.random_operators import is_fixed
 from . import views
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, literal_argument

@@ -18,7 +18,7 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .. import _torch as compat
-from .._torch.randomness import in_backward, is_random, keep_in_backward
+from .._torch.api.random_operators import in_backward, is_random, keep_in_backward
 from ..graph import source_line
 
 KEPT = "aotpack_kept"

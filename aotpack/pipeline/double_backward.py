@@ -20,7 +20,7 @@ from aotpack_loader.format import schema
 
 from .. import _torch as compat
 from .. import partition
-from .._torch.randomness import is_random
+from .._torch.api.random_operators import is_random
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.returned import result_leaves
 from ..signature import Convention

@@ -18,7 +18,7 @@ from aotpack_loader.format import schema
 
 from ..._torch.api import xla
 from ..._torch.api import xla_control_flow as control_flow
-from ..._torch.randomness import is_random
+from ..._torch.api.random_operators import is_random
 from ...graph import source_line
 from ...graph.literals import dtype_name
 from .hlo import share_computations

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
-from ..._torch.randomness import is_random
+from ..._torch.api.random_operators import is_random
 from .nested import CALL, CONTROL_FLOW
 
 _REPEATS = 3

@@ -1,0 +1,71 @@
+"""Fixes of the derivatives of scans."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ..applying import patched
+
+_SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
+
+
+@contextlib.contextmanager
+def traceable_scans() -> Iterator[None]:
+    """Make scans traceable whose backward needs a result of the step.
+
+    Torch returns such a result twice, and then rejects the alias that it made itself.
+
+    Torch 2.9 has other faults. It computes the step again, and rejects a carry's gradient that is a
+    slice of another. It also drops gradients through a carry that starts as a tensor without one;
+    eager's own gradients are wrong there.
+    """
+    implementation: Any = getattr(_SCANS, "ScanAutogradImpl", None)
+    if implementation is None:
+        create, operator = _SCANS.create_bw_fn, _SCANS.ScanAutogradOp
+        with (
+            mock.patch.object(_SCANS, "create_bw_fn", _with_dense_gradients(create)),
+            mock.patch.object(operator, "apply", _with_carry_followed(operator.apply)),
+        ):
+            yield
+        return
+    original: Callable[[Any], None] = implementation._optimize_forward_intermediates
+
+    def optimized(self: Any) -> None:
+        original(self)
+        forward = self.hop_partitioned_graph.fw_gm
+        output = forward.graph.output_node()
+        results: list[torch.fx.Node] = []
+        for result in output.args[0]:
+            results.append(self._insert_clone(result, output) if result in results else result)
+        output.args = (tuple(results),)
+        forward.recompile()
+
+    with patched("aot-scan-returns-a-result-twice", implementation, "_optimize_forward_intermediates", optimized):
+        yield
+
+
+def _with_dense_gradients(create: Callable[..., Callable[..., list[Any]]]) -> Callable[..., Callable[..., list[Any]]]:
+    def created(*args: Any) -> Callable[..., list[Any]]:
+        backward = create(*args)
+        return lambda *given: [item.contiguous() if isinstance(item, torch.Tensor) else item for item in backward(*given)]
+
+    return created
+
+
+def _with_carry_followed(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(combine: Any, count: int, *rest: Any) -> Any:
+        numbers, operands = rest[:2], list(rest[2:])
+        if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in operands):
+            for i, item in enumerate(operands[:count]):
+                if not item.requires_grad and (item.is_floating_point() or item.is_complex()):
+                    operands[i] = item.detach().requires_grad_()
+        return apply(combine, count, *numbers, *operands)
+
+    return applied

@@ -1,0 +1,130 @@
+"""Rules for operators that torch decomposes above autograd, with the values and strides of eager's
+kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decompositions
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from ...api.rules import ruled
+from ..applying import counted
+
+
+def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
+    """Make the result of ``one_hot`` contiguous, whatever the strides of the classes."""
+    if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no such decomposition
+        return contextlib.nullcontext()
+
+    def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
+        encoded: torch.Tensor = decompositions.one_hot(classes, number)
+        return encoded.contiguous()
+
+    return _rule("decomposition-strides-of-one-hot", torch.ops.aten.one_hot.default, one_hot)
+
+
+def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
+    """Make the result of ``rrelu`` contiguous, whatever the strides of the input."""
+
+    def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
+        noise = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.ops.aten.rrelu_with_noise(x, noise, lower, upper, training, generator).contiguous()
+
+    return _rule("decomposition-strides-of-rrelu", torch.ops.aten.rrelu.default, rrelu)
+
+
+def products_are_no_views() -> contextlib.AbstractContextManager[None]:
+    """Return batched products as non-views: torch's rule returns a view of a product of matrices."""
+    return _rule(
+        "decomposition-products-as-views",
+        torch.ops.aten.matmul.default,
+        lambda one, other: _no_view(decompositions.matmul(one, other)),
+    )
+
+
+def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
+    """Return the result of ``max_pool1d`` as a non-view if no gradient is recorded."""
+
+    def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
+        pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
+        return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
+
+    return _rule("decomposition-pools-as-views", torch.ops.aten.max_pool1d.default, max_pool1d)
+
+
+def functional_polygamma() -> contextlib.AbstractContextManager[None]:
+    """Express ``polygamma_`` by ``polygamma`` and a copy: torch generates no functional form of it."""
+
+    def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:
+        return x.copy_(torch.polygamma(order, x.clone()))
+
+    return _rule("decomposition-polygamma-in-place", torch.ops.aten.polygamma_.default, polygamma_in_place)
+
+
+def covariance_without_values() -> contextlib.AbstractContextManager[None]:
+    """Trace ``torch.cov`` without reading values."""
+    return _rule("decomposition-covariance", torch.ops.aten.cov.default, _covariance)
+
+
+def close_in_derivatives() -> contextlib.AbstractContextManager[None]:
+    """Turn ``allclose`` in torch's own derivatives into an assertion in the graph."""
+    return _rule("decomposition-allclose-in-derivatives", torch.ops.aten.allclose.default, _close)
+
+
+def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    return ruled({operator: counted(identifier, rule)})
+
+
+def _covariance(
+    x: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``torch.cov`` without reading values.
+
+    Its errors become assertions; its warning of too few observations is dropped.
+    """
+    x = x.reshape(1, -1) if x.dim() < 2 else x
+    weights: torch.Tensor | None = None
+    for given, name in ((fweights, "fweights"), (aweights, "aweights")):
+        if given is not None:
+            torch.ops.aten._assert_async.msg(given.min() >= 0, f"cov(): {name} cannot be negative")
+            weights = given if weights is None else weights * given
+    if weights is None:
+        apart = x - (x.sum(1) / x.shape[1]).unsqueeze(1)
+        return apart.matmul(apart.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
+    total = weights.sum()
+    torch.ops.aten._assert_async.msg(total != 0, "cov(): weights sum to zero, can't be normalized")
+    mean = (x * weights).sum(1) / total  # in this order, so that gradients are summed in eager's order
+    freedom = total - correction
+    if aweights is not None and correction:
+        freedom = total - correction * (weights * aweights).sum() / total
+    apart = x - mean.unsqueeze(1)
+    return apart.matmul((apart * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
+
+
+def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:
+    """Assert in the graph that tensors are close.
+
+    Torch's derivative of complex singular vectors raises if they are not.
+
+    Raises:
+        DataDependentOutputException: the call is the model's own.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        raise DataDependentOutputException(torch.ops.aten.allclose.default)
+    torch.ops.aten._assert_async.msg(
+        torch.isclose(one, other, *how, **given).all(),
+        "svd_backward: the loss depends on the phase of complex singular vectors, which is arbitrary",
+    )
+    return True
+
+
+def _no_view(result: torch.Tensor) -> torch.Tensor:
+    """The same values as a non-view for autograd; the base of ``result`` is used nowhere else."""
+    if result._is_view():
+        result = torch.ops.aten._unsafe_view(result._base, result.shape)
+    return result

@@ -1,0 +1,58 @@
+"""Fixes of interpolation by a factor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decompositions
+
+from ..applying import patched
+
+
+@contextlib.contextmanager
+def interpolated_by_sizes() -> Iterator[None]:
+    """Let ``interpolate`` compute by sizes, not by the factor, if an output size is one or two
+    times the input size.
+
+    A size that the factor does not change is copied. A size that nearest interpolation doubles is
+    repeated. Torch's rules use the factor there too.
+    """
+    nearest, linear = decompositions._upsample_nearest, decompositions._upsample_linear
+
+    def plain(
+        x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], multiples: Sequence[int]
+    ) -> list[float | None]:
+        """The factors, with None for each size that changes by exactly one of the ``multiples``."""
+        given = x.shape[-len(sizes) :]
+        return [
+            None if _is_fraction(factor) and any(new == multiple * old for multiple in multiples) else factor
+            for old, new, factor in zip(given, sizes, factors, strict=True)
+        ]
+
+    def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
+        by_sizes = list(factors) if exact else plain(x, sizes, factors, (1, 2))
+        if len(sizes) != 2 and by_sizes != list(factors):  # 1-d and 3-d kernels use the factor, except for gradients
+            if torch.is_grad_enabled() and x.requires_grad:
+                raise NotImplementedError("interpolate by a factor: eager's gradient is not that of its values; pass size=")
+            by_sizes = list(factors)
+        resized = nearest(x, sizes, by_sizes, exact=exact)
+        return resized.contiguous() if len(sizes) == 1 else resized
+
+    def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
+        return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
+
+    with (
+        patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_nearest", resize_nearest),
+        patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_linear", resize_linear),
+    ):
+        yield
+
+
+def _is_fraction(factor: float | None) -> bool:
+    """Whether a factor is fractional, so that sizes must be compared; a whole factor needs no
+    comparison of dynamic sizes.
+    """
+    return isinstance(factor, float) and not factor.is_integer()

@@ -1,0 +1,1 @@
+"""Fixes of torch's partitioner."""
