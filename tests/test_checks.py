@@ -142,7 +142,7 @@ VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
     ),
     "symbol, unbound": (
         lambda b: b.inputs(lambda laid_out, env: env.clear()),
-        r"train, size s\d+: no argument has determined it",
+        r"train, size s\d+: no argument determines it",
     ),
     "forward output, element type": (
         lambda b: b.forward(lambda given, out: put(out, b.position("out"), out[b.position("out")].double())),
@@ -166,7 +166,7 @@ VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
     ),
     "forward writes to an input": (
         lambda b: b.forward(lambda given, out: write(given[0])),
-        r"train\.forward, parameter 'weight': was changed by the forward, which only computes",
+        r"train\.forward, parameter 'weight': was changed by the forward, which should not write to it",
     ),
     "fresh result in an input's memory": (
         lambda b: b.forward(
@@ -196,7 +196,7 @@ VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
     ),
     "backward writes to what it was lent": (
         lambda b: b.backward(lambda given, out: write(given[0])),
-        r"train\.backward, saved parameter 'weight': was changed by the backward, and is not its own",
+        r"train\.backward, saved parameter 'weight': was changed by the backward, which does not own it",
     ),
     "backward writes to the tangent": (
         lambda b: b.backward(lambda given, out: write(given[-1])),

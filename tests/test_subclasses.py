@@ -86,10 +86,10 @@ def test_classes_are_named_and_never_imported(bundle: Path) -> None:  # K6
     with pytest.raises(SubclassError) as caught:
         aotpack.load(bundle)
     assert str(caught.value) == (
-        "This bundle holds tensors of classes that must be given to it.\n"
+        "This bundle has tensor subclasses, whose classes load() must be given.\n"
         "  conformance.quantised.Quantised: is not among the subclasses given\n"
         f"  {TWO}: is not among the subclasses given\n"
-        "A bundle imports nothing: import what it names and pass it, load(…, subclasses=[Quantised, TwoTensor])."
+        "Import them and pass them: load(…, subclasses=[Quantised, TwoTensor]). A bundle imports nothing by itself."
     )
     with pytest.raises(SubclassError, match=r"TwoTensor: is not among") as one:
         aotpack.load(bundle, subclasses=[Quantised])
@@ -98,7 +98,7 @@ def test_classes_are_named_and_never_imported(bundle: Path) -> None:  # K6
 
 def test_a_class_of_that_name_must_come_apart(bundle: Path) -> None:
     fake = type("Quantised", (torch.Tensor,), {"__module__": "conformance.quantised"})
-    with pytest.raises(SubclassError, match="is no subclass of Tensor with __tensor_flatten__ and __tensor_unflatten__"):
+    with pytest.raises(SubclassError, match="is not a subclass of Tensor with __tensor_flatten__ and __tensor_unflatten__"):
         aotpack.load(bundle, subclasses=[fake, TwoTensor])
 
 
@@ -211,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a part that is written to": (
         lambda call, step: altered(call._boundary, "forward", lambda given, out: given[0].data.add_(1)),
-        r"train\.forward, parameter 'weight'\.a: was changed by the forward, which only computes",
+        r"train\.forward, parameter 'weight'\.a: was changed by the forward, which should not write to it",
     ),
     "a result of no class": (
         lambda call, step: setattr(call._boundary.outputs[0], "put_together", only_a),
@@ -489,7 +489,7 @@ def test_a_class_without_zeros_needs_all_gradients(tmp_path: Path) -> None:
     aotpack.build(function, (x,), out=tmp_path / "f.aotpack", targets=("portable",), cache=False)
     loaded = aotpack.load(tmp_path / "f.aotpack", subclasses=[WithoutZeros])
     torch.autograd.backward(loaded(x), [WithoutZeros(torch.ones(3), torch.ones(3))] * 2)
-    with pytest.raises(AutogradError, match=r"its class makes no zeros.\n  zeros_like: NotImplementedError: no zeros here"):
+    with pytest.raises(AutogradError, match=r"its class cannot make zeros.\n  zeros_like: NotImplementedError: no zeros here"):
         loaded(x)[0].backward(WithoutZeros(torch.ones(3), torch.ones(3)))
 
 
@@ -542,7 +542,7 @@ def nested(depth: int) -> Any:
         (lambda p: with_subclass(p, metadata=schema.DataMapping(["a"], [])), "K1: its metadata has a mapping without"),
         (
             lambda p: with_subclass(p, metadata=schema.DataSequence("size", ["a"])),
-            "K1: its metadata has a size that is no number",
+            "K1: its metadata has a size that is not a number",
         ),
         # K2
         (

@@ -126,7 +126,10 @@ def test_computations_fit_their_graphs(program: schema.Program, computation: sch
 def test_what_needs_strides_or_addresses_is_refused(program: schema.Program) -> None:
     method = program.methods["train"]
     for changed, message in (
-        ({"mutations": [schema.Mutation(0, 0, "metadata")]}, "otherwise than its elements (metadata)"),
+        (
+            {"mutations": [schema.Mutation(0, 0, "metadata")]},
+            "changes sizes, strides or the storage of an argument in place (metadata)",
+        ),
         ({"rng": "eager"}, "draws eager's random numbers"),
         ({"primals": [schema.SyntheticBasePrimal([], "float32", 4)]}, "writes to arguments that share memory"),
     ):
@@ -151,13 +154,13 @@ def test_the_pins_are_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("forward", "backward", "message"),
     [
-        ([1], [], "C26: input 1 is none whose memory may be taken"),  # a primal that nothing writes to
+        ([1], [], "C26: input 1 may not be donated"),  # a primal that nothing writes to
         ([0], [], ""),
         ([], [0], ""),
         ([], [1], "C26: input 1 is none"),  # saved, and a result as well
         ([], [2], "C26: input 2 is none"),  # a primal
         ([], [9], "C26: input 9 is none"),
-        ([], [0, 0], "C26: the memory of an input is taken twice"),
+        ([], [0, 0], "C26: an input is donated twice"),
     ],
 )
 def test_whose_memory_may_be_taken(program: schema.Program, forward: list[int], backward: list[int], message: str) -> None:  # C26

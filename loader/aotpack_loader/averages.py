@@ -54,7 +54,7 @@ def averaged(modules: Sequence[tuple[str, nn.Module, float]], undo: Callable[[],
     if again:
         undo()
         raise EditError(
-            "momentum = None: the statistics of each pass through a module cannot be told apart after a call.",
+            "momentum = None: after a call, the statistics of a single pass through a module are not known.",
             again,
             hint="Set momentum to what it was. Average the statistics of the model itself, and load them with load_state_dict().",
         )

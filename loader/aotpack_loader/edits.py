@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _REBUILD = "Change the model itself, and build the bundle again."
 _WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
 _AVERAGE = (
-    "A bundle averages the statistics of BatchNorm of torch's own classes alone. Use update_bn on the model itself, and load its "
+    "A bundle averages statistics only of torch's own BatchNorm classes. Use update_bn on the model itself, and load its "
     "state_dict(). Statistics that update_bn had reset are as before."
 )
 _ANY_MODULE = frozenset(dir(nn.Module))

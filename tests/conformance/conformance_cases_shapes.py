@@ -851,7 +851,7 @@ CASES: list[Case] = [
             strided_from_one,
             g(8),
             targets=(target,),
-            calls=(TRAIN, INFER, Call(3, inputs=inputs(at_an_offset(8)), refused=r"\bx: begins at element 5")),  # A13
+            calls=(TRAIN, INFER, Call(3, inputs=inputs(at_an_offset(8)), refused=r"\bx: has the storage offset 5")),  # A13
         )
         for target in ("portable", "cpu")
     ),

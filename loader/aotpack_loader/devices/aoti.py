@@ -225,7 +225,7 @@ def _package(library: Path, fallbacks: bytes | None) -> Path:
                 shutil.rmtree(leftover, ignore_errors=True)
     except OSError as error:
         raise DirectoryError(
-            f"Compiled code cannot be laid out in {package}: {error.strerror}.",
+            f"Compiled code cannot be unpacked to {package}: {error.strerror}.",
             hint="Set AOTPACK_CACHE to a directory with enough space.",
         ) from error
     return package

@@ -24,7 +24,7 @@ def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
     try:
         torch.set_rng_state(state)
     except (RuntimeError, TypeError) as error:
-        raise CorruptBundleError("A graph sets a state of the random generator that is none.") from error
+        raise CorruptBundleError("A graph sets the random generator to an invalid state.") from error
     return before
 
 

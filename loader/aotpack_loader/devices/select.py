@@ -218,7 +218,7 @@ def _place(device: str | torch.device | None) -> torch.device | None:
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise TargetError(f"device={device!r} is no device.", hint="Bundles run on 'cpu' and 'xla'.") from error
+        raise TargetError(f"device={device!r} is not a device.", hint="Bundles run on 'cpu' and 'xla'.") from error
     if place.type not in ("cpu", XLA):
         raise TargetError(f"This loader runs bundles on the CPU and on XLA devices; device={place} was asked for.")
     return place

@@ -166,7 +166,7 @@ class XlaDevice:
             ) from error
         wanted = [item for item in found if device.index in (None, item.index)]
         if not wanted:
-            raise TargetError(f"There is no {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
+            raise TargetError(f"There is no device {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
         if chosen_by_build and compat.is_cpu() and importlib.util.find_spec("libtpu") is not None:
             raise TargetError(
                 "A build in this process has made XLA's CPU device, and there is libtpu here: no TPU can be used any more.",
@@ -297,7 +297,7 @@ def without_strides(program: schema.Program) -> schema.Program:
 def unsupported(name: str, method: schema.Method) -> list[Problem]:
     """What XLA devices cannot reproduce of the method called ``name``."""
     kinds = sorted({mutation.kind for mutation in method.mutations} - {"data"})
-    problems = [Problem(name, f"changes an argument in place otherwise than its elements ({kind})") for kind in kinds]
+    problems = [Problem(name, f"changes sizes, strides or the storage of an argument in place ({kind})") for kind in kinds]
     if any(isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) for primal in method.primals):
         problems.append(Problem(name, "writes to arguments that share memory"))
     for i, result in enumerate(method.results):
@@ -307,12 +307,14 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
         if is_view and has_subclasses(method):
             problems.append(Problem(name, f"returns as result {i} a view of an argument beside tensor subclasses"))
         if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
-            problems.append(Problem(name, f"returns as result {i} strides of an argument, counted from the start of its memory"))
+            problems.append(
+                Problem(
+                    name, f"returns as result {i} an as_strided view of an argument, with an offset from the start of its storage"
+                )
+            )
     for leaf in method.leaves:
         if isinstance(leaf, schema.TensorLeaf) and leaf.from_start:
-            problems.append(
-                Problem(name, f"reads {leaf.path} by as_strided with an offset, counted from the start of its memory")
-            )
+            problems.append(Problem(name, f"reads {leaf.path} by as_strided, with an offset from the start of its storage"))
     if has_subclasses(method) and method.symbols:
         problems.append(Problem(name, "takes or returns tensor subclasses, whose sizes vary"))
     if method.rng == "eager":

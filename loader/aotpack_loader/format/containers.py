@@ -15,7 +15,7 @@ def problems(program: schema.Program) -> Iterator[Problem]:
     for name, method in program.methods.items():
         at = f"$.methods[{name!r}]"
         if next(_given(method.inputs), None) is not None:
-            yield Problem(f"{at}.inputs", "C36: an argument is a given one")
+            yield Problem(f"{at}.inputs", "C36: an argument is a node of type `given`")
         trees: list[schema.Tree] = [method.outputs, *(update.tree for update in method.updates)]
         paths = [path for tree in trees for path in _given(tree)]
         for path in paths:
@@ -24,7 +24,7 @@ def problems(program: schema.Program) -> Iterator[Problem]:
         seen: list[list[int]] = []
         for i, update in enumerate(method.updates):
             if len(update.path) < 2 or type(_node(method.inputs, update.path)) is not type(update.tree):
-                yield Problem(f"{at}.updates[{i}]", f"C36: no such container of the caller's is at {update.path}")
+                yield Problem(f"{at}.updates[{i}]", f"C36: no such container of the caller is at {update.path}")
             if update.path in seen:
                 yield Problem(f"{at}.updates[{i}]", "C36: a container is changed twice")
             seen.append(update.path)

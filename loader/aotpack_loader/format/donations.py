@@ -22,9 +22,9 @@ def problems(
     """
     for position in donated:
         if position >= len(inputs) or inputs[position] not in allowed:
-            yield Problem(at, f"{rule}: input {position} is none whose memory may be taken")
+            yield Problem(at, f"{rule}: input {position} may not be donated")
     if len(set(donated)) != len(donated):
-        yield Problem(at, f"{rule}: the memory of an input is taken twice")
+        yield Problem(at, f"{rule}: an input is donated twice")
 
 
 def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozenset[int]:

@@ -238,7 +238,7 @@ class _Parser:
         if any(part.real == (name == "float") for part in parts):
             raise self.error(f"an argument of {name!r} is {'a real number' if name == 'float' else 'an integer'} already")
         if len(parts) != (2 if name == "pow" else 1):
-            raise self.error(f"{name!r} takes another number of arguments than {len(parts)}")
+            raise self.error(f"{name!r} does not take {len(parts)} arguments")
         run, exponent = parts[0].run, parts[-1].run
         real = name in ("float", "sqrt", "pow")
         return _Part((lambda env: function(run(env), exponent(env))) if name == "pow" else (lambda env: function(run(env))), real)

@@ -61,11 +61,13 @@ def _order_problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(at, f"N1: {name!r} is used twice, or does not follow its parent")
             return
         if name and not all(step and min(step) > "\x1f" for step in name.split(".")):
-            yield Problem(at, f"N1: {name!r} is no name of a module")
+            yield Problem(at, f"N1: {name!r} is not a valid module name")
         size, height = 1, 1
         if module.same_as is not None:
             if module.same_as not in sizes or module.same_as in (*above, name) or module.same_as in shared:
-                yield Problem(at, f"N2: same_as {module.same_as!r} is no earlier module, is shared itself, or holds this one")
+                yield Problem(
+                    at, f"N2: same_as {module.same_as!r} is not an earlier module, is shared itself, or contains this one"
+                )
                 return
             shared.add(name)
             size, height = sizes[module.same_as], heights[module.same_as]

@@ -226,5 +226,5 @@ def data_problem(data: schema.Data, depth: int = MAX_DEPTH) -> str:
     if isinstance(data, schema.DataMapping) and not len(data.keys) == len(data.items) == len(set(data.keys)):
         return "has a mapping without one item for each key"
     if isinstance(data, schema.DataSequence) and data.kind == "size" and not all(type(item) is int for item in data.items):
-        return "has a size that is no number"
+        return "has a size that is not a number"
     return next(filter(None, (data_problem(item, depth - 1) for item in data.items)), "")

@@ -157,7 +157,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
         if entry.name in known:
             yield Problem(at, f"C1: the name {entry.name!r} is used twice")
         if not _is_path(entry.name) or entry.name.split(".")[0] in RESERVED:
-            yield Problem(at, f"C2: {entry.name!r} is no name of a parameter or buffer")
+            yield Problem(at, f"C2: {entry.name!r} is not a valid name of a parameter or buffer")
         if len(entry.shape) != len(entry.stride):
             yield Problem(at, "C3: shape and stride differ in length")
         if entry.requires_grad and not _is_differentiable(entry.dtype):
@@ -165,7 +165,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
         if entry.tied_to is not None:
             original = known.get(entry.tied_to)
             if original is None or original.tied_to is not None or original.kind != entry.kind:
-                yield Problem(at, f"C4: tied_to {entry.tied_to!r} is no earlier entry of the same kind")
+                yield Problem(at, f"C4: tied_to {entry.tied_to!r} is not an earlier entry of the same kind")
         known[entry.name] = entry
     clear = {""}  # modules that contain no entry, so that each is checked once
     for name in known:
@@ -201,7 +201,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
         if method.backward is not None:
             yield from _backward_problems(method, method.backward, at)
             if method.backward.second is not None and not _is_second(program, method, method.backward):
-                yield Problem(f"{at}.backward.second", "C31: it is no method from tangents and tensor arguments to the gradients")
+                yield Problem(f"{at}.backward.second", "C31: it does not take tangents and tensor arguments and return gradients")
 
 
 def _is_second(program: schema.Program, first: schema.Method, backward: schema.Backward) -> bool:
@@ -252,11 +252,11 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         where = f"{at}.primals[{i}]"
         if isinstance(primal, schema.InputPrimal):
             if primal.leaf >= len(method.leaves) or not isinstance(method.leaves[primal.leaf], schema.TensorLeaf):
-                yield Problem(where, "C7: leaf is no tensor argument")
+                yield Problem(where, "C7: the leaf is not a tensor argument")
         elif isinstance(primal, schema.ParameterPrimal) and entries.get(primal.name) != "parameter":
-            yield Problem(where, f"C7: {primal.name!r} is no parameter")
+            yield Problem(where, f"C7: {primal.name!r} is not a parameter")
         elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
-            yield Problem(where, f"C7: {primal.name!r} is no buffer")
+            yield Problem(where, f"C7: {primal.name!r} is not a buffer")
         elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
             yield from _base_problems(primal, method.leaves, where)
     for i, group in enumerate(method.identical):
@@ -275,12 +275,12 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
         copied = getattr(result, "laid_out", False) or getattr(result, "reshaped", False)
         if copied and getattr(result, "primal", None) in {*written, None}:
-            yield Problem(f"{at}.results[{i}]", "C28: its base, which may be a copy, is no primal, or one that is written to")
+            yield Problem(f"{at}.results[{i}]", "C28: its base, which may be a copy, is not a primal, or is written to")
         if isinstance(result, schema.AliasResult) and result.shared is not None:
             earlier = method.results[result.shared.result] if result.shared.result < i else None
             if not _continues(result, result.shared, earlier):
                 yield Problem(
-                    f"{at}.results[{i}].shared", "C17: it is no earlier alias of the same base that begins with the same steps"
+                    f"{at}.results[{i}].shared", "C17: it is not an earlier alias of the same base with the same first steps"
                 )
 
 
@@ -300,7 +300,7 @@ def _base_problems(
     for member in base.members:
         leaf = leaves[member.leaf] if member.leaf < len(leaves) else None
         if not isinstance(leaf, schema.TensorLeaf) or leaf.stride is None or leaf.dtype != base.dtype:
-            yield Problem(at, f"C18: leaf {member.leaf} is no tensor argument with strides and of the base's type")
+            yield Problem(at, f"C18: leaf {member.leaf} is not a strided tensor argument of the base's type")
         elif not all(isinstance(n, int) for n in (*leaf.shape, *leaf.stride)):
             yield Problem(at, f"C18: the sizes or strides of leaf {member.leaf} vary")
         elif member.offset + _extent(leaf.shape, leaf.stride) > size:
@@ -378,14 +378,14 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
     for symbol in known:
         if not expressions.is_symbol(symbol):
-            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is no name of a symbol")
+            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
     yield from _unknown_symbols(_expressions_before(method), known, at)
     measured = [symbol.name for symbol in method.output_symbols]
     for i, size in enumerate(method.output_symbols):
         where = f"{at}.output_symbols[{i}]"
         yield from in_range(where, "C24", [(size.output, method.num_outputs)])
         if not expressions.is_symbol(size.name) or size.name in known or measured.count(size.name) > 1:
-            yield Problem(where, f"C24: {size.name!r} is no symbol, or declared twice")
+            yield Problem(where, f"C24: {size.name!r} is not a symbol, or is declared twice")
         if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
             yield Problem(where, "C24: the maximum is below the minimum")
     needed = {symbol.name for symbol in method.output_symbols if symbol.needed}

@@ -46,6 +46,6 @@ def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
             if isinstance(item, schema.ValueRef) and item.name not in defined:
                 yield Problem(f"{at}.outputs[{i}]", f"G3: {item.name!r} is not defined")
             if isinstance(item, schema.GraphArg):
-                yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph is no result")
+                yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph cannot be a result")
     for name, sub in graph.subgraphs.items():
         yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")

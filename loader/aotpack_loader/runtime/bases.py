@@ -36,7 +36,10 @@ class Base:
         """
         for member in self._members:
             if laid_out[member.leaf] is not given[member.leaf]:
-                raise self._refused(member.leaf, "has other strides than at build, where it shared memory with")
+                raise self._refused(
+                    member.leaf,
+                    "has other strides than the example, and must share memory, as it did when the bundle was built, with",
+                )
         base = self._base(given[self._first.leaf])
         memory, start = base.untyped_storage().data_ptr(), base.data_ptr()
         for member in self._members:
@@ -54,7 +57,8 @@ class Base:
             base = tensor if tensor._base is None else tensor._base
             if (base.shape, base.stride()) != self._geometry:
                 raise self._refused(
-                    self._first.leaf, "is a view of a tensor of another shape than at build, where it shared it with"
+                    self._first.leaf,
+                    "must be a view of a tensor of the example's shape and strides, as it was when the bundle was built, like",
                 )
             return base
         # A view of a detached alias shares the argument's version counter, so writes are detected

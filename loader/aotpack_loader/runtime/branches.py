@@ -19,9 +19,9 @@ def branch_error(error: RuntimeError) -> BranchError:
     if value in ("True", "False"):
         found = f"is {value != 'True'}, was {value} on the example inputs"
     else:
-        found = "is another value" + (f" than the {value} of the example inputs" if value is not None else "")
+        found = "has another value" + (f", was {value} on the example inputs" if value is not None else "")
     return BranchError(
-        "A Python branch of the model goes another way at this call than on the inputs that the bundle was built with.",
+        "A Python branch of the model differs from the one that was traced on the example inputs.",
         [Problem(where, found)],
         hint="Nothing was written to. Use torch.where or torch.cond there, or build a bundle with inputs like these.",
     )

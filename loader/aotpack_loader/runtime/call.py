@@ -220,7 +220,7 @@ def _measure(value: Any, dim: int | None) -> int:
         return value
     if dim is not None and isinstance(value, torch.Tensor) and dim < value.dim():
         return value.shape[dim]
-    raise CorruptBundleError("C24: an output of the forward graph that should tell a size does not.")
+    raise CorruptBundleError("C24: an output of the forward graph should give a size, and does not.")
 
 
 _Read = Callable[[Mapping[str, torch.Tensor], list[Any]], torch.Tensor]

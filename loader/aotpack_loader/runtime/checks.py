@@ -128,7 +128,7 @@ class Checks:
         found = self._measured(outputs)
         problems = [*self._sizes_out_of_range(found), *self._problems(self._outputs, outputs, {**environment, **found})]
         if not problems:
-            problems += self._changed(self._inputs, inputs, before, "was changed by the forward, which only computes")
+            problems += self._changed(self._inputs, inputs, before, "was changed by the forward, which should not write to it")
             problems += self._sharing(inputs, outputs)
         self._raise(problems)
         return outputs
@@ -158,7 +158,7 @@ class Checks:
         for symbol in self._method.symbols:
             size = environment.get(symbol.name)
             if size is None:
-                yield Problem(f"{self._name}, size {symbol.name}", "no argument has determined it")
+                yield Problem(f"{self._name}, size {symbol.name}", "no argument determines it")
             elif size < symbol.minimum or (symbol.maximum is not None and size > symbol.maximum):
                 most = "" if symbol.maximum is None else symbol.maximum
                 yield Problem(f"{self._name}, size {symbol.name}", f"should be in {symbol.minimum}..{most}, is {size}")
@@ -174,7 +174,7 @@ class Checks:
             own = isinstance(outputs[i], torch.Tensor) and self._origins[i] not in self._graph_inputs
             place = storage_of(outputs[i]) if own else 0
             if place and place in of_primals:
-                yield Problem(self._outputs[i].where, f"is a fresh result, and shares its memory with {of_primals[place]}")
+                yield Problem(self._outputs[i].where, f"should have memory of its own, and shares it with {of_primals[place]}")
         for saved in self._saved:
             if not isinstance(saved, schema.SavedOutput) or not saved.donated:
                 continue
@@ -185,7 +185,10 @@ class Checks:
             others = {storage_of(outputs[i]): self._outputs[i].where for i in seen}
             if place and place in (others | of_primals):
                 other = (others | of_primals)[place]
-                yield Problem(self._outputs[position].where, f"is donated to the backward, and shares its memory with {other}")
+                yield Problem(
+                    self._outputs[position].where,
+                    f"is donated to the backward, so it should have memory of its own, and shares it with {other}",
+                )
 
     def remember(self, primals: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Remembered:
         """The current storage, address and digest of each value that the backward will need."""
@@ -227,7 +230,7 @@ class Checks:
         results = backward(arguments)
         problems = list(self._problems(self._backward_outputs, results, environment))
         if not problems:
-            problems += self._changed(self._backward_inputs, inputs, before, "was changed by the backward, and is not its own")
+            problems += self._changed(self._backward_inputs, inputs, before, "was changed by the backward, which does not own it")
             problems += self._gradient_problems(results, environment)
         self._raise(problems)
         return results

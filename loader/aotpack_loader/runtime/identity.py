@@ -48,7 +48,7 @@ class Pattern:
         for i in self._distinct:
             first = seen.setdefault(id(leaves[i]), i)
             if first != i:
-                message = f"must not be the same tensor as {self._paths[first]}: the model asks whether it is"
+                message = f"must not be the same tensor as {self._paths[first]}: the model compares them with `is`"
                 problems.append(Problem(self._paths[i], message))
 
 

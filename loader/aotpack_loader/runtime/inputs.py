@@ -207,14 +207,14 @@ class TensorCheck:
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
         if self.leaf.from_start and value.storage_offset():
-            place = f"begins at element {value.storage_offset()} of its storage, at build at 0"
-            problems.append(Problem(self.leaf.path, f"{place}, from where the model counts (as_strided); pass a copy"))
+            message = f"has the storage offset {value.storage_offset()}, expected 0: the model uses as_strided; pass a copy"
+            problems.append(Problem(self.leaf.path, message))
         if value.is_neg() or (self.complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         try:
             return self._laid_out(value, environment, problems)
         except RuntimeError as error:  # sizes and strides that no tensor can have
-            problems.append(Problem(self.leaf.path, f"cannot be laid out with the strides {self.stride}: {error}"))
+            problems.append(Problem(self.leaf.path, f"cannot be copied to the strides {self.stride}: {error}"))
             return value
 
     def lost_gradient(self) -> Problem:
@@ -258,8 +258,8 @@ class TensorCheck:
         if fits or len(known) < len(wanted) or not value.numel():
             return value
         if self.leaf.fixed_stride:
-            place = f"has the strides {list(strides)}, at build {known}: with others the model does not do to it what was traced"
-            problems.append(Problem(self.leaf.path, f"{place}; pass a tensor with these strides"))
+            message = f"has the strides {list(strides)}, expected {known}: the model does something else for other strides"
+            problems.append(Problem(self.leaf.path, f"{message}; pass a tensor with the expected strides"))
             return value
         if not self.warned:
             self.warned = True
@@ -275,9 +275,9 @@ class TensorCheck:
 
 def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
     return (
-        f"{path} has the strides {strides}; the bundle was built for {wanted}. It is copied at every such call, and results "
-        "have the strides that follow from the build's: the same values, perhaps in another order in memory than eager's, or in "
-        "memory of their own where eager gives a view. A model that asks for strides was told the build's."
+        f"{path} has the strides {strides}; the bundle was built for {wanted}. Each such call copies it. Results have the "
+        "same values as in eager, but may have other strides, or be copies where eager returns views. A model that reads "
+        "strides gets those of the build."
     )
 
 

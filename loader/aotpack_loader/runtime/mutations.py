@@ -21,7 +21,7 @@ class Mutations:
     def __init__(self, method: schema.Method) -> None:
         if any(mutation.kind == "storage" for mutation in method.mutations):
             raise UnsupportedVersionError(
-                "This bundle replaces the storage of a tensor it was given, which this loader cannot do.",
+                "This bundle replaces the storage of an argument, which this loader cannot do.",
                 hint="Install a newer aotpack-loader.",
             )
         self._writes = [(mutation.primal, mutation.output, _versioned(mutation)) for mutation in method.mutations]
@@ -136,12 +136,12 @@ class Layouts:
         problems = []
         for leaf, path, from_start in self._leaves:
             if laid_out[leaf] is not given[leaf]:
-                problems.append(Problem(path, f"has other strides than at build, {list(given[leaf].stride())}"))
+                problems.append(Problem(path, f"has the strides {list(given[leaf].stride())}, the example had others"))
             elif from_start and given[leaf].storage_offset():
-                problems.append(Problem(path, f"begins at element {given[leaf].storage_offset()} of its storage, at build at 0"))
+                problems.append(Problem(path, f"has the storage offset {given[leaf].storage_offset()}, expected 0"))
         if problems:
             raise InputError(
-                "The model changes sizes or strides of arguments in place, and they do not lie in memory as they did at build.",
+                "The model changes sizes or strides of arguments in place, so they must have the layout of the example inputs.",
                 problems,
                 hint="Pass a contiguous clone, or build with an example of this layout.",
             )
@@ -167,7 +167,7 @@ class WrittenLeaves:
             problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self.leaves if _is_leaf(given[i])]
             if problems:
                 raise InputError(
-                    "The model writes to arguments in place, which autograd allows for results of earlier computation only.",
+                    "The model writes to arguments in place, which autograd does not allow for leaves that require a gradient.",
                     problems,
                     hint="Pass x.clone(), or call it under torch.no_grad().",
                 )

@@ -186,7 +186,7 @@ class _Differentiable(Differentiable):
         if type(value) is not wrapper.kind:
             raise AutogradError(
                 f"A {wrapper.kind.__name__} was saved for the backward, and a {type(value).__name__} came back.",
-                hint="A hook for saved tensors must give back what it was given.",
+                hint="The unpack hook for saved tensors must return a tensor of the class that was packed.",
             )
         return wrapper.take_apart(value, environment)[item.part]  # type: ignore[no-any-return]
 
@@ -297,9 +297,9 @@ def _zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> 
         return zeros(wrapper, environment, device)
     except Exception as error:
         raise AutogradError(
-            f"No gradient came for a {wrapper.kind.__name__} that this bundle returned, and its class makes no zeros.",
+            f"A {wrapper.kind.__name__} that this bundle returned got no gradient, and its class cannot make zeros.",
             [Problem("zeros_like", f"{type(error).__name__}: {error}")],
-            hint="Send gradients through all of the results that require one, or detach those that get none.",
+            hint="Use all results that require a gradient in the loss, or detach the others.",
         ) from error
 
 

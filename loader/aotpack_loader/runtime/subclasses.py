@@ -37,11 +37,11 @@ def resolve(required: Sequence[str], given: Collection[type]) -> Classes:
         if kind is None:
             problems.append(Problem(name, "is not among the subclasses given"))
         elif not issubclass(kind, torch.Tensor) or not all(hasattr(kind, method) for method in _PROTOCOL):
-            problems.append(Problem(name, f"is no subclass of Tensor with {' and '.join(_PROTOCOL)}"))
+            problems.append(Problem(name, f"is not a subclass of Tensor with {' and '.join(_PROTOCOL)}"))
     if problems:
         wanted = ", ".join(name.rpartition(".")[2] for name in required)
-        hint = f"A bundle imports nothing: import what it names and pass it, load(…, subclasses=[{wanted}])."
-        raise SubclassError("This bundle holds tensors of classes that must be given to it.", problems, hint=hint)
+        hint = f"Import them and pass them: load(…, subclasses=[{wanted}]). A bundle imports nothing by itself."
+        raise SubclassError("This bundle has tensor subclasses, whose classes load() must be given.", problems, hint=hint)
     return {name: classes[name] for name in required}
 
 
