@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.digest import PREFIX, hex_part, sha256
 from aotpack_loader.archive.tar import BLOCK, MAX_ENTRIES, MAX_SIZE
+from aotpack_loader.archive.tar_header import header
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
@@ -283,11 +284,11 @@ def _write_file(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]
     try:
         with open(temporary, "xb") as file:
             for digest in digests:
-                file.write(_header("blobs/sha256/" + hex_part(digest), store.size(digest)))
+                file.write(header("blobs/sha256/" + hex_part(digest), store.size(digest)))
                 store.copy(digest, file)
                 file.write(bytes(-store.size(digest) % BLOCK))
             for name, data in (("index.json", top), ("oci-layout", _MARKER)):
-                file.write(_header(name, len(data)) + data + bytes(-len(data) % BLOCK))
+                file.write(header(name, len(data)) + data + bytes(-len(data) % BLOCK))
             file.write(bytes(2 * BLOCK))
             file.flush()
             os.fsync(file.fileno())
@@ -328,26 +329,6 @@ def _swap(new: Path, path: Path) -> None:
             os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _header(name: str, size: int) -> bytes:
-    """Return the ustar header of a regular file: mode 0644, owner, group and time zero."""
-    block = bytearray(BLOCK)
-    fields = (
-        (0, name.encode("ascii")),
-        (100, b"0000644\0"),
-        (108, b"0000000\0"),
-        (116, b"0000000\0"),
-        (124, b"%011o\0" % size),
-        (136, b"00000000000\0"),
-        (148, b"        "),  # the checksum field counts as spaces
-        (156, b"0"),
-        (257, b"ustar\x0000"),
-    )
-    for offset, value in fields:
-        block[offset : offset + len(value)] = value
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
 
 
 def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:

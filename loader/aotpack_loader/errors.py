@@ -73,6 +73,42 @@ class DirectoryError(AotpackError):
     """A directory of this user, for extracted code or for records of builds, cannot be used."""
 
 
+class RegistryError(AotpackError):
+    """A registry, or the way to it, failed. The message names the host and repository, never a credential."""
+
+
+class BundleReferenceError(RegistryError, ValueError):
+    """A text is not a reference of a bundle in a registry (``oci://host/repository:tag``)."""
+
+    __str__ = AotpackError.__str__
+
+
+class RegistryConnectionError(RegistryError, ConnectionError):
+    """The registry cannot be reached, or the connection broke too often."""
+
+    __str__ = AotpackError.__str__
+
+
+class RegistryAuthError(RegistryError, PermissionError):
+    """The registry wants other credentials, or these may not do what was requested."""
+
+    __str__ = AotpackError.__str__
+
+
+class RegistryNotFoundError(RegistryError, FileNotFoundError):
+    """The registry has no such repository, tag, manifest or blob."""
+
+    __str__ = AotpackError.__str__
+
+
+class RegistryContentError(RegistryError):
+    """A registry sent other bytes than their digest or size says, or a document that is not one of a bundle."""
+
+
+class LockError(RegistryError):
+    """A lock file (``aotpack.lock``) is invalid, lacks a reference, or names another digest."""
+
+
 class SubclassError(AotpackError):
     """The bundle holds tensors of classes that were not passed to the load."""
 

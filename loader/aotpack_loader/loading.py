@@ -50,7 +50,9 @@ def load(
     """Load a bundle as a trainable ``nn.Module``.
 
     Args:
-        bundle: a ``.aotpack`` file or an unpacked bundle directory.
+        bundle: a ``.aotpack`` file, an unpacked bundle directory, or a bundle in a registry
+            (``"oci://host/repository:tag"``), which is pulled to the cache. That needs
+            ``aotpack-loader[registry]``.
         device: where to run. ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), which then holds
             parameters and buffers. None: the CPU, or the device of a target named by ``backend``.
         backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``,
@@ -97,7 +99,12 @@ def load(
 
 def _load(bundle: str | os.PathLike[str], options: LoadOptions) -> tuple[LoadedProgram, str]:
     """The module, and a warning about its backend or an empty string."""
-    opened = Bundle.open(bundle)
+    if isinstance(bundle, str) and bundle.startswith("oci://"):
+        from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
+
+        opened = Bundle.open(fetch(bundle, options))
+    else:
+        opened = Bundle.open(bundle)
     if options.verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, options.subclasses)

@@ -223,6 +223,14 @@ class Bundle:
             found.setdefault(descriptor.digest, descriptor)
         return list(found.values())
 
+    def documents(self) -> list[Descriptor]:
+        """Return a descriptor of each blob that opening the bundle reads: what a copy with some targets has of all."""
+        found = {self._index.digest: self._index, self._config.digest: self._config}
+        for entry in self._manifests.values():
+            found.setdefault(entry.descriptor.digest, entry.descriptor)
+            found.setdefault(entry.manifest.layers[0].digest, entry.manifest.layers[0])
+        return list(found.values())
+
     def verify(self) -> None:
         """Hash every blob.
 

@@ -95,6 +95,24 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
     )
 
 
+def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
+    """Return the targets whose layers a load with these options needs, from the bundle's documents alone.
+
+    It is the first that :func:`select` would try to open. Each target's layers include the graphs
+    and weights, so another one that is tried after it finds all but its own code.
+    """
+    candidates = _by_preference(bundle) if options.backend is None else _called(bundle, options.backend)
+    place = _place(options.device)
+    for target in candidates:
+        platform = bundle.manifests[target.name].platform
+        untested = options.allow_untested_torch
+        if _elsewhere(target, place, options.backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested):
+            continue
+        if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust).trusted:
+            return [target.name]
+    return [target.name for target in candidates[:1]]  # select() says why it does not run
+
+
 def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> Device:
     """The device of a target that may run. Modules of other kinds of targets are not imported."""
     if target.kind == PORTABLE:

@@ -1,0 +1,58 @@
+"""``aotpack pull``: brings a bundle from a registry."""
+
+from __future__ import annotations
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from .console import json_option, print_json, size_text, stdout
+from .transfers import bars, connection_options, mirror_option, parsed, transport
+
+
+@click.command("pull", short_help="Bring a bundle from a registry.")
+@click.argument("reference", metavar="oci://HOST/REPOSITORY[:TAG][@DIGEST]")
+@click.option(
+    "--target", "targets", multiple=True, metavar="TARGET", help="Bring this target only. May be repeated. Default: all."
+)
+@click.option("-o", "--out", metavar="PATH", help="Write a file, or a directory if PATH ends in /. Default: the cache alone.")
+@click.option("--locked", is_flag=True, help="Bring the digest that aotpack.lock has; fail if it has none.")
+@click.option("--lock", is_flag=True, help="Write the digest to aotpack.lock.")
+@mirror_option
+@connection_options
+@json_option
+def command(
+    reference: str,
+    targets: tuple[str, ...],
+    out: str | None,
+    locked: bool,
+    lock: bool,
+    mirrors: tuple[str, ...],
+    plain_http: tuple[str, ...],
+    ca_file: str,
+    concurrency: int,
+    as_json: bool,
+) -> None:
+    """Bring a bundle from a registry into the cache, or to PATH. Every blob is checked while it is written."""
+    from aotpack_loader.registry.lock import FILE_NAME, write_lock
+    from aotpack_loader.registry.lock import locked as from_lock
+    from aotpack_loader.registry.pull import by_name, pull
+
+    name = parsed(reference)
+    wanted = from_lock(name, FILE_NAME, required=True) if locked else name
+    connections = transport(plain_http, ca_file, concurrency, mirrors=mirrors)
+    with bars(quiet=as_json) as progress:
+        pulled = pull(wanted, by_name(targets), out=out, transport=connections, progress=progress)
+    if lock:
+        write_lock(FILE_NAME, name.name, pulled.digest)
+    if as_json:
+        print_json(pulled.to_json())
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("bundle", Text(str(pulled.path)))
+    table.add_row("digest", pulled.digest)
+    table.add_row("targets", Text(", ".join(pulled.targets)))
+    table.add_row("fetched", f"{size_text(pulled.fetched)}, {size_text(pulled.reused)} were in the cache")
+    stdout().print(table)

@@ -1,0 +1,59 @@
+"""``aotpack push``: sends a bundle to a registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from .console import json_option, print_json, size_text, stdout
+from .transfers import bars, connection_options, parsed, transport
+
+
+@click.command("push", short_help="Send a bundle to a registry.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("reference", metavar="oci://HOST/REPOSITORY:TAG")
+@click.option("--mount", "mounts", multiple=True, metavar="REPOSITORY", help="Take blobs that this repository has from there.")
+@click.option(
+    "--chunk-size", type=click.IntRange(0), default=0, metavar="BYTES", help="Split uploads into requests of this size."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option("--lock", is_flag=True, help="Write the digest to aotpack.lock.")
+@connection_options
+@json_option
+def command(
+    bundle: Path,
+    reference: str,
+    mounts: tuple[str, ...],
+    chunk_size: int,
+    dry_run: bool,
+    lock: bool,
+    plain_http: tuple[str, ...],
+    ca_file: str,
+    concurrency: int,
+    as_json: bool,
+) -> None:
+    """Send BUNDLE to a registry. Blobs that it has already are not sent again."""
+    from aotpack.registry.push import push
+
+    name = parsed(reference)
+    connections = transport(plain_http, ca_file, concurrency, chunk_size=chunk_size)
+    with bars(quiet=as_json) as progress:
+        report = push(bundle, name, transport=connections, progress=progress, mounts=mounts, dry_run=dry_run)
+    if lock and not dry_run:
+        from aotpack_loader.registry.lock import FILE_NAME, write_lock
+
+        write_lock(FILE_NAME, name.name, report.digest)
+    if as_json:
+        print_json(report.to_json())
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("digest", report.digest)
+    table.add_row("pinned", Text(str(name.at(report.digest))))
+    for outcome, size in sorted(report.sizes.items()):
+        table.add_row(outcome, f"{size_text(size)} in {len(report.blobs[outcome])} blobs")
+    stdout().print(table)

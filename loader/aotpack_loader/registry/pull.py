@@ -1,0 +1,239 @@
+"""``pull``: brings a bundle from a registry into the local cache, with the layers of chosen targets only.
+
+The bundle index, every manifest, the program and every target's document come first: they are small,
+and with them the copy has the original's digest. What is in the cache is not fetched again. A
+reference with a digest that is cached needs no network at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..archive.bundle import Bundle
+from ..archive.digest import check
+from ..errors import Problem, RegistryContentError, RegistryError, TargetError
+from ..format import media_types
+from ..format.codec import decode, encode
+from ..format.schema import Descriptor, ImageIndex, Manifest
+from .client import MAX_MANIFEST_BYTES, RemoteManifest, Repository
+from .download import Sink, download
+from .export import export
+from .parallel import run_all
+from .progress import Progress, Silent
+from .reference import Reference
+from .store import BlobCache
+from .transport import Transport
+
+T = TypeVar("T")
+Choose = Callable[[Bundle], Collection[str]]
+"""Names the targets to pull, given a bundle of which only the documents are there."""
+
+
+@dataclass
+class Pulled:
+    """What a pull brought. ``fetched`` and ``reused`` are bytes of blobs."""
+
+    reference: Reference
+    path: Path
+    digest: str
+    targets: list[str] = field(default_factory=list)
+    fetched: int = 0
+    reused: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "reference": str(self.reference),
+            "pinned": str(self.reference.at(self.digest)),
+            "bundle": str(self.path),
+            "digest": self.digest,
+            "targets": self.targets,
+            "bytes": {"fetched": self.fetched, "cached": self.reused},
+        }
+
+
+class Puller:
+    """Pulls one bundle. It asks the mirrors first, and the registry itself last."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        transport: Transport | None = None,
+        cache: BlobCache | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.reference = reference
+        self.transport = transport or Transport()
+        self.cache = cache or BlobCache()
+        self._progress = progress or Silent()
+        self._sources = [Repository.of(self.transport, source) for source in self.transport.settings.sources(reference)]
+        self.pulled = Pulled(reference, Path(), "")
+
+    def documents(self) -> Bundle:
+        """Bring the documents into the cache and open the bundle.
+
+        Raises:
+            RegistryError: the registry has no such bundle, or cannot be reached.
+            BundleError: the documents are not those of a valid bundle.
+        """
+        digest = self.reference.digest or self._first(lambda source: source.resolve(self.reference.wanted))
+        index = self._index(digest)
+        listed = decode(self._read(index), ImageIndex, where="bundle index")
+        manifests = run_all(self.transport, (functools.partial(self._manifest, entry) for entry in listed.manifests))
+        documents = {document.digest: document for m in manifests for document in (m.config, *m.layers[:1])}
+        self._bring(documents.values())
+        path = self.cache.bundle(index.digest)
+        for descriptor in (index, *listed.manifests, *documents.values()):
+            self.cache.link(path, descriptor)
+        self.cache.write(path, encode(ImageIndex(2, [index], media_types.OCI_INDEX)))
+        self.pulled.path, self.pulled.digest = path, index.digest
+        return Bundle.open(path)
+
+    def layers(self, bundle: Bundle, targets: Collection[str]) -> None:
+        """Bring all layers of ``targets`` into the cached bundle."""
+        layers = {layer.digest: layer for name in targets for layer in bundle.manifests[name].manifest.layers}
+        self._bring(layers.values())
+        for layer in layers.values():
+            self.cache.link(self.pulled.path, layer)
+        self.pulled.targets = sorted({*self.pulled.targets, *targets})
+
+    def present(self, bundle: Bundle) -> list[Descriptor]:
+        """Return the documents, and the layers of the targets that were pulled."""
+        found = {descriptor.digest: descriptor for descriptor in bundle.documents()}
+        found |= {layer.digest: layer for name in self.pulled.targets for layer in bundle.manifests[name].manifest.layers}
+        return list(found.values())
+
+    def _bring(self, descriptors: Iterable[Descriptor]) -> None:
+        """Bring blobs into the cache, the largest first."""
+        wanted = sorted(descriptors, key=lambda descriptor: -descriptor.size)
+        run_all(self.transport, (functools.partial(self._blob, descriptor) for descriptor in wanted))
+
+    def _blob(self, descriptor: Descriptor) -> None:
+        self._progress.begin(descriptor)
+
+        def fill(sink: Sink) -> None:
+            advance = functools.partial(self._progress.advance, descriptor)
+            self._first(lambda source: download(source, descriptor, sink, advance))
+
+        fetched = self.cache.add(descriptor, fill)
+        self._progress.end(descriptor, "fetched" if fetched else "cached")
+        self._count(descriptor, fetched)
+
+    def _index(self, digest: str) -> Descriptor:
+        """Bring the bundle index into the cache and return its descriptor."""
+        path = self.cache.path(digest)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            found = self._first(lambda source: source.manifest(digest))
+            refuse_other(found, self.reference)
+            index = Descriptor(media_types.OCI_INDEX, digest, len(found.data), artifact_type=media_types.BUNDLE)
+            self.cache.add_bytes(index, found.data)
+            self._count(index, fetched=True)
+            return index
+        return Descriptor(media_types.OCI_INDEX, digest, size, artifact_type=media_types.BUNDLE)
+
+    def _manifest(self, descriptor: Descriptor) -> Manifest:
+        """Bring one manifest into the cache and decode it."""
+        if descriptor.media_type != media_types.OCI_MANIFEST or descriptor.size > MAX_MANIFEST_BYTES:
+            raise RegistryContentError(f"The bundle index {self.reference} lists something that is no manifest of a target.")
+        if not self.cache.has(descriptor):
+            data = self._first(lambda source: source.manifest(descriptor.digest)).data
+            check(data, descriptor)
+            self.cache.add_bytes(descriptor, data)
+            self._count(descriptor, fetched=True)
+        manifest = decode(self._read(descriptor), Manifest, where=f"manifest {descriptor.digest}")
+        if not manifest.layers:
+            raise RegistryContentError(f"The manifest {descriptor.digest} in {self.reference} has no layers.")
+        return manifest
+
+    def _read(self, descriptor: Descriptor) -> bytes:
+        data = self.cache.path(descriptor.digest).read_bytes()
+        check(data, descriptor)
+        return data
+
+    def _count(self, descriptor: Descriptor, fetched: bool) -> None:
+        if fetched:
+            self.pulled.fetched += descriptor.size
+        else:
+            self.pulled.reused += descriptor.size
+
+    def _first(self, ask: Callable[[Repository], T]) -> T:
+        """Return what the first source gives that can: the mirrors, then the registry itself."""
+        refused: list[Problem] = []
+        for source in self._sources[:-1]:
+            try:
+                return ask(source)
+            except RegistryError as error:
+                self.transport.check_stopped()
+                refused.append(Problem(f"mirror {source.host}", error.summary))
+        try:
+            return ask(self._sources[-1])
+        except RegistryError as error:
+            if refused:
+                raise type(error)(error.summary, [*refused, *error.problems], hint=error.hint) from error
+            raise
+
+
+def pull(
+    reference: Reference,
+    choose: Choose,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    transport: Transport | None = None,
+    cache: BlobCache | None = None,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Bring a bundle into the cache, with the targets that ``choose`` names, and from there to ``out``.
+
+    ``out`` is a file, or a directory if it ends in ``/``.
+
+    Raises:
+        RegistryError: it cannot be pulled.
+        BundleError: what is there is not a valid bundle.
+        DirectoryError: the cache cannot be written to.
+    """
+    puller = Puller(reference, transport=transport, cache=cache, progress=progress)
+    with puller.documents() as bundle:
+        puller.layers(bundle, choose(bundle))
+        if out is not None:
+            puller.pulled.path = export(puller.pulled.path, puller.present(bundle), out)
+    return puller.pulled
+
+
+def by_name(names: Collection[str]) -> Choose:
+    """Return a choice of targets by name (``cpu:x86-64-v3``) or kind (``cpu``); of all targets without any name."""
+
+    def choose(bundle: Bundle) -> Collection[str]:
+        chosen = [target for target in bundle.targets if not names or target in names or target.partition(":")[0] in names]
+        missing = [name for name in names if not any(name in (target, target.partition(":")[0]) for target in chosen)]
+        if missing:
+            have = ", ".join(bundle.targets)
+            raise TargetError(f"The bundle has no target {', '.join(map(repr, missing))}.", hint=f"It has: {have}.")
+        return chosen
+
+    return choose
+
+
+def refuse_other(found: RemoteManifest, reference: Reference) -> None:
+    """Raise an error that says what is at ``reference``, unless it is a bundle's index.
+
+    Raises:
+        RegistryContentError: it is something else, or one target alone of a bundle.
+    """
+    if len(found.data) > MAX_MANIFEST_BYTES:
+        raise RegistryContentError(f"{reference} is larger than any manifest.")
+    if found.media_type == media_types.OCI_INDEX:
+        return
+    if found.media_type == media_types.OCI_MANIFEST and media_types.PROGRAM.encode() in found.data:
+        raise RegistryContentError(
+            f"{reference} is one target of a bundle without its bundle index.",
+            hint="Copy the whole bundle: `aotpack copy`, or `skopeo copy --all`.",
+        )
+    raise RegistryContentError(f"{reference} is a {found.media_type or 'document of unknown type'}, not an aotpack bundle.")

@@ -1,0 +1,388 @@
+"""HTTP to registries: connections, TLS, proxies, redirects, retries with back-off, and who gets credentials.
+
+It knows the rules of HTTP and authentication, and nothing of manifests or bundles.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from ..errors import RegistryAuthError, RegistryConnectionError, RegistryContentError, RegistryError, RegistryNotFoundError
+from .auth import Authorizer
+from .credentials import Credential, find_credential
+from .settings import Settings, is_loopback
+
+try:
+    import urllib3
+except ImportError as error:
+    raise RegistryError(
+        "Registries need the package urllib3, which is not installed.", hint="Run `pip install 'aotpack-loader[registry]'`."
+    ) from error
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_MAX_REDIRECTS = 10
+_MAX_PAUSE = 30.0
+_MAX_ERROR_BYTES = 1 << 16
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_API_HOSTS = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. ``url`` is a path of the registry, or absolute as the registry gave it.
+
+    ``body`` returns the body anew for each attempt. ``scopes`` are those of a Bearer token.
+    """
+
+    method: str
+    host: str
+    repository: str
+    url: str
+    scopes: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Callable[[], Iterable[ReadableBuffer]] | None = None
+    what: str = ""
+    """What is requested, for messages: ``the blob sha256:…``."""
+
+    @property
+    def where(self) -> str:
+        subject = f" of {self.what}" if self.what else ""
+        return f"{self.method}{subject} in {self.host}/{self.repository}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer: its status, headers and body."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Response:
+    """The status, headers and unread body of an answer."""
+
+    def __init__(self, raw: Any, url: str) -> None:
+        self._raw = raw
+        self.status: int = raw.status
+        self.headers: Mapping[str, str] = raw.headers
+        self.url = url
+
+    def challenges(self) -> list[str]:
+        found: list[str] = self._raw.headers.getlist("WWW-Authenticate")
+        return found
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the body. Raises ``urllib3.exceptions.HTTPError`` or ``OSError`` if the connection breaks."""
+        while chunk := self._raw.read(_BLOCK, decode_content=False):
+            yield chunk
+
+    def read(self, limit: int) -> bytes:
+        """Return the body, at most ``limit`` bytes and one more."""
+        found: list[bytes] = []
+        size = 0
+        for chunk in self.chunks():
+            found.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                break
+        return b"".join(found)[: limit + 1]
+
+    def close(self) -> None:
+        """Return the connection to its pool if the body was read, else close it."""
+        if self._raw.closed or getattr(self._raw, "length_remaining", None) == 0:
+            self._raw.release_conn()
+        else:
+            self._raw.close()
+
+
+class Transport:
+    """Connections to registries, shared by threads."""
+
+    def __init__(self, settings: Settings | None = None, find: Callable[[str, str], Credential | None] = find_credential) -> None:
+        self.settings = settings or Settings.from_environment()
+        self.stopped = threading.Event()
+        self._authorizer = Authorizer(find, self._token)
+        self._pools: dict[str, Any] = {}
+        self._schemes: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+
+    @contextmanager
+    def open(self, request: Request, *, attempts: int | None = None) -> Iterator[Response]:
+        """Send a request and yield the answer, whatever its status but one of authentication.
+
+        Retries after broken connections and after statuses that mean "later".
+
+        Raises:
+            RegistryConnectionError: no attempt succeeded.
+            RegistryAuthError: the registry refuses the credentials.
+        """
+        response = self._attempt(request, attempts or self.settings.attempts)
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def fetch(self, request: Request, limit: int = _MAX_ERROR_BYTES) -> Answer:
+        """Send a request and read the whole answer, which is retried as a whole.
+
+        Raises:
+            RegistryContentError: the body is larger than ``limit``.
+        """
+        for attempt in range(1, self.settings.attempts + 1):
+            try:
+                with self.open(request) as response:
+                    data = response.read(limit)
+            except ERRORS as error:
+                if isinstance(error, RegistryError):
+                    raise
+                if attempt == self.settings.attempts:
+                    raise connection_error(request, error) from None
+                self.pause(attempt)
+                continue
+            if len(data) > limit:
+                raise RegistryContentError(f"{request.where}: the answer is larger than {limit} bytes.")
+            return Answer(response.status, response.headers, data)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def pause(self, attempt: int, after: str = "") -> None:
+        """Wait before attempt ``attempt`` (1 is the first retry). ``after`` is a ``Retry-After`` header.
+
+        Raises:
+            RegistryError: another thread stopped the transfer meanwhile.
+        """
+        seconds = min(_MAX_PAUSE, self.settings.back_off * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
+        if after.isascii() and after.isdigit():
+            seconds = max(seconds, min(float(after), _MAX_PAUSE))
+        self.stopped.wait(seconds)
+        self.check_stopped()
+
+    def check_stopped(self) -> None:
+        """Raise if another thread stopped the transfer."""
+        if self.stopped.is_set():
+            raise RegistryError("The transfer was stopped.")
+
+    def failure(self, request: Request, answer: Answer) -> RegistryError:
+        """Return the error for an unexpected status, with what the registry says."""
+        says = self._authorizer.redact(_message(answer.data))
+        text = f"{request.where} failed with status {answer.status}{f' ({says})' if says else ''}."
+        if answer.status in (401, 403):
+            hint = f"Log in with `docker login {request.host}`, or ask for access to {request.repository}."
+            return RegistryAuthError(text, hint=hint)
+        if answer.status == 404:
+            return RegistryNotFoundError(text, hint="Check host, repository, tag and digest.")
+        return RegistryError(text, hint="The registry does not accept this request." if answer.status < 500 else "Try again.")
+
+    def _attempt(self, request: Request, attempts: int) -> Response:
+        for attempt in range(1, attempts + 1):
+            self.check_stopped()
+            try:
+                response = self._authorized(request)
+            except ERRORS as error:
+                if isinstance(error, RegistryError):
+                    raise
+                if attempt == attempts or not _is_passing(error):
+                    raise connection_error(request, error) from None
+                self.pause(attempt)
+                continue
+            if response.status not in _RETRIED or attempt == attempts:
+                return response
+            after = response.headers.get("Retry-After", "")
+            response.close()
+            self.pause(attempt, after)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _authorized(self, request: Request) -> Response:
+        """Send a request, and once more with an answer to the challenge of a 401."""
+        used = self._authorizer.header(request.host, request.scopes)
+        response = self._follow(request, used)
+        if response.status != 401 or _origin(urlsplit(response.url)) != _origin(urlsplit(self._base(request.host))):
+            return response  # a challenge of another host gets no answer
+        challenges = response.challenges()
+        failure = self.failure(request, drained(response))
+        response.close()
+        answer = self._authorizer.answer(request.host, request.repository, request.scopes, challenges, used)
+        if not answer:
+            raise failure
+        response = self._follow(request, answer)
+        if response.status in (401, 403):
+            failure = self.failure(request, drained(response))
+            response.close()
+            raise failure
+        return response
+
+    def _follow(self, request: Request, authorization: str) -> Response:
+        """Send a request and follow redirects. Only the registry's own origin gets ``authorization``."""
+        base = self._base(request.host)
+        url = urljoin(base, request.url)
+        for _ in range(_MAX_REDIRECTS):
+            self._check_scheme(request, url)
+            headers = {"User-Agent": "aotpack", **request.headers}
+            if authorization and _origin(urlsplit(url)) == _origin(urlsplit(base)):
+                headers["Authorization"] = authorization
+            response = Response(self._send(request.method, url, headers, request.body), url)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or not location:
+                return response
+            response.close()
+            following = urljoin(url, location)
+            if urlsplit(url).scheme == "https" and urlsplit(following).scheme != "https":
+                raise RegistryError(f"{request.where}: a redirect leads from HTTPS to a connection without TLS.")
+            url = following
+        raise RegistryError(f"{request.where}: more than {_MAX_REDIRECTS} redirects.", hint="The registry's set-up is wrong.")
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterable[Any]] | None) -> Any:
+        pool = self._pool(url)
+        data = None if body is None else body()
+        return pool.urlopen(method, url, body=data, headers=dict(headers), redirect=False, retries=False, preload_content=False)
+
+    def _token(self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int) -> tuple[int, bytes]:
+        """Send a request to a token server. A redirect is not followed, so that nothing reaches a further host."""
+        request = Request(method, urlsplit(url).netloc, "", url, what="a token")
+        self._check_scheme(request, url)
+        try:
+            response = Response(self._send(method, url, headers, None if body is None else lambda: [body]), url)
+            try:
+                return response.status, response.read(limit)
+            finally:
+                response.close()
+        except ERRORS as error:
+            raise connection_error(request, error) from None
+
+    def _check_scheme(self, request: Request, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(parts.netloc)):
+            return
+        if parts.scheme != "http":
+            raise RegistryError(f"{request.where}: the registry answers with an address that is neither HTTPS nor HTTP.")
+        hint = f"Allow it for this host with plain_http or AOTPACK_PLAIN_HTTP={parts.netloc}, if its network is trusted."
+        raise RegistryError(f"{request.where}: {parts.netloc} would be reached without TLS.", hint=hint)
+
+    def _may_be_plain(self, host: str) -> bool:
+        return is_loopback(host) or host in self.settings.plain_http
+
+    def _base(self, host: str) -> str:
+        """Return the base URL of a registry. TLS unless the host is listed, or is this machine and has none."""
+        scheme = self._schemes.get(host)
+        if scheme is None:
+            scheme = "http" if self._may_be_plain(host) and not self._speaks_tls(host) else "https"
+            self._schemes[host] = scheme
+        return f"{scheme}://{_API_HOSTS.get(host, host)}/"
+
+    def _speaks_tls(self, host: str) -> bool:
+        """Whether a host that may be reached without TLS has it."""
+        if host in self.settings.plain_http:
+            return False
+        try:
+            self._send("HEAD", f"https://{host}/v2/", {}, None).close()
+        except urllib3.exceptions.SSLError as error:
+            return "certificate" in str(error).lower()
+        except ERRORS:
+            return False
+        return True
+
+    def _pool(self, url: str) -> Any:
+        """Return the connections for a URL: direct, or through the proxy of the environment."""
+        parts = urlsplit(url)
+        proxy = "" if proxy_bypass(parts.hostname or "") or is_loopback(parts.netloc) else getproxies().get(parts.scheme, "")
+        with self._lock:
+            if proxy not in self._pools:
+                self._pools[proxy] = self._new_pool(proxy)
+            return self._pools[proxy]
+
+    def _new_pool(self, proxy: str) -> Any:
+        settings = self.settings
+        options: dict[str, Any] = {
+            "num_pools": 16,
+            "maxsize": settings.concurrency + 2,
+            "timeout": urllib3.Timeout(connect=settings.connect_timeout, read=settings.read_timeout),
+            "ssl_context": self._tls(),
+            "blocksize": _BLOCK,
+        }
+        if not proxy:
+            return urllib3.PoolManager(**options)
+        parts = urlsplit(proxy)
+        headers = None
+        if parts.username is not None:
+            headers = urllib3.make_headers(proxy_basic_auth=f"{parts.username}:{parts.password or ''}")
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return urllib3.ProxyManager(address, proxy_headers=headers, **options)
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            try:
+                self._context = ssl.create_default_context(cafile=self.settings.ca_file or None)
+            except (OSError, ValueError) as error:
+                raise RegistryError(f"The CA file {self.settings.ca_file!r} cannot be used: {error}.") from error
+        return self._context
+
+
+ERRORS = (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError)
+"""What a connection can raise. ``ssl.SSLError`` and time-outs are among them."""
+
+
+def connection_error(request: Request, error: Exception) -> RegistryConnectionError:
+    """Return our error for one of a connection. It does not repeat the URL, which may contain a signature."""
+    hint = "Check the network, the proxy settings (HTTPS_PROXY, NO_PROXY) and the host name."
+    if isinstance(error, urllib3.exceptions.SSLError):
+        reason = str(error.args[0] if error.args else error)
+        hint = "Name the CA's file with AOTPACK_CA_FILE, or allow plain HTTP for this host if its network is trusted."
+    else:
+        reason = _REASONS.get(type(error).__name__, type(error).__name__)
+    return RegistryConnectionError(f"{request.where}: {reason}.", hint=hint)
+
+
+_REASONS = {
+    "NewConnectionError": "the host cannot be reached",
+    "NameResolutionError": "the host name is not known",
+    "ConnectTimeoutError": "the host does not answer",
+    "ReadTimeoutError": "the registry sends nothing any more",
+    "ProtocolError": "the connection broke",
+    "IncompleteRead": "the connection broke",
+    "ProxyError": "the proxy cannot be reached",
+    "ConnectionResetError": "the connection broke",
+    "BrokenPipeError": "the connection broke",
+}
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether another attempt may succeed."""
+    return not isinstance(error, urllib3.exceptions.SSLError | urllib3.exceptions.LocationValueError)
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int]:
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def drained(response: Response) -> Answer:
+    """Return a refused answer with the beginning of its body, as far as it can be read."""
+    try:
+        data = response.read(_MAX_ERROR_BYTES)
+    except ERRORS:
+        data = b""  # the status says enough
+    return Answer(response.status, response.headers, data)
+
+
+def _message(data: bytes) -> str:
+    """Return what a registry says about a failed request, as one short printable line."""
+    try:
+        errors = json.loads(data)["errors"]
+        text = "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors[:3])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""  # a body of another kind, such as a proxy's page
+    return "".join(character if character.isprintable() else " " for character in text)[:300]
