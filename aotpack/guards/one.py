@@ -36,8 +36,8 @@ def with_ones(
 
     ``model`` must be in the mode in which it was traced.
     """
-    constraints: list[str] = convention.method["constraints"]
-    symbols: list[schema.Symbol] = convention.method["symbols"]
+    constraints: list[str] = convention.method.constraints
+    symbols: list[schema.Symbol] = convention.method.symbols
     guards = {symbol.name: [text for text in constraints if _refuses_one_alone(text, symbol.name)] for symbol in symbols}
     asked = {symbol.name for symbol in symbols if guards[symbol.name] or symbol.minimum == 2}
     asked -= {symbol.name for symbol in symbols if _smallest(shapes, convention, symbol.name) > 1}
@@ -81,7 +81,7 @@ def _takes_one(
     The model must call the same torch functions on the same values at 1, at the example's size and
     at a third size. On fake tensors, the graphs must agree with the model at 1.
     """
-    symbols: Sequence[schema.Symbol] = convention.method["symbols"]
+    symbols: Sequence[schema.Symbol] = convention.method.symbols
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
     if len(example) < len(symbols) or len({example[name] for name in names}) > 1:
         return False
@@ -112,7 +112,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
     The model may use one size as another (``mask.view(batch, -1)``). Each has its own symbol, and
     constraints tie the two.
     """
-    constraints = convention.method["constraints"]
+    constraints = convention.method.constraints
     varying = [*names]
     sizes = {**example, **dict.fromkeys(varying, 1)}
     if zero_one.take(constraints, sizes):
@@ -131,20 +131,20 @@ def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: s
 
     First none, then that it equals all other sizes to which the user gave the same name.
     """
-    leaves = convention.method["leaves"]
+    leaves = convention.method.leaves
     named: dict[str, set[str]] = {}
     for number, dims in shapes.dims.items():
         for dim, bounds in dims.items():
             if isinstance(leaf := leaves[number], schema.TensorLeaf) and isinstance(size := leaf.shape[dim], str):
                 named.setdefault(bounds.name, set()).add(size)
-    simple = {symbol.name for symbol in convention.method["symbols"]}
+    simple = {symbol.name for symbol in convention.method.symbols}
     others = {other for label, sizes in named.items() if label and name in sizes for other in sizes & simple} - {name}
     return [[], [f"({name} == {other})" for other in sorted(others)]] if others else [[]]
 
 
 def _with_constraints(convention: signature.Convention, texts: Sequence[str]) -> signature.Convention:
-    constraints = sorted({*convention.method["constraints"], *texts})
-    return replace(convention, method={**convention.method, "constraints": constraints})
+    constraints = sorted({*convention.method.constraints, *texts})
+    return replace(convention, method=replace(convention.method, constraints=constraints))
 
 
 def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:
@@ -152,10 +152,10 @@ def _free(convention: signature.Convention, names: Sequence[str], guards: Guards
     dropped = {text for name in names for text in guards[name]}
     symbols = [
         structs.replace(symbol, minimum=min(symbol.minimum, 1)) if symbol.name in names else symbol
-        for symbol in convention.method["symbols"]
+        for symbol in convention.method.symbols
     ]
-    kept = [text for text in convention.method["constraints"] if text not in dropped]
-    return replace(convention, method={**convention.method, "symbols": symbols, "constraints": kept})
+    kept = [text for text in convention.method.constraints if text not in dropped]
+    return replace(convention, method=replace(convention.method, symbols=symbols, constraints=kept))
 
 
 def _refuses_one_alone(constraint: str, symbol: str) -> bool:
@@ -168,7 +168,7 @@ def _refuses_one_alone(constraint: str, symbol: str) -> bool:
 
 def _smallest(shapes: DynamicShapes, convention: signature.Convention, symbol: str) -> int:
     """Return the smallest size that the user asked for."""
-    leaves = convention.method["leaves"]
+    leaves = convention.method.leaves
     found = [
         low or 0
         for number, dims in shapes.dims.items()

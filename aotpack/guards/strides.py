@@ -68,10 +68,10 @@ def sensitive(
     """
     flat = pytree.tree_leaves((args, kwargs))
     written, returned = _exposed(convention.method)
-    plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method["leaves"][i], x)}
+    plain = {i: x for i, x in enumerate(flat) if _has_layout(convention.method.leaves[i], x)}
     traced = {i: dense_stride(tensor) if i in gaps else tensor.stride() for i, tensor in plain.items()}
     # A copy in this layout may be a view in another layout, and the model may write to it.
-    counts = _counts_places(convention)
+    counts = _reads_by_storage_offset(convention)
     tensors = {i: x for i, x in plain.items() if counts or i in written | returned or traced[i] != _contiguous(x.shape)}
     if not tensors:
         return Sensitive()
@@ -102,20 +102,21 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
             than the trace.
     """
     method = convention.method
-    if refused := [method["leaves"][i].path for i in sorted(found.leaves & set(gaps))]:
+    if refused := [method.leaves[i].path for i in sorted(found.leaves & set(gaps))]:
         raise UnsupportedError(
             "Arguments lie in memory with gaps, and their sizes vary, so that a call copies them first. The model writes to a "
             "copy of what has gaps, and to what has none (contiguous, reshape), or it counts places in memory (as_strided).",
             [Problem(path, "is a slice of a larger tensor") for path in refused],
             hint="Build with a contiguous example, or with sizes that do not vary.",
         )
-    leaves = [structs.replace(leaf, fixed_stride=True) if i in found.leaves else leaf for i, leaf in enumerate(method["leaves"])]
-    results = [structs.replace(r, laid_out=True) if i in found.copied else r for i, r in enumerate(method["results"])]
+    leaves = [structs.replace(leaf, fixed_stride=True) if i in found.leaves else leaf for i, leaf in enumerate(method.leaves)]
+    results = [structs.replace(r, laid_out=True) if i in found.copied else r for i, r in enumerate(method.results)]
     results = [structs.replace(r, reshaped=True) if i in found.reshaped else r for i, r in enumerate(results)]
-    return replace(convention, method={**method, "leaves": leaves, "results": [_apart(result, results) for result in results]})
+    results = [_unshared_if_copied(result, results) for result in results]
+    return replace(convention, method=replace(method, leaves=leaves, results=results))
 
 
-def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
+def _unshared_if_copied(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
     """Return the result without ``shared`` if the alias that it shares views with differs in ``laid_out``."""
     if not isinstance(result, schema.AliasResult) or result.shared is None:
         return result
@@ -123,24 +124,24 @@ def _apart(result: schema.Result, results: Sequence[schema.Result]) -> schema.Re
     return result if getattr(other, "laid_out", False) == result.laid_out else structs.replace(result, shared=None)
 
 
-def _counts_places(convention: signature.Convention) -> bool:
+def _reads_by_storage_offset(convention: signature.Convention) -> bool:
     graphs = [graph for graph in (convention.forward, convention.backward) if graph is not None]
     return any(node.target in views.AS_STRIDED for graph in graphs for node in graph.graph.nodes)
 
 
-def _exposed(method: Mapping[str, Any]) -> tuple[set[int], set[int]]:
+def _exposed(method: signature.MethodSpec) -> tuple[set[int], set[int]]:
     """Return two sets of leaf numbers: arguments that are written to, and arguments that are returned.
 
     An argument counts as returned if a result is a view of it.
     """
-    primals = method["primals"]
-    seen = [r.primal for r in method["results"] if isinstance(r, (schema.InputResult, schema.AliasResult))]
+    primals = method.primals
+    seen = [r.primal for r in method.results if isinstance(r, (schema.InputResult, schema.AliasResult))]
 
     def leaves(numbers: Sequence[int | None]) -> set[int]:
         found = [primals[i] for i in numbers if i is not None]
         return {primal.leaf for primal in found if isinstance(primal, schema.InputPrimal)}
 
-    return leaves([mutation.primal for mutation in method["mutations"]]), leaves(seen)
+    return leaves([mutation.primal for mutation in method.mutations]), leaves(seen)
 
 
 def _has_layout(leaf: schema.InputLeaf, value: Any) -> bool:

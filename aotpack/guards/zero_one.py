@@ -59,7 +59,7 @@ def find_zero_one_guards(
     tensors.
     """
     method = convention.method
-    symbols: Sequence[schema.Symbol] = method["symbols"]
+    symbols: Sequence[schema.Symbol] = method.symbols
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
 
     def tried(sizes: Sizes) -> SizeRun:
@@ -80,10 +80,10 @@ def find_zero_one_guards(
         return next(iter(new), "") or trial.another_way(usual) or trial.simplified
 
     def edge(names: Collection[str], size: int, reason: str) -> SizeGuard:
-        paths = ", ".join(_path_of_size(name, method["leaves"]) for name in names)
+        paths = ", ".join(_path_of_size(name, method.leaves) for name in names)
         return SizeGuard(paths, size, "(" + " or ".join(f"{name} != {size}" for name in names) + ")", reason)
 
-    constraints: list[str] = [*method["constraints"]]
+    constraints: list[str] = [*method.constraints]
     for symbol, size in itertools.product(symbols, (0, 1)):
         allowed = symbol.minimum <= size and take(constraints, example | {symbol.name: size})
         if allowed and (reason := differs([symbol.name], size)):
@@ -252,11 +252,11 @@ class SizeRun:
         """Return how a result shares an argument's storage differently than at the example's sizes, or an empty string."""
         method = self.convention.method
         owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
-        for i, (result, described) in enumerate(zip(result_leaves(run.result), method["results"], strict=False)):
+        for i, (result, described) in enumerate(zip(result_leaves(run.result), method.results, strict=False)):
             owner = owners.get(compat.StorageWeakRef(result.untyped_storage())) if _has_memory(result) else None
             if owner is None or isinstance(described, schema.InputResult):
                 continue
-            path = method["leaves"][owner].path
+            path = method.leaves[owner].path
             if isinstance(described, schema.FreshResult):
                 return f"result {i} is in the memory of {path}, and in its own at the example's sizes"
             if result is run.leaves[owner]:
@@ -278,15 +278,15 @@ class SizeRun:
     def _fresh(self, outputs: Sequence[Any], result: Any) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Yield computed results of the graph and of the model, if their sizes do not depend on data."""
         method = self.convention.method
-        if method["subclasses"]:
+        if method.subclasses:
             return
-        for i, (expected, described) in enumerate(zip(pytree.tree_leaves(result), method["results"], strict=False)):
+        for i, (expected, described) in enumerate(zip(pytree.tree_leaves(result), method.results, strict=False)):
             found = outputs[described.output] if isinstance(described, schema.FreshResult) else None
             if found is not None and not any(isinstance(size, torch.SymInt) for size in (*found.shape, *expected.shape)):
                 yield i, found, expected
 
     def _other_gradients(self, outputs: Sequence[Any] = ()) -> str:
-        if not outputs or self.convention.method["subclasses"] or self.convention.subclasses:
+        if not outputs or self.convention.method.subclasses or self.convention.subclasses:
             return ""
         for primal, gradient in zip(self._inputs(self.convention.forward), self.convention.gradients, strict=False):
             if gradient is not None and outputs[gradient].shape != primal.shape:
@@ -300,7 +300,7 @@ class SizeRun:
         """
         flat, spec = pytree.tree_flatten((args, kwargs))
         made: dict[int, Any] = {}
-        for value, leaf in zip(flat, self.convention.method["leaves"], strict=True):
+        for value, leaf in zip(flat, self.convention.method.leaves, strict=True):
             if any(isinstance(size, str) for size in leaf_sizes(leaf)):
                 made.setdefault(id(value), self._argument(value, leaf))
         given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten([made.get(id(x), x) for x in flat], spec)

@@ -60,7 +60,7 @@ def describe(
             rng=item.rng,
             flags=dict(item.flags),
             lines=_lines(item),
-            **item.convention.method,
+            **vars(item.convention.method),
         )
     return methods, graphs_to_compile(methods, graphs)
 

@@ -45,15 +45,15 @@ class Gradients(torch.nn.Module):
         self._tensors = [i for i, leaf in enumerate(self._flat) if isinstance(leaf, torch.Tensor)]
         method = first.method
         problems: list[Problem] = []
-        self._results = [_result_of(tangent, method["results"], problems) for tangent in first.tangents]
-        graded = [p for p, gradient in zip(method["primals"], first.gradients, strict=True) if gradient is not None]
-        bases = [p for p in graded if not isinstance(p, (schema.ParameterPrimal, schema.InputPrimal))]
-        problems += [Problem("arguments", "share memory, and the model writes to one of them")] * bool(bases)
-        self._wanted = graded
-        written = [method["primals"][mutation.primal] for mutation in method["mutations"]]
+        self._results = [_result_of(tangent, method.results, problems) for tangent in first.tangents]
+        primals = [p for p, gradient in zip(method.primals, first.gradients, strict=True) if gradient is not None]
+        self._wanted = [p for p in primals if isinstance(p, (schema.ParameterPrimal, schema.InputPrimal))]
+        if len(self._wanted) < len(primals):  # the others are bases
+            problems.append(Problem("arguments", "share memory, and the model writes to one of them"))
+        written = [method.primals[mutation.primal] for mutation in method.mutations]
         self._overwritten = [primal.name for primal in written if isinstance(primal, schema.BufferPrimal)]
         inputs = [p for p in written if isinstance(p, schema.InputPrimal)]
-        problems += [Problem(method["leaves"][p.leaf].path, "is written to by the model") for p in inputs]
+        problems += [Problem(method.leaves[p.leaf].path, "is written to by the model") for p in inputs]
         if problems:
             raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
 
@@ -86,7 +86,7 @@ class Gradients(torch.nn.Module):
                 would keep the example's value.
         """
         if shapes.integers:
-            paths = [first.method["leaves"][i].path for i in shapes.integers]
+            paths = [first.method.leaves[i].path for i in shapes.integers]
             raise UnsupportedError(
                 "Second derivatives of this model cannot be carried.",
                 [Problem(path, "is an integer that varies, and gradients are traced as a function of tensors") for path in paths],
@@ -121,7 +121,7 @@ def check(first: Convention, second: Convention) -> bool:
             random numbers than it.
     """
     problems = []
-    overwritten = [first.method["primals"][mutation.primal] for mutation in first.method["mutations"]]
+    overwritten = [first.method.primals[mutation.primal] for mutation in first.method.mutations]
     for primal, users in _reads(second):
         if primal in overwritten and users:
             problems.append(Problem(primal.name, "is read by the gradients, and written to before they are taken again"))
@@ -156,7 +156,7 @@ def _reads(convention: Convention) -> list[tuple[Any, list[Node]]]:
                 found.append(user)
         return found
 
-    primals = convention.method["primals"]
+    primals = convention.method.primals
     reads = [(p, readers(node)) for p, node in zip(primals, forward.find_nodes(op="placeholder"), strict=True)]
     return reads + [(primals[s.primal], readers(inputs[i])) for i, s in saved.items() if isinstance(s, schema.SavedPrimal)]
 
@@ -185,12 +185,12 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
     With fewer than two tangents the list is empty, which means that each depends on all.
     """
     assert second.backward is not None
-    count, primals = len(first.tangents), second.method["primals"]
+    count, primals = len(first.tangents), second.method.primals
     if count < 2:
         return []
     inputs = second.forward.graph.find_nodes(op="placeholder")
-    is_tangent = [isinstance(p, schema.InputPrimal) and p.leaf < count for p in primals]
-    reach = {node: frozenset([p.leaf] if own else []) for node, p, own in zip(inputs, primals, is_tangent, strict=True)}
+    tangents = [{p.leaf} if isinstance(p, schema.InputPrimal) and p.leaf < count else set[int]() for p in primals]
+    reach = {node: frozenset(own) for node, own in zip(inputs, tangents, strict=True)}
     partition.spread(second.forward, reach)
     returned = partition.output_args(second.forward)
     for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.saved, strict=False):
@@ -200,14 +200,13 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
             reach[node] = reach[returned[saved.output]]
     partition.spread(second.backward, reach)
     gradients = partition.output_args(second.backward)
-    places = sorted(p.leaf for p in first.method["primals"] if isinstance(p, schema.InputPrimal))
+    leaves = sorted(p.leaf for p in first.method.primals if isinstance(p, schema.InputPrimal))
     found: dict[Any, list[int]] = {}
-    for primal, own, position in zip(primals, is_tangent, second.gradients, strict=True):
+    for primal, own, position in zip(primals, tangents, second.gradients, strict=True):
         if not own and position is not None:
-            is_input = isinstance(primal, schema.InputPrimal)
-            of = schema.InputPrimal(places[primal.leaf - count]) if is_input else primal
+            of = schema.InputPrimal(leaves[primal.leaf - count]) if isinstance(primal, schema.InputPrimal) else primal
             found[of] = sorted(reach[gradients[position]])
-    return [found.get(primal, list(range(count))) for primal in first.method["primals"]]
+    return [found.get(primal, list(range(count))) for primal in first.method.primals]
 
 
 def _draws(module: GraphModule | None) -> list[Node]:

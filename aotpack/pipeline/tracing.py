@@ -197,9 +197,9 @@ def _with_gradients(context: BuildContext, leaves: Collection[int]) -> BuildCont
 
 
 def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int]) -> signature.Convention:
-    given = convention.method["leaves"]
+    given = convention.method.leaves
     marked = [structs.replace(leaf, sets_requires_grad=True) if i in leaves else leaf for i, leaf in enumerate(given)]
-    return replace(convention, method={**convention.method, "leaves": marked})
+    return replace(convention, method=replace(convention.method, leaves=marked))
 
 
 def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
@@ -210,7 +210,7 @@ def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
-    paths = [leaf.path for leaf in built.convention.method["leaves"]]
+    paths = [leaf.path for leaf in built.convention.method.leaves]
     compares = built.distinct
     arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
     return replace(_trace_once(context, plan, arranged), distinct=compares)
@@ -221,7 +221,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     if first.convention.backward is None or not first.plan.grad:
         return [first]
     context = _with_gradients(context, first.made_to_require)
-    leaves = first.convention.method["leaves"]
+    leaves = first.convention.method.leaves
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
     given |= {entry.name: entry.subclass for entry in context.state}
     if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
@@ -259,8 +259,8 @@ def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Se
 
 def _writes(convention: signature.Convention) -> Writes:
     """Return which arguments a method writes to or changes."""
-    primals, mutations = convention.method["primals"], convention.method["mutations"]
-    leaves = [(primals[m.primal].leaf, m) for m in mutations if isinstance(primals[m.primal], schema.InputPrimal)]
+    written = [(convention.method.primals[mutation.primal], mutation) for mutation in convention.method.mutations]
+    leaves = [(primal.leaf, mutation) for primal, mutation in written if isinstance(primal, schema.InputPrimal)]
     return Writes(
         data=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "metadata"),
         graded=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
@@ -339,12 +339,12 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             convention = one.with_ones(context.module, context.args, context.kwargs, shapes, convention)
         convention = _without_edges(context, plan, convention, captured.branches)
         convention = _with_layouts(context, plan, convention, captured.branches)
-    constraints = convention.method["constraints"]
+    constraints = convention.method.constraints
     if convention.backward is not None and not plan.grad:
         _check_turned_on(convention)
-    labelled = _labelled(convention.method["symbols"], shapes, convention.method["leaves"])
-    _check_dynamic(shapes, convention.method["leaves"], labelled, constraints)
-    convention = replace(convention, method={**convention.method, "symbols": labelled})
+    labelled = _labelled(convention.method.symbols, shapes, convention.method.leaves)
+    _check_dynamic(shapes, convention.method.leaves, labelled, constraints)
+    convention = replace(convention, method=replace(convention.method, symbols=labelled))
     if constraints:
         shown = ", ".join(map(Labels(labelled).text, constraints))
         run.note(f"{plan.name!r} takes only sizes with {shown}")
@@ -357,7 +357,7 @@ def _without_edges(
     context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
     """Return the method with constraints that exclude sizes of 0 and 1 at which its graphs differ from the model."""
-    if not convention.method["symbols"]:
+    if not convention.method.symbols:
         return convention
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
         found = list(zero_one.find_zero_one_guards(context.module, context.args, context.kwargs, convention))
@@ -365,8 +365,8 @@ def _without_edges(
         context.run.warn(
             f"{plan.name!r} does not take {edge.path} = {edge.size}: the model does, what was traced fails: {edge.reason}"
         )
-    constraints = sorted({*convention.method["constraints"], *(edge.constraint for edge in found)})
-    return replace(convention, method={**convention.method, "constraints": constraints})
+    constraints = sorted({*convention.method.constraints, *(edge.constraint for edge in found)})
+    return replace(convention, method=replace(convention.method, constraints=constraints))
 
 
 def _with_layouts(
@@ -384,8 +384,8 @@ def _check_turned_on(convention: signature.Convention) -> None:
     Here the model turns gradients on by itself. But the loader rebuilds views and writes to
     arguments with gradients off.
     """
-    results = [r for r in convention.method["results"] if isinstance(r, schema.AliasResult) and r.output is not None]
-    written = [m for m in convention.method["mutations"] if m.requires_grad]
+    results = [r for r in convention.method.results if isinstance(r, schema.AliasResult) and r.output is not None]
+    written = [m for m in convention.method.mutations if m.requires_grad]
     if any(result.requires_grad for result in results) or written:
         raise UnsupportedError(
             "The model turns gradients on while they are off (enable_grad), and returns views or writes to arguments with them.",

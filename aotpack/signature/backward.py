@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from aotpack_loader.errors import Problem
 from aotpack_loader.format import schema
 
 from .. import _torch as compat
@@ -16,215 +16,227 @@ from .. import partition
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from . import subclass_leaves
-from .context import tensor_of
-from .outputs import FRESH, Outputs
+from .forward_outputs import ForwardOutputs
+from .mutations import touched_inputs
+from .primals import Primals, copy_of
+from .results import FRESH
+from .sizes import DataDependentSizes
+from .trace import PartitionedMethod, tensor_of
 
 
-class Backward(Outputs):
-    """Computes the calling convention of the backward graph."""
+@dataclass(frozen=True)
+class BackwardPart:
+    """The calling convention of the backward graph.
 
-    def _saved(self) -> list[schema.Saved]:
-        if self.parts.backward is None:
-            return []
-        self._save_backward_constants()
-        self._save_copies_of_what_is_overwritten()
-        donated = self._donated()
-        places = {
-            part: schema.SavedPrimal(i, number if subclass_leaves.is_folded(primal) else None)
-            for i, primal in enumerate(self.primal_nodes)
-            for number, part in enumerate(subclass_leaves.plain(primal))
-        }
-        found: list[schema.Saved] = []
-        for value, _ in self.parts.saved:
-            kind = value.meta["val"]
-            if not isinstance(kind, torch.Tensor):
-                found.append(self._saved_size(value))
-            elif value in places:
-                found.append(places[value])
-            else:
-                output = self._output(value, fresh=False)
-                check = not value.meta.get("saved_tensor_with_no_vc_check", False)
-                found.append(schema.SavedOutput(output, check_version=check, donated=value in donated))
-        return found
+    ``gradients``: for each primal the position of its gradient among ``outputs``, or None.
+    ``depends``: the tangents that each output is computed from; empty if each depends on all.
+    """
 
-    def _saved_size(self, value: Node) -> schema.Saved:
-        number = value.meta["val"]
-        if not isinstance(number, torch.SymFloat) and self._is_known(size := size_expression(number, self.shape_env)):
-            return schema.SavedSize(size)
-        return schema.SavedOutput(self._output(value, fresh=False), check_version=False)
+    saved: list[schema.Saved]
+    tangents: list[schema.Tangent]
+    gradients: list[int | None]
+    depends: list[list[int]]
+    outputs: list[Node]
 
-    def _save_copies_of_what_is_overwritten(self) -> None:
-        """Save a copy of each saved value that shares storage with a primal which the call changes afterwards.
 
-        The change is a write in the epilogue, or a raised version counter.
-        """
-        changed = {*self.metadata.mutated_inp_runtime_indices, *self._touched_inputs()}
-        written = {part for index in changed for part in subclass_leaves.plain(self._raw_primal_nodes[index])}
-        for i, (value, to) in enumerate(self.parts.saved):
-            if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
-                copy = self._copied(value)
-                copy.meta["saved_tensor_with_no_vc_check"] = True
-                to.meta = {**to.meta, "val": copy.meta["val"]}
-                self.parts.saved[i] = (copy, to)
+def describe_backward(
+    trace: PartitionedMethod,
+    primals: Primals,
+    sizes: DataDependentSizes,
+    outputs: ForwardOutputs,
+    mutations: Sequence[schema.Mutation],
+) -> BackwardPart:
+    """Describe the backward, and add what it needs to the forward's outputs."""
+    backward = trace.parts.backward
+    if backward is None:
+        return BackwardPart([], [], [], [], [])
+    _save_copies_of_what_is_overwritten(trace, primals)
+    saved = _saved(trace, primals, sizes, outputs)
+    tangents = _tangents(trace, primals, sizes, outputs, mutations)
+    gradients, nodes = _gradients(trace, primals, backward)
+    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), nodes)
 
-    def _save_backward_constants(self) -> None:
-        """Save each constant that the backward uses as a primal."""
-        assert self.parts.backward is not None
-        graph = self.parts.backward.graph
-        for node in graph.find_nodes(op="get_attr"):
-            value = operator.attrgetter(str(node.target))(self.parts.backward)
-            if not isinstance(value, torch.Tensor):
-                continue
-            primal = self.primal_nodes[self._constant_primal(node, value)]
-            existing = dict(self.parts.saved).get(primal)
-            if existing is None:
-                with graph.inserting_before(next(iter(graph.nodes))):
-                    existing = graph.placeholder(primal.name)
-                existing.meta["val"] = primal.meta["val"]
-                self.parts.saved.append((primal, existing))
-            node.replace_all_uses_with(existing)
-            graph.erase_node(node)
-        partition.order_placeholders(self.parts)
 
-    def _donated(self) -> set[Node]:
-        """Return the saved tensors that share storage with nothing else.
+def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
+    """Return the bytes of saved activations at the example's sizes.
 
-        The backward may reuse their memory. Equal values have been merged into one node, and their
-        recorded storages do not show it. So the roots of views are compared too.
-        """
-        others = subclass_leaves.flat(
-            [*self.primal_nodes, *self.outputs, *(g for g in self.parts.gradients if isinstance(g, Node))]
-        )
-        taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
-        saved = [value for value, _ in self.parts.saved]
-        roots = {views.origin(node) for node in others if isinstance(node, Node)}
-        return {
-            node
-            for node in saved
-            if views.origin(node) not in roots
-            and (value := tensor_of(node)) is not None
-            and compat.StorageWeakRef(value.untyped_storage()) not in taken
-        }
+    Storages of primals do not count.
+    """
+    given = {
+        compat.StorageWeakRef(value.untyped_storage())
+        for value in map(tensor_of, subclass_leaves.flat(primals.nodes))
+        if value is not None
+    }
+    saved = [value.untyped_storage() for node, _ in trace.parts.saved if (value := tensor_of(node)) is not None]
+    kept = {compat.StorageWeakRef(storage): storage for storage in saved}
+    return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in given)
 
-    def _tangents(self, mutations: list[schema.Mutation]) -> list[schema.Tangent]:
-        descriptors = self.metadata.traced_tangents_descs
-        if self.parts.backward is None:
-            return []
-        found = []
-        for node, descriptor in zip(self.tangents, descriptors, strict=True):
-            value = node.meta["val"]
-            output = self._tangent_output(descriptor, mutations)
-            kind = tensor_value(value, self.shape_env)
-            where = source_line(self.outputs[output]) or "the gradient of a result"
-            static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
-            shape = kind.shape
-            if not all(map(self._is_known, shape)):  # direct tracing renumbers data-dependent sizes in the joint graph
-                shape = tensor_value(self.outputs[output].meta["val"], self.shape_env).shape
-            if not all(map(self._is_known, shape)):
-                self.problems.append(
-                    Problem(f"result {output}", "requires a gradient, and its sizes depend on data in a way unknown")
-                )
-            found.append(
-                schema.Tangent(
-                    output=output,
-                    dtype=kind.dtype,
-                    shape=shape,
-                    stride=kind.stride if static else None,
-                    memory_format=_memory_format(value),
-                    subclass=subclass_leaves.describe(node, where, self.shape_env),
-                )
+
+# ------------------------------------------------------------------ saved tensors
+
+
+def _saved(trace: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs) -> list[schema.Saved]:
+    donated = _donated(trace, primals, outputs)
+    of_primals = {
+        part: schema.SavedPrimal(i, number if subclass_leaves.is_folded(primal) else None)
+        for i, primal in enumerate(primals.nodes)
+        for number, part in enumerate(subclass_leaves.plain(primal))
+    }
+    found: list[schema.Saved] = []
+    for value, _ in trace.parts.saved:
+        if not isinstance(value.meta["val"], torch.Tensor):
+            found.append(_saved_size(trace, sizes, outputs, value))
+        elif value in of_primals:
+            found.append(of_primals[value])
+        else:
+            check = not value.meta.get("saved_tensor_with_no_vc_check", False)
+            found.append(schema.SavedOutput(outputs.find_or_add(value), check_version=check, donated=value in donated))
+    return found
+
+
+def _saved_size(trace: PartitionedMethod, sizes: DataDependentSizes, outputs: ForwardOutputs, value: Node) -> schema.Saved:
+    number = value.meta["val"]
+    if not isinstance(number, torch.SymFloat) and sizes.is_known(size := size_expression(number, trace.shape_env)):
+        return schema.SavedSize(size)
+    return schema.SavedOutput(outputs.find_or_add(value), check_version=False)
+
+
+def _save_copies_of_what_is_overwritten(trace: PartitionedMethod, primals: Primals) -> None:
+    """Save a copy of each saved value that shares storage with a primal which the call changes afterwards.
+
+    The change is a write in the epilogue, or a raised version counter.
+    """
+    changed = {*trace.metadata.mutated_inp_runtime_indices, *touched_inputs(trace, primals)}
+    written = {part for index in changed for part in subclass_leaves.plain(primals.traced[index])}
+    for i, (value, to) in enumerate(trace.parts.saved):
+        if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
+            copy = copy_of(trace, primals, value)
+            copy.meta["saved_tensor_with_no_vc_check"] = True
+            to.meta = {**to.meta, "val": copy.meta["val"]}
+            trace.parts.saved[i] = (copy, to)
+
+
+def _donated(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs) -> set[Node]:
+    """Return the saved tensors that share storage with nothing else.
+
+    The backward may reuse their memory. Equal values have been merged into one node, and their
+    recorded storages do not show it. So the roots of views are compared too.
+    """
+    gradients = [gradient for gradient in trace.parts.gradients if isinstance(gradient, Node)]
+    others = subclass_leaves.flat([*primals.nodes, *outputs.nodes, *gradients])
+    taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
+    roots = {views.origin(node) for node in others if isinstance(node, Node)}
+    return {
+        node
+        for node, _ in trace.parts.saved
+        if views.origin(node) not in roots
+        and (value := tensor_of(node)) is not None
+        and compat.StorageWeakRef(value.untyped_storage()) not in taken
+    }
+
+
+# ------------------------------------------------------------------ tangents and gradients
+
+
+def _tangents(
+    trace: PartitionedMethod,
+    primals: Primals,
+    sizes: DataDependentSizes,
+    outputs: ForwardOutputs,
+    mutations: Sequence[schema.Mutation],
+) -> list[schema.Tangent]:
+    found = []
+    for node, descriptor in zip(trace.tangents, trace.metadata.traced_tangents_descs, strict=True):
+        value = node.meta["val"]
+        output = _tangent_output(trace, primals, outputs, descriptor, mutations)
+        kind = tensor_value(value, trace.shape_env)
+        where = source_line(outputs.nodes[output]) or "the gradient of a result"
+        static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
+        shape = kind.shape
+        if not all(map(sizes.is_known, shape)):  # direct tracing renumbers data-dependent sizes in the joint graph
+            shape = tensor_value(outputs.nodes[output].meta["val"], trace.shape_env).shape
+        if not all(map(sizes.is_known, shape)):
+            trace.refuse(f"result {output}", "requires a gradient, and its sizes depend on data in a way unknown")
+        found.append(
+            schema.Tangent(
+                output=output,
+                dtype=kind.dtype,
+                shape=shape,
+                stride=kind.stride if static else None,
+                memory_format=_memory_format(value),
+                subclass=subclass_leaves.describe(node, where, trace.shape_env),
             )
-        return found
-
-    def _tangent_output(self, descriptor: Any, mutations: list[schema.Mutation]) -> int:
-        """Return the index of the forward output that a tangent belongs to."""
-        of = descriptor.output
-        names = compat.desc
-        metadata = self.metadata
-        if isinstance(of, names.InputMutationAOTOutput):
-            index = self.joint.primal_descriptors.index(of.mutated_input)
-            return next(m.output for m in mutations if m.primal == self._primal_index(index))
-        first = metadata.num_mutated_inp_runtime_indices
-        if isinstance(of, names.PlainAOTOutput):
-            node = self.parts.forward_outputs[first + of.idx]
-            return self._position_of_result(of.idx, node)
-        if isinstance(of, names.IntermediateBaseAOTOutput):
-            bases = self.parts.forward_outputs[first + len(metadata.output_info) :]
-            index = self._base_index(of)
-            return self.outputs.index(bases[index])  # type: ignore[arg-type]
-        self.problems.append(Problem("graph", f"a tangent of kind {type(of).__name__}"))
-        return 0
-
-    def _position_of_result(self, index: int, node: Any) -> int:
-        """Return the output position of a result.
-
-        Outputs are in order, so the n-th use of a node has its n-th position.
-        """
-        first = self.metadata.num_mutated_inp_runtime_indices
-        earlier = sum(
-            other is node and info.output_type in FRESH
-            for other, info in zip(self.parts.forward_outputs[first : first + index], self.metadata.output_info, strict=False)
         )
-        mutated = sum(output is node for output in self.parts.forward_outputs[:first])
-        positions = [i for i, output in enumerate(self.outputs) if output is node]
-        return positions[mutated + earlier]
-
-    def _base_index(self, of: Any) -> int:
-        """Return the index of a tangent's intermediate base: that of the result which first needed it."""
-        return int(self.metadata.output_info[of.base_of.idx].base_idx)
-
-    def _gradients(self) -> tuple[list[int | None], list[Node]]:
-        """Return for each primal the position of its gradient among the backward's outputs, and these outputs."""
-        backward = self.parts.backward
-        kept: list[Node] = []
-        if backward is None:
-            return [], kept
-        gradients: list[int | None] = []
-        values = partition.output_args(backward)[: len(self.joint.primal_descriptors)]
-        for i, value in enumerate(values):
-            if i in self._dropped:
-                continue
-            if isinstance(value, Node):
-                gradients.append(len(kept))
-                kept.append(value)
-            else:
-                gradients.append(None)
-        gradients += [None] * (len(self.primals) - len(gradients))
-        return gradients, kept
-
-    def _depends(self, gradients: list[Node]) -> list[list[int]]:
-        """Return the tangents that each of ``gradients`` is computed from.
-
-        Empty if each depends on all.
-        """
-        backward = self.parts.backward
-        if backward is None or len(self.tangents) < 2:
-            return []
-        reach: dict[Node, frozenset[int]] = {
-            part: frozenset([i]) for i, node in enumerate(self.tangents) for part in subclass_leaves.plain(node)
-        }
-        partition.spread(backward, reach)
-        found = [sorted(reach[value]) for value in gradients]
-        return [] if all(len(tangents) == len(self.tangents) for tangents in found) else found
-
-    def _saved_bytes(self) -> int:
-        """Return the bytes of saved activations at the example's sizes.
-
-        Storages of primals do not count.
-        """
-        primals = {
-            compat.StorageWeakRef(value.untyped_storage())
-            for value in map(tensor_of, subclass_leaves.flat(self.primal_nodes))
-            if value is not None
-        }
-        saved = [value.untyped_storage() for node, _ in self.parts.saved if (value := tensor_of(node)) is not None]
-        kept = {compat.StorageWeakRef(storage): storage for storage in saved}
-        return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in primals)
+    return found
 
 
-def _storages(nodes: list[Node]) -> dict[compat.StorageWeakRef, torch.UntypedStorage]:
-    tensors = [value for node in nodes if (value := tensor_of(node)) is not None]
-    return {compat.StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
+def _tangent_output(
+    trace: PartitionedMethod,
+    primals: Primals,
+    outputs: ForwardOutputs,
+    descriptor: Any,
+    mutations: Sequence[schema.Mutation],
+) -> int:
+    """Return the index of the forward output that a tangent belongs to."""
+    of, names = descriptor.output, compat.desc
+    if isinstance(of, names.InputMutationAOTOutput):
+        primal = primals.index(trace.joint.primal_descriptors.index(of.mutated_input))
+        return next(mutation.output for mutation in mutations if mutation.primal == primal)
+    if isinstance(of, names.PlainAOTOutput):
+        return _position_of_result(trace, outputs, of.idx)
+    if isinstance(of, names.IntermediateBaseAOTOutput):
+        result: Any = of.base_of  # the result that first needed the base
+        base = trace.metadata.output_info[result.idx].base_idx
+        return outputs.nodes.index(trace.base_values[base])
+    trace.refuse("graph", f"a tangent of kind {type(of).__name__}")
+    return 0
+
+
+def _position_of_result(trace: PartitionedMethod, outputs: ForwardOutputs, index: int) -> int:
+    """Return the output position of a result.
+
+    Outputs are in order, so the n-th use of a node has its n-th position.
+    """
+    node = trace.result_values[index]
+    earlier = sum(
+        other is node and info.output_type in FRESH
+        for other, info in zip(trace.result_values[:index], trace.metadata.output_info, strict=False)
+    )
+    mutated = sum(output is node for output in trace.mutated_values)
+    positions = [i for i, output in enumerate(outputs.nodes) if output is node]
+    return positions[mutated + earlier]
+
+
+def _gradients(trace: PartitionedMethod, primals: Primals, backward: GraphModule) -> tuple[list[int | None], list[Node]]:
+    """Return for each primal the position of its gradient among the backward's outputs, and these outputs."""
+    kept: list[Node] = []
+    gradients: list[int | None] = []
+    values = partition.output_args(backward)[: len(trace.joint.primal_descriptors)]
+    for i, value in enumerate(values):
+        if i in primals.dropped:
+            continue
+        if isinstance(value, Node):
+            gradients.append(len(kept))
+            kept.append(value)
+        else:
+            gradients.append(None)
+    gradients += [None] * (len(primals.described) - len(gradients))
+    return gradients, kept
+
+
+def _depends(trace: PartitionedMethod, backward: GraphModule, gradients: Sequence[Node]) -> list[list[int]]:
+    """Return the tangents that each of ``gradients`` is computed from.
+
+    Empty if each depends on all.
+    """
+    if len(trace.tangents) < 2:
+        return []
+    reach: dict[Node, frozenset[int]] = {
+        part: frozenset([i]) for i, node in enumerate(trace.tangents) for part in subclass_leaves.plain(node)
+    }
+    partition.spread(backward, reach)
+    found = [sorted(reach[value]) for value in gradients]
+    return [] if all(len(tangents) == len(trace.tangents) for tangents in found) else found
 
 
 def _memory_format(value: torch.Tensor) -> Any:

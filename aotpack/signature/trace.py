@@ -1,0 +1,126 @@
+"""What all parts of a signature read: the partitioned graphs, AOTAutograd's metadata and the user's call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import Node
+
+from aotpack_loader.errors import Problem, UnsupportedError
+
+from .. import _torch as compat
+from .. import partition
+from ..capture.inputs.synthetic_bases import Arrangement
+from ..capture.returned import Returned
+from ..model.state import StoredTensors
+from . import subclass_leaves
+
+
+@dataclass(frozen=True)
+class PartitionedMethod:
+    """One partitioned method, with each tensor subclass folded into one node.
+
+    The parts of a signature edit the graphs of ``parts`` in place, and add to ``problems``.
+    ``tangents`` are those that the caller sees. ``subclass_sizes`` are placeholders of the forward
+    for dynamic sizes of subclasses. ``args`` and ``kwargs`` are the user's, before any
+    rearrangement.
+    """
+
+    joint: compat.Joint
+    parts: partition.Partitioned
+    tangents: list[Node]
+    subclass_sizes: list[Node]
+    returned: Returned
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    stored: StoredTensors
+    arrangement: Arrangement
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def metadata(self) -> compat.ViewAndMutationMeta:
+        return self.joint.metadata
+
+    @property
+    def shape_env(self) -> compat.ShapeEnv | None:
+        return self.joint.shape_env
+
+    @cached_property
+    def argument_leaves(self) -> list[Any]:
+        """The leaves of the user's arguments."""
+        return pytree.tree_leaves((self.args, self.kwargs))
+
+    @property
+    def mutated_values(self) -> Sequence[object]:
+        """The forward's outputs that AOTAutograd writes back to inputs, one for each mutated input."""
+        return self.parts.forward_outputs[: self._num_mutated]
+
+    @property
+    def result_values(self) -> Sequence[Any]:
+        """The forward's outputs that are the model's results."""
+        return self.parts.forward_outputs[self._num_mutated : self._num_mutated + len(self.metadata.output_info)]
+
+    @property
+    def base_values(self) -> Sequence[Any]:
+        """The forward's outputs that are bases of views, and no results."""
+        return self.parts.forward_outputs[self._num_mutated + len(self.metadata.output_info) :]
+
+    @property
+    def _num_mutated(self) -> int:
+        return int(self.metadata.num_mutated_inp_runtime_indices)
+
+    def result_chain(self, i: int) -> Any:
+        """The view chain of result ``i``, as it was before equal views were merged."""
+        return self.parts.chains[self._num_mutated + i]
+
+    def replace_result(self, i: int, node: Node) -> None:
+        """Replace the value of result ``i`` among the forward's outputs."""
+        self.parts.forward_outputs[self._num_mutated + i] = node
+
+    def updated_value(self, index: int) -> Node | None:
+        """The new value of AOTAutograd's input ``index``, or None if the model does not change it."""
+        mutated = self.metadata.mutated_inp_runtime_indices
+        value = self.parts.forward_outputs[mutated.index(index)] if index in mutated else None
+        return value if isinstance(value, Node) else None
+
+    def refuse(self, where: str, message: str) -> None:
+        """Record something that a bundle cannot keep true."""
+        self.problems.append(Problem(where, message))
+
+    def raise_problems(self) -> None:
+        """Raise one error for all recorded problems.
+
+        Raises:
+            UnsupportedError: there are any.
+        """
+        if self.problems:
+            raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
+
+
+def fold_subclasses(
+    joint: compat.Joint,
+    parts: partition.Partitioned,
+    returned: Returned,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stored: StoredTensors,
+    arrangement: Arrangement,
+) -> PartitionedMethod:
+    """Fold the tensor subclasses of a partitioned method."""
+    folded = subclass_leaves.fold(joint, parts)
+    return PartitionedMethod(
+        folded.joint, folded.parts, folded.tangents, folded.sizes, returned, model, args, kwargs, stored, arrangement
+    )
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The example value of a node, if it is a tensor."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
