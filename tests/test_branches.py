@@ -102,7 +102,7 @@ def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> N
     out, x = tmp_path / "m.aotpack", torch.randn(3, requires_grad=True)
     report = aotpack.build(Aware(), (x, torch.ones(3)), out=out, targets=("portable",), branches="example")
     assert "captured 'train' with the export front end" in report.notes
-    assert any("isfinite" in warning and "goes the example inputs' way" in warning for warning in report.warnings)
+    assert any("isfinite" in warning and "has only the branch" in warning for warning in report.warnings)
     assert not any("mask.all()" in warning for warning in report.warnings)
     bundle, mask = load(out), torch.tensor([1.0, 0.0, 1.0])
     torch.testing.assert_close(bundle(x, mask), Aware()(x, mask), rtol=0, atol=0)
@@ -241,7 +241,7 @@ def _loop_of(x: Tensor, k: Tensor) -> Tensor:
 def test_whole_numbers_are_branches(function: Any, k: Any, same: Any, other: Any, tmp_path: Path) -> None:
     out, x = tmp_path / "m.aotpack", torch.ones(2)
     report = aotpack.build(function, (x, torch.tensor(k)), out=out, targets=("portable",), methods=("train",), branches="example")
-    assert any("goes the example inputs' way" in warning for warning in report.warnings)
+    assert any("has only the branch that the example inputs take" in warning for warning in report.warnings)
     for value in (k, same):
         assert torch.equal(load(out)(x, torch.tensor(value)), function(x, torch.tensor(value)))
     with pytest.raises(BranchError, match=r"has another value, was -?[\d.]+ on the example inputs|is (True|False), was"):
@@ -254,10 +254,10 @@ def test_the_way_out_is_shown_where_it_is_one(tmp_path: Path) -> None:
             aotpack.build(function, (torch.ones(2), torch.tensor(3.0)), out=tmp_path / "m.aotpack", targets=("portable",))
         return str(error.value)
 
-    assert "To take each branch as it goes on the example" in refused(lambda x, k: x * 2 if int(k) == 3 else x)
+    assert "To trace only the branches that the example" in refused(lambda x, k: x * 2 if int(k) == 3 else x)
     fraction = refused(lambda x, k: x * 2 if float(k) > 3 else x)
     assert "compute with the tensor" in fraction
-    assert "To take each branch as it goes on the example" not in fraction
+    assert "To trace only the branches that the example" not in fraction
 
 
 def test_a_plain_number_is_refused_with_what_to_do(tmp_path: Path) -> None:

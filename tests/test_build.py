@@ -540,7 +540,7 @@ def test_all_wrong_dynamic_shapes_are_listed(tmp_path: Path) -> None:
     assert {str(problem) for problem in caught.value.problems} == {
         "dynamic_shapes['z']: no example input has that name",
         "x.shape[3]: the tensor has 2 dimensions",
-        "x.shape[0]: said to be 7, the example has 4",
+        "x.shape[0]: dynamic_shapes says 7, the example has 4",
         "pair['a'].shape[-5]: the tensor has 1 dimensions",
     }
 

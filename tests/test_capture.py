@@ -103,7 +103,7 @@ def test_a_model_that_fails_by_itself_shows_its_own_error(tmp_path: Path) -> Non
     with pytest.raises(CaptureError) as caught:
         aotpack.build(_fails, (torch.ones(2, 3),), out=tmp_path / "m.aotpack", targets=("portable",))
     text = str(caught.value)
-    assert text.startswith("The model fails on its own example inputs in train mode: RuntimeError: mat1 and mat2 shapes")
+    assert text.startswith("The model fails on its example inputs in train mode: RuntimeError: mat1 and mat2 shapes")
     assert "test_capture.py" in text
     assert "return x @ torch.ones(x.shape[1] + 1, 2)" in text
     assert "front end" not in text
@@ -128,4 +128,4 @@ def test_a_loss_that_needs_gradients_builds_without_infer(tmp_path: Path) -> Non
 
     report = aotpack.build(Loss(), (torch.ones(2, 3),), out=tmp_path / "m.aotpack", targets=("portable",))
     assert report.methods == ("train",)
-    assert any("The model fails on its own example inputs in eval mode, without gradients" in text for text in report.warnings)
+    assert any("The model fails on its example inputs in eval mode, without gradients" in text for text in report.warnings)

@@ -65,7 +65,7 @@ def test_graphs_at_sizes(path: Path) -> None:
             {"batch": 8, "length": 8, "width": 1},
             r"no size is called 'width'(?s:.*)Its sizes: (batch|length)=2\.\.64, (batch|length)=2\.\.64\.",
         ),
-        ({"batch": 8, "length": True}, "length is True, and no integer"),
+        ({"batch": 8, "length": True}, "length is True, not an integer"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(path: Path, asked: dict[str, Any], message: str) -> None:

@@ -86,7 +86,7 @@ def _capture(
     """
     graph_capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
     if graph_capture is None:
-        raise NotImplementedError(f"torch {torch.__version__} has no front end of Dynamo that a bundle can be made with")
+        raise NotImplementedError(f"torch {torch.__version__} has no Dynamo front end that aotpack can use")
     torch._dynamo.reset()
     ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else OLD_IGNORED
     with (
@@ -111,7 +111,7 @@ def _capture(
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
     if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
-        raise NotImplementedError("an autograd.Function marks a tensor as dirty, whose gradient this front end loses")
+        raise NotImplementedError("an autograd.Function marks a tensor as dirty, and this front end loses its gradient")
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
     return captured, changes

@@ -65,7 +65,7 @@ class SetsRequiresGradError(SideEffectError):
     """
 
     def __init__(self, leaves: frozenset[int]) -> None:
-        super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot repeat")
+        super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot trace")
         self.leaves = leaves
 
 
@@ -314,9 +314,7 @@ class _RefusedFunctions(TorchFunctionMode):
         if func == _GET_NODE and torch.is_grad_enabled():  # in torch 2.9 checkpoints read it for themselves
             self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
         if func == torch.Tensor.storage_offset and origin.is_model(sys._getframe(1).f_code.co_filename):
-            raise SideEffectError(
-                "asks where a tensor begins in its storage (storage_offset), which may be another place at a call"
-            )
+            raise SideEffectError("reads the storage_offset of an argument, which may differ at each call")
         if func in self._refused and not _changes_nothing(func, *args, **(kwargs or {})):
             if func not in self._sets_requires_grad:
                 name = getattr(func, "__name__", str(func))
@@ -334,12 +332,12 @@ class _RefusedFunctions(TorchFunctionMode):
             if tensor.requires_grad:
                 raise SideEffectError("calls requires_grad_(False) on an argument; use detach() of it")
             if id(tensor) in self._used:
-                raise SideEffectError("calls requires_grad_() on an argument that it has already computed with; call it first")
+                raise SideEffectError("calls requires_grad_() on an argument after using it; call it before")
             self.made_to_require.update(self._arguments[id(tensor)])
         elif id(tensor) in self._state:
             raise SideEffectError(f"changes requires_grad of {self._state[id(tensor)]} while it runs; change it before the build")
         elif not (isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
-            raise SideEffectError("changes requires_grad of a tensor that the call did not make; use detach() or clone() of it")
+            raise SideEffectError("changes requires_grad of a tensor that existed before the call; use detach() or clone() of it")
         else:
             self._changed.append(tensor)
 
@@ -360,7 +358,9 @@ class _RefusedFunctions(TorchFunctionMode):
             raise SideEffectError("returns a tensor that it calls requires_grad_() on; return detach() of it")
         leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if self._changed and not self._any_requires_grad and any(leaf.requires_grad for leaf in leaves):
-            raise SideEffectError("returns a result whose gradient reaches no argument or parameter; return detach() of it")
+            raise SideEffectError(
+                "returns a result that requires a gradient but depends on no argument or parameter; return detach() of it"
+            )
 
 
 def _writes_unseen(func: Any) -> bool:

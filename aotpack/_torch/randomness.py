@@ -86,8 +86,8 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         if _asked_by_the_model():
             raise RandomStateError(
-                f"the model uses the random state itself ({name} of the default generator), which a bundle cannot repeat: "
-                "seed before the call"
+                f"the model reads or sets the state of the default generator ({name}), which a bundle cannot repeat; "
+                "seed it before the call"
             )
         return getattr(self._generator, name)
 
@@ -114,7 +114,7 @@ def _no_fresh_recomputation() -> Iterator[None]:
     def check(preserve_rng_state: bool) -> None:
         if not preserve_rng_state:
             raise RandomStateError(
-                "checkpoint(preserve_rng_state=False) draws other numbers when it computes again, which a bundle never does"
+                "checkpoint(preserve_rng_state=False) draws other numbers when it recomputes; a bundle draws each number once"
             )
 
     def generated(called: Checkpointed) -> Iterator[None]:
@@ -161,7 +161,7 @@ def no_python_random() -> Iterator[None]:
             raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
 
 
-_DRAWS = "draws from Python's {}: in a bundle the number would be the same at every call; use torch's random functions"
+_DRAWS = "draws from Python's {}: a bundle would use the same number at every call; use torch's random functions"
 
 
 def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

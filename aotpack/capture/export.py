@@ -28,13 +28,13 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     model, args, kwargs = given.model, given.args, given.kwargs
     shapes = given.shapes
     if shapes.original is None and shapes.dims:
-        raise ValueError("the sizes that vary are known by leaf number only, which this front end does not take")
+        raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
     if shapes.original is not None:
         _spell_out(model, kwargs)
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         if dry_run.reads_nodes:
-            raise compat.LostGradientError("reads grad_fn of a tensor, which may get hooks: torch.export leaves those out")
+            raise compat.LostGradientError("reads grad_fn of a tensor, where hooks may be registered; torch.export drops these")
         # torch.export records source lines of modules only, so for a plain function they are recorded here.
         lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
         with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
@@ -73,4 +73,4 @@ def _check_bounds(graph: torch.fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
         source = views.root(node)
         if source.op == "placeholder" and views.reach(node) > views.reach(source):
-            raise ValueError(f"{source_line(node) or node.name}: reaches beyond the storage of an argument")
+            raise ValueError(f"{source_line(node) or node.name}: reads beyond the storage of an argument")

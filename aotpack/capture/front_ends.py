@@ -209,14 +209,14 @@ def _no_front_end(refused: Sequence[Reason], *, training: bool, follows: bool) -
     return CaptureError(summary, [each.problem for each in refused], hint=" ".join(hints))
 
 
-_SEVERAL_REASONS = "Each line is the reason of the front ends that it names. Start with the first."
+_SEVERAL_REASONS = "Each line names front ends and the reason why they failed. Start with the first."
 _BRANCH_HINT = (
-    'To take each branch as it goes on the example inputs, build with branches="example". '
-    "A call on which a branch goes another way is then an error."
+    'To trace only the branches that the example inputs take, build with branches="example". '
+    "A call that takes another branch then raises an error."
 )
 _NUMBER_HINT = (
-    "A trace does not have the fractions that float() and functions of math take off a tensor: compute with the tensor. "
-    'With branches="example" a model may compare what item() gives, and read whole numbers with int().'
+    "A trace has no value for float() of a tensor or for functions of math: compute with the tensor instead. "
+    'With branches="example", a model may compare the result of item(), and read integers with int().'
 )
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
@@ -225,7 +225,7 @@ def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
     return UnsupportedError(
         "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
         [Problem(where, "is a view of another result") for where in error.places],
-        hint="Return copies (clone()), or one of them and take the views outside.",
+        hint="Return copies (clone()), or return one of them and create the views outside the model.",
     )
 
 
@@ -240,18 +240,18 @@ def _refused_overlap(
             except compat.OverlapError as found:
                 where = line_of(found)
     return UnsupportedError(
-        "The model writes to memory that the same call meets again: eager raises, or goes by the order of its loops.",
+        "One operation of the model writes to overlapping memory: eager raises, or its result depends on the order of loops.",
         [Problem(where or "the model", str(error))],
-        hint="Write to a copy (clone()), or to the tensor it is a view of.",
+        hint="Write to a copy (clone()), or to its base.",
     )
 
 
 def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedError:
     where = error.place if error.node is None else source_line(error.node)
     return UnsupportedError(
-        "The model has an autograd.Function whose backward writes to a gradient that others have, too.",
+        "The model has an autograd.Function whose backward writes to a gradient that is also used elsewhere.",
         [Problem(where or "the model", str(error))],
-        hint="Write to grad_output.clone(), or compute a new tensor: autograd says never to change grad_output in place.",
+        hint="Write to grad_output.clone(), or compute a new tensor. Autograd does not allow changing grad_output in place.",
     )
 
 
@@ -259,7 +259,7 @@ def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedErro
     return UnsupportedError(
         "The model has an autograd.Function that writes to an argument of the model.",
         [Problem(error.place or "the model", str(error))],
-        hint="Give the function a copy (x.clone()), or return a new tensor from its forward.",
+        hint="Pass a copy to the function (x.clone()), or return a new tensor from its forward.",
     )
 
 
@@ -278,9 +278,9 @@ def _refuse_writes_in_backward(joint: compat.Joint) -> None:
     message = "a custom backward writes in place to an argument, parameter or buffer that its forward saved"
     lines = dict.fromkeys(source_line(value) or "the model" for value in written)
     raise UnsupportedError(
-        "The model has an autograd.Function whose backward writes to a tensor that the call was given.",
+        "The model has an autograd.Function whose backward writes to an argument, parameter or buffer.",
         [Problem(line, message) for line in lines],
-        hint="Write to a copy (x = ctx.saved_tensors[0].clone()). What should outlive the step is written in forward.",
+        hint="Write to a copy (x = ctx.saved_tensors[0].clone()). Update state in forward.",
     )
 
 
@@ -288,8 +288,8 @@ def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
     return UnsupportedError(
         "The model has a recurrent layer run over packed sequences, whose sizes depend on data.",
         [Problem(line_of(error) or "the model", str(error))],
-        hint="Give the layer padded sequences. In the forward direction its results up to a sequence's end are the same; "
-        "mask those behind it, and take the last state from the results at the end.",
+        hint="Pass padded sequences to the layer. In the forward direction the results are the same up to the end of each "
+        "sequence. Mask the results after it, and take the last state at the end of the sequence.",
     )
 
 
@@ -301,7 +301,9 @@ def _check_constants(joint: compat.Joint) -> None:
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(joint.graph_module)
         if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
-            raise compat.SideEffectError(f"{source_line(node) or node.target}: the value of a tensor was lost while tracing")
+            raise compat.SideEffectError(
+                f"{source_line(node) or node.target}: the front end lost the value of a tensor while tracing"
+            )
 
 
 def _check_layouts(joint: compat.Joint) -> None:
@@ -321,7 +323,7 @@ def _check_layouts(joint: compat.Joint) -> None:
         problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
     if problems:
         raise UnsupportedError(
-            "The model or its gradient makes sparse tensors; a bundle takes them only as results that carry no gradient.",
+            "The model or its gradient creates sparse tensors. A bundle supports them only as results without a gradient.",
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )

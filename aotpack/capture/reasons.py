@@ -16,11 +16,11 @@ from aotpack_loader.errors import Problem
 from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"
-NUMBER = "Python computes with a number that is read off a tensor (item(), tolist(), int())"
+NUMBER = "Python computes with a number read from a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
 # torch's own message for this is about graph breaks only, so it is left out.
-_STRIDED = "the model writes to a chain of views with as_strided in it; write by an index, or to a clone that you copy back"
+_STRIDED = "the model writes to a view of an as_strided view; write by an index, or to a clone that you copy back"
 _KINDS = (
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),

@@ -80,7 +80,7 @@ class Returned:
             paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(result)[0]]
             problems = [Problem(f"result{paths[i]}", f"is a {_name(type(self.constants[i]))}") for i in bad]
             raise UnsupportedError(
-                "The model returns what a bundle cannot hold.",
+                "The model returns a type that a bundle does not support.",
                 problems,
                 hint=_CACHE_HINT if any(_is_cache(self.constants[i]) for i in bad) else _HINT,
             )

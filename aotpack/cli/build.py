@@ -36,7 +36,7 @@ from .making import (
     "--memory-budget",
     type=click.FloatRange(0, 1),
     metavar="0..1",
-    help="Share of the activations to keep for the backward; what is not kept is computed again.",
+    help="Share of the activations to save for the backward; the others are recomputed.",
 )
 @click.option(
     "--method",
@@ -59,21 +59,21 @@ from .making import (
     type=click.Choice(["refuse", "example"]),
     default="refuse",
     show_default=True,
-    help="Python branches on tensors' truth values and numbers (item(), int()): refuse the model, or go the example inputs' way "
-    "and check it at each call.",
+    help="Python branches on values of tensors (bool(), item(), int()): refuse the model, or trace the branches that the "
+    "example inputs take and check them at each call.",
 )
 @click.option(
     "--autocast",
     metavar="LIST",
-    help="What calls run under: none, bf16, fp16; or several (none,bf16), of which each call takes its caller's. Default: none.",
+    help="Autocast modes to build for: none, bf16, fp16, or several (none,bf16). A call uses its own mode. Default: none.",
 )
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option(
     "--warm-up",
     is_flag=True,
-    help="First call a copy of the model in eager, so that what a first call sets up (caches) is there when it is traced.",
+    help="First call a copy of the model in eager, so that caches which a first call creates exist before it is traced.",
 )
-@click.option("--second-derivatives", is_flag=True, help="Also hold gradients of gradients (create_graph=True).")
+@click.option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
 @specialize_option
 @untested_torch_option
 @no_cache_option

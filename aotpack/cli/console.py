@@ -62,7 +62,7 @@ def trust_option(function: F) -> F:
         multiple=True,
         metavar="DIGEST|all",
         callback=_trust,
-        help="Let native code run: of the bundle with this digest, or of any. May be repeated.",
+        help="Allow native code of the bundle with this digest, or of any bundle (all). May be repeated.",
     )(function)
 
 

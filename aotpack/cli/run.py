@@ -53,7 +53,7 @@ class StepReport:
     type=click.Choice(["arguments", "full"]),
     default="arguments",
     show_default=True,
-    help="Full: assert all that the build assumed.",
+    help="full: check all assumptions of the build.",
 )
 @import_option
 @trust_option

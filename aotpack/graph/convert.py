@@ -63,7 +63,7 @@ class _Converter:
             elif node.op != "get_attr":  # subgraphs are converted by their users
                 self.problems.append(Problem(node.name, f"a {node.op} node"))
         if self.problems:
-            raise UnsupportedError("The traced graph holds what a bundle cannot express.", self.problems)
+            raise UnsupportedError("The traced graph contains something that a bundle cannot express.", self.problems)
         return schema.Graph(inputs, input_values, nodes, outputs, self.subgraphs)
 
     def node(self, node: FxNode) -> schema.Node:
@@ -89,7 +89,7 @@ class _Converter:
             return f"higher_order.{target.name()}"
         name = _BUILTIN_NAMES.get(target)
         if name is None:
-            self.problems.append(Problem(source_line(node) or node.name, f"calls {target}, which is no operator"))
+            self.problems.append(Problem(source_line(node) or node.name, f"calls {target}, which is not an operator"))
             return "builtin.unknown"
         return f"builtin.{name}"
 
@@ -143,7 +143,7 @@ class _Converter:
 
 def _unknown_argument(arg: object, node: FxNode) -> str:
     if isinstance(arg, torch._ops.OpOverload) and arg._schema.is_mutable:
-        return f"calls {arg}, which writes to an argument and returns it: of custom operators that write, only those that do not"
+        return f"calls {arg}, which writes to an argument and returns it; a custom operator must not return what it writes to"
     return f"passes a {type(arg).__name__} to {node.target}"
 
 
@@ -166,7 +166,7 @@ def _opaque(value: object) -> str:
     """Describe an object that a graph closes over and that is neither a tensor nor a graph."""
     name = getattr(value, "script_class_name", None) or type(value).__qualname__
     if name.endswith("Generator"):
-        return "a torch.Generator of its own; a bundle draws from the default generator"
+        return "a torch.Generator object; a bundle draws from the default generator"
     return f"an object of type {name}, which a bundle cannot hold"
 
 

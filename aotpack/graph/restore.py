@@ -177,7 +177,7 @@ def _refuse_names(graph: schema.Graph) -> None:
     given += [key for node in graph.nodes for key in node.kwargs]
     if bad := [name for name in given if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name)]:
         raise UnsupportedError(
-            "A graph uses names that are no identifiers, so it cannot be compiled.",
+            "A graph uses names that are not identifiers, so it cannot be compiled.",
             [Problem(repr(name), "") for name in bad[:10]],
         )
 
@@ -199,8 +199,8 @@ def symbols_of(method: schema.Method, graphs: Sequence[schema.Graph], sizes: Map
     unknown = sorted(used - declared.keys())
     bad = [name for name in declared if not symbols.is_size(name)] + [name for name in unknown if not symbols.is_unbacked(name)]
     if bad:
-        message = "is not named as torch names sizes of arguments (s0) and sizes that depend on data (u0)"
-        raise UnsupportedError("The bundle's symbols are not torch's.", [Problem(name, message) for name in bad])
+        message = "is neither a name of a size of an argument (s0) nor of a size that depends on data (u0)"
+        raise UnsupportedError("The bundle has symbols whose names are not torch's.", [Problem(name, message) for name in bad])
     for symbol in method.symbols:
         hint = symbol.minimum if symbol.hint is None else symbol.hint
         if sizes is None:

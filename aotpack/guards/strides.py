@@ -104,8 +104,8 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
     method = convention.method
     if refused := [method.leaves[i].path for i in sorted(found.leaves & set(gaps))]:
         raise UnsupportedError(
-            "Arguments lie in memory with gaps, and their sizes vary, so that a call copies them first. The model writes to a "
-            "copy of what has gaps, and to what has none (contiguous, reshape), or it counts places in memory (as_strided).",
+            "Arguments with dynamic sizes are slices of larger tensors, which a call copies first. The model writes to the "
+            "result of contiguous() or reshape(), which copies a slice only, or it uses strides (as_strided).",
             [Problem(path, "is a slice of a larger tensor") for path in refused],
             hint="Build with a contiguous example, or with sizes that do not vary.",
         )

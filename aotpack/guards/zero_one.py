@@ -198,12 +198,12 @@ class SizeRun:
         if not (self.ran and other.ran):
             return ""
         if self.marks != other.marks:
-            return "the model writes to other arguments, or other results require gradients, than at the example's sizes"
+            return "the model writes to other arguments than at the example's sizes, or other results require gradients"
         if self.empty or 0 not in self.sizes.values():  # torch keeps guards for size 1
             return ""
         for own, others in itertools.zip_longest(self.operators, other.operators):
             if own != others:
-                return f"the model calls {own or 'nothing'} where it calls {others or 'nothing'} at the example's sizes"
+                return f"the model calls {own or 'no operator'}; at the example's sizes it calls {others or 'no operator'}"
         return ""
 
     def _difference(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
@@ -220,7 +220,7 @@ class SizeRun:
             self.ran = False
             return {}
         except RuntimeError as error:
-            problem = f"what is saved for the backward has no such size: {error}"
+            problem = f"a saved tensor cannot have these sizes: {error}"
         if run is None or problem:
             return {"fails": problem} if run is not None else {}
         kinds = {
@@ -258,21 +258,21 @@ class SizeRun:
                 continue
             path = method.leaves[owner].path
             if isinstance(described, schema.FreshResult):
-                return f"result {i} is in the memory of {path}, and in its own at the example's sizes"
+                return f"result {i} shares the memory of {path}; at the example's sizes it does not"
             if result is run.leaves[owner]:
-                return f"result {i} is {path} itself, and a view of it at the example's sizes"
+                return f"result {i} is {path} itself; at the example's sizes it is a view of it"
         return ""
 
     def _other_sizes(self, outputs: Sequence[Any], result: Any) -> str:
         for i, found, expected in self._fresh(outputs, result):
             if found.shape != expected.shape:
-                return f"result {i} has the sizes {[*found.shape]}, and should have {[*expected.shape]}"
+                return f"result {i} has the sizes {[*found.shape]}, expected {[*expected.shape]}"
         return ""
 
     def _other_layout(self, outputs: Sequence[Any], result: Any) -> str:
         for i, found, expected in self._fresh(outputs, result):
             if found.shape == expected.shape and _steps(found) != _steps(expected):
-                return f"result {i} lies in memory by {_steps(found)}, and should by {_steps(expected)}"
+                return f"result {i} has the strides {_steps(found)}, expected {_steps(expected)}"
         return ""
 
     def _fresh(self, outputs: Sequence[Any], result: Any) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -310,7 +310,7 @@ class SizeRun:
         if isinstance(leaf, schema.IntegerLeaf):
             return self.sizes[leaf.size]
         if not isinstance(leaf, schema.TensorLeaf) or leaf.subclass is not None or leaf.stride is None:
-            raise ValueError(f"{leaf.path}: no plain tensor")
+            raise ValueError(f"{leaf.path}: not a plain tensor")
         shape = [expressions.evaluate(size, self.sizes) for size in leaf.shape]
         stride = [expressions.evaluate(step, self.sizes) for step in leaf.stride]
         with self.mode, torch.enable_grad():
@@ -352,7 +352,7 @@ class SizeRun:
         if isinstance(size, str) and not expressions.symbols(size) <= self.sizes.keys():
             return  # the size depends on data
         if (simplified := expressions.evaluate(size, self.sizes)) != value:
-            self.simplified = f"{node.target} of sizes is {value}, and {simplified} where torch has simplified it"
+            self.simplified = f"{node.target} of sizes is {value}, but torch simplified it to {simplified}"
 
     def _look_at_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
         """Record a tensor whose sizes differ from those in the graph.
@@ -367,7 +367,7 @@ class SizeRun:
                 values = [expressions.evaluate(size, self.sizes) for size in expected]
                 compared = range(value.dim()) if kind == "sizes" else [i for i, n in enumerate(value.shape) if n != 1]
                 if any(values[i] != found[i] for i in compared):  # the stride of a dimension of size 1 has no effect
-                    self.simplified = f"{node.target} has the {kind} {[*found]}, and {values} by the graph"
+                    self.simplified = f"{node.target} has the {kind} {[*found]}, the graph says {values}"
 
     def _run(self, half: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """Run a graph. Return its outputs and the reason why it failed, or an empty string."""

@@ -57,7 +57,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     fields, nones = _field_names(spec, len(children))
     if fields is None:
         raise UnsupportedError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, a container whose fields have no names.",
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, a container without names for its fields.",
             hint="Return tuples, lists, dictionaries, named tuples or dataclasses.",
         )
     items, paths = _describe_all(children, [f"{path}.{field}" for field in fields])

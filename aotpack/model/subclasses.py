@@ -40,7 +40,7 @@ def describe(tensor: torch.Tensor, where: str, shape_env: ShapeEnv | None, inner
 
 def refuse(where: str, message: str) -> UnsupportedError:
     """Return the error for a subclass that a bundle does not support."""
-    return UnsupportedError("A tensor subclass is used in a way that a bundle cannot keep true.", [Problem(where, message)])
+    return UnsupportedError("A tensor subclass is used in a way that a bundle does not support.", [Problem(where, message)])
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -70,7 +70,7 @@ def check_apart(named: Iterable[tuple[str, torch.Tensor]]) -> None:
             address = StorageWeakRef(part.untyped_storage()).cdata if part.numel() and part.layout == torch.strided else 0
             other, other_is_plain = holders.setdefault(address, (path, is_plain_tensor(tensor)))
             if address and other != path and not (other_is_plain and is_plain_tensor(tensor)):
-                raise refuse(path, f"shares its memory with {other}; give each a tensor of its own (clone())")
+                raise refuse(path, f"shares its memory with {other}; use a clone() for one of them")
 
 
 def _paths(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -86,7 +86,7 @@ def _describe(tensor: torch.Tensor, where: str, path: str, shape_env: ShapeEnv |
     if not is_wrapper_subclass(tensor):
         raise refuse(
             where + path,
-            f"a {kind.__qualname__}, a subclass of Tensor that cannot be taken apart: it has no __tensor_flatten__",
+            f"a {kind.__qualname__}, a subclass of Tensor without __tensor_flatten__, which a build needs",
         )
     if tensor.layout != torch.strided or any(map(is_nested_size, (*tensor.shape, *tensor.stride()))):
         raise refuse(where + path, f"a {kind.__qualname__} with sizes that differ along a dimension (layout {tensor.layout})")

@@ -25,7 +25,7 @@ def unwrap(module: GraphModule) -> None:
     """
     wrapped = module.graph.find_nodes(op="call_function", target=with_effects)
     problems = [
-        Problem(source_line(node) or node.name, f"an effect of {node.args[1]}, which is no operator of torch.library")
+        Problem(source_line(node) or node.name, f"an effect of {node.args[1]}, which is not an operator of torch.library")
         for node in wrapped
         if not isinstance(node.args[1], torch._ops.OpOverload)
     ]

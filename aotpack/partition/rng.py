@@ -77,9 +77,9 @@ def _refuse_inner_draws(module: GraphModule) -> None:
     ]
     if problems:
         raise UnsupportedError(
-            "The model draws random numbers where a bundle cannot keep them eager's.",
+            "The model draws random numbers where a bundle cannot draw the same numbers as eager.",
             problems,
-            hint="Build without --rng eager, or draw outside and pass the numbers in.",
+            hint="Build without --rng eager, or draw the numbers outside and pass them as an argument.",
         )
 
 

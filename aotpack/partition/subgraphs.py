@@ -99,7 +99,7 @@ def _make_functional(module: GraphModule, call: Node) -> None:
     index = {match[1]: given.pop(key) for key in list(given) if (match := re.fullmatch(r"_(.+)_base_index", key))}
     written = sorted(index, key=lambda name: -1 if index[name] is None else index[name])
     if any(name.startswith("_") for name in given) or [index[name] for name in written] != [*range(len(bases))]:
-        raise _unsupported(call, kind, "writes to a view of its operand, or to one that is given twice")
+        raise _unsupported(call, kind, "writes to a view of its operand, or to an operand that is passed twice")
     given |= {name: bases[index[name]] for name in written}
 
     def numbered(prefix: str) -> list[str]:
@@ -135,7 +135,7 @@ def _make_functional(module: GraphModule, call: Node) -> None:
 
 def _unsupported(call: Node, kind: Any, what: str) -> UnsupportedError:
     problem = Problem(source_line(call) or call.name, f"a subgraph of {kind.name()} {what}")
-    return UnsupportedError("The traced graph holds what a bundle cannot express.", [problem])
+    return UnsupportedError("The traced graph contains something that a bundle cannot express.", [problem])
 
 
 def _writing(module: GraphModule, attribute: Node, operands: Sequence[str], written: Sequence[str]) -> Node:

@@ -55,7 +55,7 @@ class Gradients(torch.nn.Module):
         inputs = [p for p in written if isinstance(p, schema.InputPrimal)]
         problems += [Problem(method.leaves[p.leaf].path, "is written to by the model") for p in inputs]
         if problems:
-            raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
+            raise UnsupportedError("Second derivatives of this model are not supported.", problems)
 
     def train(self, mode: bool = True) -> Gradients:
         """Set the mode of the model's root as well, because it is not a submodule of this module."""
@@ -88,8 +88,8 @@ class Gradients(torch.nn.Module):
         if shapes.integers:
             paths = [first.method.leaves[i].path for i in shapes.integers]
             raise UnsupportedError(
-                "Second derivatives of this model cannot be carried.",
-                [Problem(path, "is an integer that varies, and gradients are traced as a function of tensors") for path in paths],
+                "Second derivatives of this model are not supported.",
+                [Problem(path, "is a dynamic integer, and gradients are traced as a function of tensors only") for path in paths],
                 hint="Fix it in dynamic_shapes, or pass what depends on it as a tensor.",
             )
         assert first.backward is not None
@@ -107,7 +107,7 @@ def _result_of(tangent: schema.Tangent, results: list[schema.Result], problems: 
     for i, result in enumerate(results):
         if isinstance(result, schema.FreshResult) and result.output == tangent.output:
             return i
-    problems.append(Problem("results", "are views of a value that is not returned itself, and requires a gradient"))
+    problems.append(Problem("results", "are views of a value that requires a gradient and is not returned itself"))
     return 0
 
 
@@ -124,14 +124,16 @@ def check(first: Convention, second: Convention) -> bool:
     overwritten = [first.method.primals[mutation.primal] for mutation in first.method.mutations]
     for primal, users in _reads(second):
         if primal in overwritten and users:
-            problems.append(Problem(primal.name, "is read by the gradients, and written to before they are taken again"))
+            problems.append(
+                Problem(primal.name, "is read by the gradients, and written to before the second derivatives are computed")
+            )
     drawn, again = _draws(first.forward), _draws(second.forward)
     # The backward recomputes random values from the generator state that the forward has saved (aotpack.rng).
     own = {node.name for node in _draws(second.backward)} - {node.name for node in again}
     if own or [str(node.target) for node in drawn] != [str(node.target) for node in again]:
-        problems.append(Problem("model", "draws random numbers, which the trace of its gradients does not draw alike"))
+        problems.append(Problem("model", "draws random numbers, and the trace of its gradients would draw others"))
     if problems:
-        raise UnsupportedError("Second derivatives of this model cannot be carried.", problems)
+        raise UnsupportedError("Second derivatives of this model are not supported.", problems)
     return bool(drawn)
 
 

@@ -115,7 +115,7 @@ def self_test(
                 continue
             wrong = [Problem(row, f"error {found:.2e}, tolerance {limit:.2e}") for row, found, limit, ok in report.rows if not ok]
             if wrong:
-                raise BuildError(f"The target {entry.target.name!r} computes something else than was recorded.", wrong)
+                raise BuildError(f"The results of target {entry.target.name!r} differ from the recorded self-test.", wrong)
             worst = max((found for _, found, _, _ in report.rows), default=0.0)
             in_progress.run.note(
                 f"{entry.target.name}: the self-test's {len(report.rows)} tensors agree, largest error {worst:.2e}"

@@ -111,7 +111,7 @@ def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | N
     words = [word.strip() for item in ([asked] if isinstance(asked, str) else asked) for word in item.split(",")]
     unknown = [word for word in words if word not in AUTOCAST]
     if unknown or not words:
-        problems = [Problem("autocast", f"{word!r} is none of {', '.join(AUTOCAST)}") for word in unknown]
+        problems = [Problem("autocast", f"{word!r} is not one of {', '.join(AUTOCAST)}") for word in unknown]
         raise BuildError("The build's options are not valid.", problems or [Problem("autocast", "at least one is needed")])
     return tuple(dtype for word, dtype in AUTOCAST.items() if word in words)
 
@@ -127,24 +127,26 @@ def check_options(args: Any, options: Options, layout: str) -> None:
     if not isinstance(args, tuple):
         problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
     if options.partitioner not in PARTITIONERS:
-        problems.append(Problem("partitioner", f"{options.partitioner!r} is none of {', '.join(PARTITIONERS)}"))
+        problems.append(Problem("partitioner", f"{options.partitioner!r} is not one of {', '.join(PARTITIONERS)}"))
     if options.memory_budget is not None and not 0 <= options.memory_budget <= 1:
         problems.append(Problem("memory_budget", f"{options.memory_budget} is not between 0 and 1"))
     if options.memory_budget is not None and options.partitioner == "default":
         problems.append(Problem("memory_budget", "only the min-cut partitioner has one"))
     unknown = [method for method in methods if method not in METHODS]
-    problems += [Problem("methods", f"{method!r} is none of {', '.join(METHODS)}") for method in unknown]
-    problems += [Problem("methods", f"{method!r} is there twice") for method in sorted(set(methods)) if methods.count(method) > 1]
+    problems += [Problem("methods", f"{method!r} is not one of {', '.join(METHODS)}") for method in unknown]
+    problems += [
+        Problem("methods", f"{method!r} is listed twice") for method in sorted(set(methods)) if methods.count(method) > 1
+    ]
     if not methods:
         problems.append(Problem("methods", "at least one is needed"))
     known = capture.FRONT_ENDS
-    problems += [Problem("front_ends", f"{name!r} is none of {', '.join(known)}") for name in front_ends if name not in known]
+    problems += [Problem("front_ends", f"{name!r} is not one of {', '.join(known)}") for name in front_ends if name not in known]
     if not front_ends:
         problems.append(Problem("front_ends", "at least one is needed"))
     if options.rng not in RNG_MODES:
-        problems.append(Problem("rng", f"{options.rng!r} is none of {', '.join(RNG_MODES)}"))
+        problems.append(Problem("rng", f"{options.rng!r} is not one of {', '.join(RNG_MODES)}"))
     if options.branches not in BRANCHES:
-        problems.append(Problem("branches", f"{options.branches!r} is none of {', '.join(BRANCHES)}"))
+        problems.append(Problem("branches", f"{options.branches!r} is not one of {', '.join(BRANCHES)}"))
     problems += layout_problems(layout)
     if problems:
         raise BuildError("The build's options are not valid.", problems)
@@ -152,4 +154,4 @@ def check_options(args: Any, options: Options, layout: str) -> None:
 
 def layout_problems(layout: str) -> list[Problem]:
     """Return what is wrong with the ``layout`` option."""
-    return [] if layout in LAYOUTS else [Problem("layout", f"{layout!r} is none of {', '.join(LAYOUTS)}")]
+    return [] if layout in LAYOUTS else [Problem("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")]

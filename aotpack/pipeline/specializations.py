@@ -42,7 +42,7 @@ def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list
     methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
     varying = {name: method for name, method in methods.items() if method.symbols}
     if not varying:
-        raise BuildError("Specializations were asked for, and no size of this program varies.", hint="Build with dynamic_shapes.")
+        raise BuildError("The specializations have no effect: no size of this program varies.", hint="Build with dynamic_shapes.")
     problems = [problem for i, sizes in enumerate(asked) for problem in _unknown(sizes, varying.values(), _where(i, sizes))]
     values = {name: [_values(method, sizes) for sizes in asked] for name, method in varying.items()}
     for name, method in varying.items():
@@ -65,7 +65,7 @@ def _unknown(sizes: Sizes, methods: Iterable[schema.Method], place: str) -> Iter
         if name not in known or not name:
             yield Problem(place, f"no size is called {name!r}")
         if type(value) is not int:
-            yield Problem(place, f"{name} is {value!r}, and no integer")
+            yield Problem(place, f"{name} is {value!r}, not an integer")
 
 
 def _values(method: schema.Method, sizes: Sizes) -> dict[str, int]:

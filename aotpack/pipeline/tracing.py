@@ -122,7 +122,7 @@ def _gaps(
     slices = {id(leaves[i]) for i in found}
     for path, leaf in tensors:
         if id(leaf) in slices:
-            run.warn(f"{path}: the example is a slice of a larger tensor, and its sizes vary: a call copies such a tensor first")
+            run.warn(f"{path}: the example is a slice of a larger tensor with dynamic sizes, so each call copies such a tensor")
     return found
 
 
@@ -225,7 +225,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
     given |= {entry.name: entry.subclass for entry in context.state}
     if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
-        raise UnsupportedError("Second derivatives are asked for, which a bundle does not hold beside tensor subclasses.", held)
+        raise UnsupportedError("Second derivatives are not supported with tensor subclasses.", held)
     plan = replace(first.plan, name=f"{first.plan.name}.second")
     gradients = double_backward.Gradients(context.module, first.convention, context.args, context.kwargs)
     tensors, varying = gradients.example(first.convention, context.shapes)
@@ -253,7 +253,7 @@ def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Se
         return False
     if not capture.depends_on_gradients(context.module, context.args, context.kwargs, branches, training=plan.training):
         return False
-    context.run.note(f"{plan.name!r} serves no calls without gradients: the model does something else there")
+    context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
     return True
 
 
@@ -304,9 +304,9 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
         run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
     for line in dict.fromkeys(branch.where for branch in captured.branches):
-        run.warn(f"{plan.name!r} goes the example inputs' way, and fails at a call that goes another: {line}")
+        run.warn(f"{plan.name!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
     for line in captured.lost_checkpoints:
-        run.warn(f"{plan.name!r}: the {captured.front_end} front end looked through a checkpoint, so all in it is saved: {line}")
+        run.warn(f"{plan.name!r}: the {captured.front_end} front end ignored a checkpoint, so all in it is saved: {line}")
     if captured.joint.side_effects:
         changed = ", ".join(captured.joint.side_effects)
         run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
@@ -333,7 +333,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
         )
     for line in drawn_anew(convention.backward):
-        run.warn(f"{plan.name!r}: drawn in a branch that the backward computes again, with other numbers, as in eager: {line}")
+        run.warn(f"{plan.name!r}: the backward recomputes a branch with other random numbers, as eager does: {line}")
     if plan in options.plans:
         with capture.as_traced(context.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
             convention = one.with_ones(context.module, context.args, context.kwargs, shapes, convention)
@@ -363,7 +363,7 @@ def _without_edges(
         found = list(zero_one.find_zero_one_guards(context.module, context.args, context.kwargs, convention))
     for edge in found:
         context.run.warn(
-            f"{plan.name!r} does not take {edge.path} = {edge.size}: the model does, what was traced fails: {edge.reason}"
+            f"{plan.name!r} does not take {edge.path} = {edge.size}: the model takes it, but the graph fails: {edge.reason}"
         )
     constraints = sorted({*convention.method.constraints, *(edge.constraint for edge in found)})
     return replace(convention, method=replace(convention.method, constraints=constraints))
@@ -388,7 +388,7 @@ def _check_turned_on(convention: signature.Convention) -> None:
     written = [m for m in convention.method.mutations if m.requires_grad]
     if any(result.requires_grad for result in results) or written:
         raise UnsupportedError(
-            "The model turns gradients on while they are off (enable_grad), and returns views or writes to arguments with them.",
+            "The model turns gradients on (enable_grad) in a method without gradients, and returns views or writes to arguments.",
             hint="Build without this method, methods=('train',), and call it with gradients on.",
         )
 
@@ -407,7 +407,7 @@ def _check_dynamic(
             size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
             where = f"{leaf.path}.shape[{dim}]"
             if isinstance(size, int):
-                problems.append(Problem(where, f"asked to vary, but the model fixes it at {size}"))
+                problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
                 continue
             found = ranges.get(size)
             if found is None:
@@ -415,20 +415,20 @@ def _check_dynamic(
             refused = [text for text in constraints for end in (low, high) if end is not None and not one.allows(text, size, end)]
             if refused:
                 allowed = ", ".join(map(labels.text, refused))
-                problems.append(Problem(where, f"asked to vary more than the model allows: {allowed}"))
+                problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
             narrower = low is not None and found.minimum > low
             if narrower or (found.maximum is not None and high is not None and found.maximum < high):
                 limit = "" if found.maximum is None else found.maximum
-                problems.append(Problem(where, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+                problems.append(Problem(where, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
     for number, (low, high, _, _) in shapes.integers.items():
         found = ranges.get(getattr(leaves[number], "size", ""))
         if found is None:
-            problems.append(Problem(leaves[number].path, "asked to vary, but the model fixes it"))
+            problems.append(Problem(leaves[number].path, "dynamic in dynamic_shapes, but the model fixes it"))
         elif (low or 0) < found.minimum or (found.maximum is not None and (high is None or high > found.maximum)):
             limit = "" if found.maximum is None else found.maximum
-            problems.append(Problem(leaves[number].path, f"asked to vary more than the model allows, {found.minimum}..{limit}"))
+            problems.append(Problem(leaves[number].path, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
     if problems:
-        raise BuildError("The model does not allow these sizes to vary as asked.", problems)
+        raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
 
 
 def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:

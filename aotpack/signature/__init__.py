@@ -115,7 +115,7 @@ def _refuse_what_is_not_carried(trace: PartitionedMethod) -> None:
     if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:
         trace.refuse("graph", "functionalised random state")
     if metadata.grad_enabled_mutation is not None:
-        trace.refuse("model", "leaves gradient mode changed when it returns")
+        trace.refuse("model", "changes the gradient mode and does not restore it before it returns")
     trace.raise_problems()
 
 

@@ -156,7 +156,9 @@ def _tangents(
         if not all(map(sizes.is_known, shape)):  # direct tracing renumbers data-dependent sizes in the joint graph
             shape = tensor_value(outputs.nodes[output].meta["val"], trace.shape_env).shape
         if not all(map(sizes.is_known, shape)):
-            trace.refuse(f"result {output}", "requires a gradient, and its sizes depend on data in a way unknown")
+            trace.refuse(
+                f"result {output}", "requires a gradient, and its sizes depend on data in a way that aotpack does not support"
+            )
         found.append(
             schema.Tangent(
                 output=output,

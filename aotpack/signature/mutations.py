@@ -75,9 +75,9 @@ def _mutation(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutput
     elif kind in ("data", "data_and_metadata") and views.reach(node) > views.reach(source):
         kind = "resize"
         if not node.meta["val"].is_contiguous():
-            trace.refuse(path, "the model grows it (resize_) and changes its strides")
+            trace.refuse(path, "the model enlarges it (resize_) and changes its strides")
     elif kind == "metadata" and _grows_unwritten(source, node):
-        what = "the model grows it (resize_) and leaves the new elements unwritten; write to all of it"
+        what = "the model enlarges it (resize_) and leaves new elements unset; write to all of it"
         trace.refuse(path, f"{what}: {source_line(node)}")
     hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
     geometry = geometry_of(trace, source, node) if kind in ("metadata", "data_and_metadata") else None
@@ -138,7 +138,7 @@ def _refuse_what_depends_on_the_offset(trace: PartitionedMethod, primals: Primal
     if mutation.kind == "metadata" or mutation.geometry is None or not isinstance(primal, schema.InputPrimal):
         return
     if mutation.geometry.absolute and trace.argument_leaves[primal.leaf].storage_offset():
-        message = "begins inside its storage, and the model writes to it through as_strided_, which counts from the start"
+        message = "has a storage offset, and the model writes to it through as_strided_, which ignores that offset"
         trace.refuse(primals.path(index), message)
 
 

@@ -86,7 +86,9 @@ def mark_reads_from_storage_start(
     for i, node in reads.items():
         primal = primals.described[i]
         if not _begins_its_storage(trace, primal):
-            message = "as_strided with an offset counts from the start of a storage, and this tensor begins inside one"
+            message = (
+                "the model uses as_strided with an offset from the start of the storage, and this tensor has a storage offset"
+            )
             trace.refuse(source_line(node) or node.name, message)
         elif isinstance(primal, schema.InputPrimal):
             marked[primal.leaf] = msgspec.structs.replace(marked[primal.leaf], from_start=True)
@@ -211,7 +213,7 @@ class _Kept:
             self._trace.refuse(source_line(node) or node.name, "a tensor whose value is only known while tracing")
             real = torch.zeros(())
         if value.requires_grad:
-            message = "closes over a tensor that requires a gradient; make it a parameter or an argument"
+            message = "uses a tensor from outside that requires a gradient; make it a parameter or an argument"
             self._trace.refuse(source_line(node) or node.name, message)
         primal = schema.ConstantPrimal(self._trace.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
         if primal in self.described:

@@ -125,7 +125,7 @@ class _Results:
         return schema.AliasResult(view.steps, output=origins[view.origin], history=False)
 
     def _steps_from_later(self, origin: Node, view: Node) -> list[schema.ViewStep] | None:
-        """Return the steps of a view that was taken before its base changed sizes in place, for example by ``t_()``."""
+        """Return the steps of a view that was created before its base changed sizes in place, for example by ``t_()``."""
         root = views.common_root([origin, view])
         if root is None:
             return None
@@ -222,7 +222,7 @@ class _Results:
         geometry = geometry_of(self.trace, source, updated)
         if geometry.absolute or geometry.offset != 0:
             where = source_line(node) or self.primals.path(index)
-            message = "returns a view of an argument taken before as_strided_ moved where the argument begins: clone the view"
+            message = "returns a view of an argument, created before as_strided_ changed its storage offset; clone the view"
             self.trace.refuse(where, message)
         return [views.same_start_step(source.meta["val"], self.trace.shape_env), *steps]
 
@@ -260,7 +260,7 @@ class _Results:
         if steps is not None:
             return steps
         if subclass_leaves.is_folded(alias):
-            self.trace.refuse(source_line(alias) or "result", "returns a view of a tensor subclass that its class cannot repeat")
+            self.trace.refuse(source_line(alias) or "result", "returns a view of a tensor subclass that cannot be replayed")
             return []
         return views.as_strided_step(alias.meta["val"], env)
 

@@ -100,7 +100,7 @@ class PartitionedMethod:
             UnsupportedError: there are any.
         """
         if self.problems:
-            raise UnsupportedError("The model does something that a bundle cannot keep true.", self.problems)
+            raise UnsupportedError("The model does something that a bundle does not support.", self.problems)
 
 
 def fold_subclasses(

@@ -294,7 +294,7 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     positions: list[int] = []
     for value in graph.output_node().args[0]:  # type: ignore[union-attr]
         if not isinstance(value, Node) or isinstance(value.meta["val"], (bool, torch.SymBool)):
-            raise BuildError(f"{item.key} returns a truth value that is only known while it runs; the cpu target cannot.")
+            raise BuildError(f"{item.key} returns a bool that depends on data; the cpu target cannot return it.")
         if value not in distinct:
             distinct.append(value)
         positions.append(distinct.index(value))
@@ -365,9 +365,7 @@ def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
     """
     size = node.meta["val"]
     if compat.hint_of(size) < 0:
-        raise BuildError(
-            f"The backward needs {node.name}, an integer below 0, which no size of a tensor can carry; the cpu target cannot."
-        )
+        raise BuildError(f"The backward needs {node.name}, an integer below 0; the cpu target cannot pass negative integers.")
     mode = compat.fake_mode_of(graph)
     with mode:
         carrier = torch.empty((size, 0), dtype=torch.float32, device="cpu")

@@ -231,7 +231,7 @@ def branches(x: torch.Tensor) -> torch.Tensor:
     ("model", "message"),
     [
         (TwoViews(), r"part: shares its memory with whole\n.*clone\(\)"),
-        (constants, r"infer\.forward depends on no argument, parameter or buffer.*\nMake what it returns outside the model"),
+        (constants, r"infer\.forward depends on no argument, parameter or buffer.*\nCreate what it returns outside the model"),
     ],
     ids=["shared state", "constants alone"],
 )

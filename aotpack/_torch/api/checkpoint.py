@@ -159,8 +159,8 @@ class _Reentrant:
         if not any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             if self._needs_gradient:
                 raise ReentrantError(
-                    "none of the arguments of a reentrant checkpoint requires a gradient, so eager cuts the gradient of what it "
-                    "computes; pass use_reentrant=False"
+                    "no argument of a reentrant checkpoint requires a gradient, so eager computes no gradients inside it; "
+                    "pass use_reentrant=False"
                 )
             with torch.no_grad():
                 return function(*args)
@@ -168,7 +168,7 @@ class _Reentrant:
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not leaf.requires_grad:
                 raise ReentrantError(
-                    "a reentrant checkpoint computes a result without a gradient, which eager says requires one; "
+                    "a reentrant checkpoint returns a result without a gradient, which eager marks as requiring one; "
                     "pass use_reentrant=False"
                 )
         return result

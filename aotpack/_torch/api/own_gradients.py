@@ -65,7 +65,7 @@ def _engine(around: Callable[..., Any]) -> contextlib.AbstractContextManager[Any
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:
-    raise OwnGradientError("computes gradients while it runs (torch.autograd.grad), and torch.export forgets create_graph")
+    raise OwnGradientError("computes gradients while it runs (torch.autograd.grad), and torch.export ignores create_graph")
 
 
 def _without_accumulation(run: Callable[..., Any], *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:

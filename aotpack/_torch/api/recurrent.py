@@ -332,7 +332,7 @@ def refused_packing() -> Iterator[None]:
         @functools.wraps(forward)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if any(isinstance(arg, PackedSequence) for arg in (*args, *kwargs.values())):
-                raise PackedSequenceError(f"gives a packed sequence to {kind.__name__}")
+                raise PackedSequenceError(f"passes a packed sequence to {kind.__name__}")
             return forward(self, *args, **kwargs)
 
         return call

@@ -97,7 +97,7 @@ def minor(torch_version: str) -> Minor:
     """Convert ``"2.13.0+cpu"`` to ``(2, 13)``."""
     found = re.match(r"(\d+)\.(\d+)", torch_version)
     if found is None:
-        raise ValueError(f"{torch_version!r} is no version of torch")
+        raise ValueError(f"{torch_version!r} is not a torch version")
     return int(found[1]), int(found[2])
 
 

@@ -23,7 +23,7 @@ class DirtyArgumentError(Exception):
     """
 
     def __init__(self, place: str) -> None:
-        super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty): its gradient would be lost")
+        super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty), so its gradient would be lost")
         self.place = place
 
 

@@ -30,7 +30,7 @@ class GradientWriteError(Exception):
     """
 
     def __init__(self, function: Any) -> None:
-        super().__init__("a custom backward writes to the gradient that it is given (grad_output)")
+        super().__init__("a custom backward writes to its argument grad_output")
         backward = function.backward
         traced = next((module for module in _closure(backward) if isinstance(module, torch.fx.GraphModule)), None)
         self.node = None if traced is None else _first_write(traced.graph)

@@ -60,7 +60,7 @@ def plain_saving() -> Iterator[None]:
 
     def entered(hooks: saved_tensors_hooks) -> None:
         if torch.is_grad_enabled() and not type(hooks).__module__.startswith("torch.utils.checkpoint"):
-            raise LostGradientError(f"enters {type(hooks).__qualname__}, and a bundle keeps no hooks on saved tensors")
+            raise LostGradientError(f"enters {type(hooks).__qualname__}, and a bundle cannot keep hooks on saved tensors")
         enter(hooks)
 
     with mock.patch.object(saved_tensors_hooks, "__enter__", entered):
@@ -115,7 +115,9 @@ def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() and not running and CompileContext.try_get() is None:
-            raise LostGradientError(f"calls {operator.name()} under no_grad, which torch.export forgets: it would have gradients")
+            raise LostGradientError(
+                f"calls {operator.name()} under no_grad, which torch.export does not record: its result would require a gradient"
+            )
         running.append(operator)
         try:
             return call(operator, *args, **kwargs)

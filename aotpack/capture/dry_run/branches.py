@@ -84,7 +84,7 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 
         def take(where: str) -> Branch:
             if not left[where]:
-                raise SideEffectError(f"{where}: reads a value that it did not read when it ran on the example inputs")
+                raise SideEffectError(f"{where}: reads a value of a tensor that the run on the example inputs did not read")
             taken.append(left[where].popleft())
             return taken[-1]
 
@@ -95,7 +95,9 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 
         def decide(expression: torch.SymBool, where: str) -> bool:
             if not of_numbers:
-                raise SideEffectError(f"{where}: compares a number that is read off a tensor, which only direct tracing asserts")
+                raise SideEffectError(
+                    f"{where}: compares a number read from a tensor; only the direct front end can check it at each call"
+                )
             branch = take(where)
             expected = expression if branch.value else torch.sym_not(expression)
             torch.ops.aten._assert_scalar.default(expected, _message(branch))

@@ -48,7 +48,7 @@ def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     except Exception as error:
         mode = f"{'train' if model.training else 'eval'} mode{'' if torch.is_grad_enabled() else ', without gradients'}"
         own = CaptureError(
-            f"The model fails on its own example inputs in {mode}: {type(error).__name__}: {error}",
+            f"The model fails on its example inputs in {mode}: {type(error).__name__}: {error}",
             [Problem("", place) for place in source_lines.frames_of(error)],
             hint="This is the model's own error in eager. Where it is expected, build without this mode (--method).",
         )

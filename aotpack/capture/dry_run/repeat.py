@@ -66,9 +66,9 @@ def refuse_if_broken(error: Exception) -> None:
     wrong = lost or isinstance(error, (TypeError, KeyError, AssertionError))
     if (wrong and origin.is_ours(innermost)) or (lost and origin.is_torch(innermost)):
         raise BuildError(
-            "An analysis of sizes and strides broke, so the bundle might be wrong for some of them.",
+            "An analysis of sizes and strides failed, so the bundle might be wrong for some of them.",
             [Problem(f"{innermost}:{frames[-1].lineno}", f"{type(error).__name__}: {error}")],
-            hint="This is a fault of aotpack, or a torch that it does not fit: report it. Sizes that do not vary may build.",
+            hint="This is a fault of aotpack, or this torch is not supported. Please report it. Static sizes may build.",
         ) from error
 
 
@@ -151,7 +151,7 @@ def _other_second_run(
         return None
     where, one, other = difference
     refusal = UnsupportedError(
-        "The model does something else when it is called again: it keeps Python values, and a bundle keeps tensors only.",
+        "The model acts differently when it is called again: it keeps Python values, and a bundle keeps tensors only.",
         [Problem(where, f"{one.call} at the first call, {other.call} at the second")],
         hint="Keep such a value in a buffer, and change it in place. If only the first call sets something up, "
         "build with warm_up=True (--warm-up).",

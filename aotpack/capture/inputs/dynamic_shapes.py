@@ -71,7 +71,9 @@ def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     try:
         return spelled_out(traced, kwargs).bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise BuildError("The example inputs are no call of the model.", [Problem("example inputs", str(error))]) from error
+        raise BuildError(
+            "The example inputs do not match the signature of the model.", [Problem("example inputs", str(error))]
+        ) from error
 
 
 def _by_position(
@@ -108,7 +110,9 @@ def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes
         elif type(value) is int and value >= 0:
             found.integers[number] = _bounds(given)
         else:
-            problems.append(Problem(path, f"this {type(value).__name__} is fixed by a build; integers from 0 on may vary"))
+            problems.append(
+                Problem(path, f"a build fixes this {type(value).__name__}; only tensor sizes and integers from 0 can be dynamic")
+            )
         return
     for key, child in children:
         part = None
@@ -137,7 +141,7 @@ def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem])
             problems.append(Problem(where, f"the tensor has {tensor.dim()} dimensions"))
         elif size is None or isinstance(size, int) or size is torch.export.Dim.STATIC:
             if isinstance(size, int) and size != tensor.shape[dim]:
-                problems.append(Problem(where, f"said to be {size}, the example has {tensor.shape[dim]}"))
+                problems.append(Problem(where, f"dynamic_shapes says {size}, the example has {tensor.shape[dim]}"))
         else:
             sizes[dim % tensor.dim()] = _bounds(size)
     return sizes

@@ -64,4 +64,4 @@ def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
         if leaf.layout not in _DENSE or leaf.is_quantized
     ]
     if problems:
-        raise UnsupportedError("A bundle takes dense tensors only.", problems, hint="Pass to_dense() or dequantize() of it.")
+        raise UnsupportedError("A bundle takes dense tensors only.", problems, hint="Pass x.to_dense() or x.dequantize().")

@@ -176,7 +176,7 @@ def arrange(
     problems = [problem for group in merged for problem in group.problems(reshaped, grad=grad)]
     if problems:
         raise UnsupportedError(
-            "Arguments share memory, and the model writes to one of them in a way that a bundle cannot keep true.",
+            "Arguments share memory, and the model writes to one of them in a way that a bundle does not support.",
             problems,
             hint="Pass clones, or tensors that are views of one tensor.",
         )
@@ -237,7 +237,7 @@ class _Group:
             elif leaf in reshaped:
                 message = "and has its sizes or strides changed in place"
             elif root is not None and self._is_apart(leaf, root):
-                message = "but autograd does not know them as views of one tensor"
+                message = "but autograd does not track them as views of one tensor"
             if message:
                 found.append(Problem(self._paths[leaf], f"shares its memory with {other}, {message}"))
         return found

@@ -180,7 +180,7 @@ def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
         raise UnsupportedError(
             "An XLA device cannot hold all of this model's parameters and buffers.",
             found,
-            hint="Give each plain memory of its own (clone()), or register one tensor under both names.",
+            hint="Use a clone() for one of them, or register one tensor under both names.",
         )
 
 
@@ -221,8 +221,8 @@ def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
     example = ",".join(f"{label}=8" for label in labels)
     raise UnsupportedError(
         f"XLA compiles for fixed sizes, and {', '.join(labels)} varies from call to call.",
-        hint=f"Say which sizes there will be: --specialize {example} (specializations=[...] in Python), as often as there are "
-        "sizes; or build without dynamic_shapes.",
+        hint=f"Name each set of sizes: --specialize {example} (specializations=[...] in Python), which may be repeated. "
+        "Or build without dynamic_shapes.",
     )
 
 

@@ -18,12 +18,12 @@ from ..._torch.api.xla import has_kernel
 from ...graph import source_line
 from .nested import CONTROL_FLOW, graphs_run_by, regions
 
-_HELD = "holds a graph or an object of its own, which a computation for XLA cannot"
+_HELD = "contains a graph or an object, which an XLA computation cannot"
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
 _NUMBER, _SIZE = f"computes with a size or a number that {_VARIES}", f"has a size that {_VARIES}"
 _VARYING = (_NUMBER, _SIZE)
 _INSTEAD = {
-    "while_loop_stack_output": ": for gradients a while_loop keeps a row for each turn, however many; use scan",
+    "while_loop_stack_output": ": the gradient of a while_loop saves a row for each of an unknown number of iterations; use scan",
     "flex_attention_backward": ": on the CPU, where graphs are traced, torch itself has no gradients of flex attention",
 }
 """Why control flow is rejected, and what a model can do instead."""
@@ -54,7 +54,7 @@ def _refusal(node: Node) -> str:
         return "" if all(_runs(user, node) for user in node.users) else _HELD
     if node.op == "output":
         is_plain = all(item is None or isinstance(item, Node) for item in node.args[0])  # type: ignore[union-attr]
-        return "" if is_plain else "returns something else than a tensor"
+        return "" if is_plain else "returns a value that is not a tensor"
     if node.target in _OWN or (node.op == "placeholder" and not node.users):
         return ""
     if node.target in _CHECKS:
@@ -66,7 +66,7 @@ def _refusal(node: Node) -> str:
         if target not in CONTROL_FLOW:
             return f"higher_order.{target.name()} has no form for XLA{_INSTEAD.get(target.name(), '')}"
         if target is _WHILE_LOOP and not all(isinstance(value, torch.Tensor) for value in values):
-            return "carries a Python number from turn to turn: carry a tensor, torch.tensor(0) in place of 0"
+            return "carries a Python number between iterations; carry a tensor, torch.tensor(0) in place of 0"
     for value in values:
         if message := _bad_value(value):
             return message

@@ -65,13 +65,13 @@ def lower(module: GraphModule, key: str, private: frozenset[int], views: Views |
         if not used:
             raise UnsupportedError(
                 f"{key} depends on no argument, parameter or buffer, and torch_xla runs no computation without any.",
-                hint="Make what it returns outside the model, or return it beside something that is computed from an argument.",
+                hint="Create what it returns outside the model, or return it together with a value computed from an argument.",
             )
         results = [_type(value) for value in values]
         found = [_type(value) for value in xla.call(program.hlo, [tensor for tensor, _ in used])]
     if found != results:
         problem = Problem(key, f"{found}, not {results}")
-        raise UnsupportedError("torch_xla lowers a graph to other types than were traced.", [problem])
+        raise UnsupportedError("torch_xla lowers a graph to other types than the traced ones.", [problem])
     parameters = [schema.XlaParameter(_type(tensor), i) for tensor, i in used]
     return Lowered(program, parameters, results, outputs)
 
@@ -183,7 +183,7 @@ class _Staged(Interpreter):
             problem = Problem(where, str(error).strip().splitlines()[0])
             raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem]) from error
         if message := _difference(value, node.meta["val"]):
-            raise UnsupportedError(f"torch_xla lowers {node.target} to something else.", [Problem(where, message)])
+            raise UnsupportedError(f"torch_xla lowers {node.target} to a result of another type.", [Problem(where, message)])
         if self._watched is not None and xla.depends_on_others(value, [*self._watched, *(seed for seed, _ in self.seeds)]):
             problem = Problem(where, "torch_xla keeps a number as a tensor on the device, which a program cannot hold")
             raise UnsupportedError(f"torch_xla cannot lower {node.target}.", [problem])
@@ -228,7 +228,7 @@ class _Staged(Interpreter):
             self._seed(self._inputs.index(state))
         else:
             assert isinstance(state, Node)
-            assert state.target is exchange_random_state, f"{state} is no random state"
+            assert state.target is exchange_random_state, f"{state} is not a random state"
             self._is_seeded = False
 
     def _seed(self, source: int | None) -> torch.Tensor:

@@ -70,10 +70,10 @@ def numbers_as_tensors(module: GraphModule) -> GraphModule:
     copied, made = _rewritten(module, ())
     if seen := made.intersection(copied.graph.output_node().all_input_nodes):
         problems = [
-            Problem(source_line(node) or node.name, "is returned, or kept for the backward, as a number") for node in seen
+            Problem(source_line(node) or node.name, "is returned, or saved for the backward, as a number") for node in seen
         ]
         raise UnsupportedError(
-            "XLA devices compute tensors, no numbers.",
+            "XLA devices return tensors only, no numbers.",
             sorted(problems, key=str),
             hint="Return a tensor in place of it (torch.tensor(0) for 0), and compute with a tensor in place of its item().",
         )

@@ -20,7 +20,7 @@ _RESHAPING = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_"
 
 
 class OldViewError(Exception):
-    """The model writes through a view that was taken before its base changed its shape in place."""
+    """The model writes through a view that was created before its base changed its shape in place."""
 
 
 class RefusedOldViews(TorchFunctionMode):
@@ -43,7 +43,7 @@ class RefusedOldViews(TorchFunctionMode):
             for tensor in written(function, args, kwargs):
                 if tensor._base is not None and id(tensor._base) in self._changed and id(tensor) not in self._later:
                     reached("aot-views-of-before")
-                    raise OldViewError("writes through a view that was taken before its base changed its sizes in place")
+                    raise OldViewError("writes through a view that was created before the sizes of its base changed in place")
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "").partition(".")[0]
         if name in _RESHAPING and isinstance(args[0], torch.Tensor) and args[0]._base is None:

@@ -74,14 +74,16 @@ class RefusedOverlaps(TorchFunctionMode):
         if getattr(function, "__name__", "").partition(".")[0] in _COPIES:
             copied: torch.Tensor = args[0] if args else kwargs["input"]
             if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # copies of expanded tensors are dense
-                raise OverlapError("writes to a copy of a tensor whose elements share memory with each other: the copy's do, too")
+                raise OverlapError(
+                    "writes to a copy of a tensor whose elements overlap in memory, so the elements of the copy overlap too"
+                )
         for tensor in written(function, args, kwargs):
             if meets_itself(tensor) and not _is_of_a_part(function, args):
-                raise OverlapError("writes to a tensor whose elements share memory with each other")
+                raise OverlapError("writes to a tensor whose elements overlap in memory")
             if _reads_what_it_writes(tensor, function, args, kwargs):
-                raise OverlapError("writes to a tensor, and reads by another view what it writes")
+                raise OverlapError("reads and writes the same memory through different views in one operation")
         if _writes_one_after_another(function, args):
-            raise OverlapError("writes to tensors one after another, of which some share memory with others that it is given")
+            raise OverlapError("writes to a list of tensors one after another, and some of its arguments share memory")
         return function(*args, **kwargs)
 
 
@@ -90,7 +92,7 @@ class LaidOutError(Exception):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} counts places in memory, and graphs lay this slice out otherwise once it was written to: use a copy"
+            f"{name} uses strides of a slice that is also written to, and the write changes the strides in the trace; use a copy"
         )
 
 

@@ -30,9 +30,7 @@ class ReshapedError(Exception):
     """Eager returns a view, and the graph a copy."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            f"reshape takes a view at these sizes, copies at others, and {why}: use view(), which never copies, or clone() first"
-        )
+        super().__init__(f"reshape returns a view at these sizes and a copy at others, and {why}; use view(), or clone() first")
 
 
 class _Copy(NamedTuple):
@@ -71,7 +69,7 @@ class ReshapeAliasMode(TorchFunctionMode):
         kwargs = kwargs or {}
         for tensor in written(function, args, kwargs) if self._copies else ():
             if is_plain(tensor):
-                self._settle([copy for copy in self._copies if copy.is_of(tensor)], "one of the two is written to")
+                self._settle([copy for copy in self._copies if copy.is_of(tensor)], "the model writes to one of them")
         result = function(*args, **kwargs)
         if getattr(function, "__name__", "").partition(".")[0] in _RESHAPES and isinstance(result, torch.Tensor):
             source = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
@@ -84,7 +82,10 @@ class ReshapeAliasMode(TorchFunctionMode):
         """Check the model's results and inputs, and forget the recorded copies."""
         seen = [leaf for leaf in tree_leaves((results, inputs)) if isinstance(leaf, torch.Tensor) and is_plain(leaf)]
         places = set(map(memory_of, seen))
-        self._settle([copy for copy in self._copies if {*map(memory_of, copy)} <= places], "both are seen outside")
+        self._settle(
+            [copy for copy in self._copies if {*map(memory_of, copy)} <= places],
+            "the model returns both, or one is an argument and the other a result",
+        )
         self._copies.clear()
 
     def _settle(self, copies: Sequence[_Copy], why: str) -> None:

@@ -57,7 +57,7 @@ class UnfoldMutationMode(TorchFunctionMode):
                 self._memories.add(memory_of(given["tensor"]))
         for tensor in written(function, args, kwargs) if self._memories else ():
             if isinstance(tensor, FunctionalTensor) and tensor._is_view() and memory_of(tensor) in self._memories:
-                raise GapError("unfold leaves elements out behind the last window; write to a copy, or to slices")
+                raise GapError("the windows of unfold do not cover the last elements; write to a copy, or to slices")
         return function(*args, **kwargs)
 
 

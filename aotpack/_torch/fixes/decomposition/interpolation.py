@@ -36,7 +36,7 @@ def interpolated_by_sizes() -> Iterator[None]:
         by_sizes = list(factors) if exact else plain(x, sizes, factors, (1, 2))
         if len(sizes) != 2 and by_sizes != list(factors):  # 1-d and 3-d kernels use the factor, except for gradients
             if torch.is_grad_enabled() and x.requires_grad:
-                raise NotImplementedError("interpolate by a factor: eager's gradient is not that of its values; pass size=")
+                raise NotImplementedError("interpolate with scale_factor: eager's gradient does not match its values; pass size=")
             by_sizes = list(factors)
         resized = nearest(x, sizes, by_sizes, exact=exact)
         return resized.contiguous() if len(sizes) == 1 else resized

@@ -196,7 +196,7 @@ FIXES = (
     _fix(
         id="inductor-write-to-concatenated",
         severity="wrong-values",
-        summary="A tensor lies in its concatenation, so a write to it changes the concatenation, too.",
+        summary="A concatenated tensor is a view of the concatenation, so a write to it changes the concatenation too.",
         apply="fixes.inductor.writes:copy_written_concatenations",
         patches=("torch._inductor.ir.ConcatKernel.create",),
     ),

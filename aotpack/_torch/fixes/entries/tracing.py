@@ -17,7 +17,7 @@ FIXES = (
     _shapes(
         id="shapes-questions-about-zero",
         severity="wrong-values",
-        summary="A model that asks whether a size is 0 is traced as if it never were, and no guard is left.",
+        summary="A model that compares a size with 0 is traced as if the size were never 0, without a guard.",
         apply="fixes.symbolic_shapes.zero_sizes:questions_about_zero",
         patches=("torch.SymInt.__eq__", "torch.SymInt.__gt__", "torch.fx.experimental.sym_node.SymNode.maybe_as_int"),
     ),

@@ -34,7 +34,7 @@ def record_defaults() -> Iterator[None]:
         with mock.patch.object(kernel, "unflatten_args", with_defaults):
             passed = export(kernel)
         if any(isinstance(value, list | tuple) and not value for value in passed or ()):
-            raise NotImplementedError("AOTInductor passes no empty list to a kernel")
+            raise NotImplementedError("AOTInductor cannot pass an empty list to a kernel")
         return passed
 
     with patched("inductor-defaults-of-kernels", ir.FallbackKernel, "export_extern_kernel_node", recorded):
