@@ -49,7 +49,8 @@ def test_a_stranger_is_told_every_way() -> None:
         "The native code of this bundle may not run: this user did not build it on this machine and the caller did "
         "not vouch for it.\n"
         "Either build the bundle as this user on this machine, or pin it: "
-        f'trust="{DIGEST}" (or a collection of digests), or accept any bundle: trust="all". '
+        f'trust="{DIGEST}" (or a collection of digests), or trust a key that signed it: '
+        '`aotpack trust add KEY.pub` or trust="key:KEY.pub", or accept any bundle: trust="all". '
         "The portable target runs without trust."
     )
 

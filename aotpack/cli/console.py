@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -60,10 +61,18 @@ def trust_option(function: F) -> F:
         "--trust",
         "trust",
         multiple=True,
-        metavar="DIGEST|all",
+        metavar="DIGEST|key:KEY|all",
         callback=_trust,
-        help="Allow native code of the bundle with this digest, or of any bundle (all). May be repeated.",
+        help="Allow native code of the bundle with this digest, of bundles that this key signed, or of any. May be repeated.",
     )(function)
+
+
+def passphrase_of(*, confirm: bool = False) -> bytes:
+    """Return the passphrase of a private key: ``$AOTPACK_PASSPHRASE``, else what is typed."""
+    given = os.environ.get("AOTPACK_PASSPHRASE")
+    if given is None:
+        given = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+    return str(given).encode()
 
 
 def as_options(text: str, command: click.Command | None) -> str:

@@ -33,18 +33,25 @@ class Check:
 
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Require a signature of this key (file in PEM, or name).")
 @import_option
 @trust_option
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, bundle: Path, modules: tuple[str, ...], trust: str | tuple[str, ...] | None, as_json: bool
+    ctx: click.Context,
+    bundle: Path,
+    keys: tuple[str, ...],
+    modules: tuple[str, ...],
+    trust: str | tuple[str, ...] | None,
+    as_json: bool,
 ) -> None:
     """Check every digest and document of BUNDLE and run its self-test, where it has one, on every target that may run.
 
-    The exit code is 1 if a check fails; a check that could not be made here is skipped and says why.
+    With --key it must be signed: several keys are alternatives. The exit code is 1 if a check fails; a check that could
+    not be made here is skipped and says why.
     """
-    checks = list(_checks(bundle, trust, modules))
+    checks = list(_checks(bundle, trust, modules, keys))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -54,7 +61,7 @@ def command(
         ctx.exit(1)
 
 
-def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str, ...]) -> Iterator[Check]:
+def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Check]:
     from aotpack_loader.archive.bundle import Bundle
 
     try:
@@ -68,7 +75,11 @@ def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str,
         yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
         digests = _digests(bundle)
         yield digests
-    if digests.status == "failed":
+        signature = _signature(bundle, keys)
+        yield signature
+    if keys and signature.status == "failed":
+        yield Check("self-test", "skipped", "nothing of a bundle without the required signature is run")
+    elif digests.status == "failed":
         yield Check("self-test", "skipped", "nothing of a damaged bundle is run")
     elif bundle.program.self_test is None:
         yield Check("self-test", "skipped", "none is recorded (build with --self-test)")
@@ -76,6 +87,21 @@ def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str,
         subclasses = import_modules(modules)
         for target in bundle.targets:
             yield _self_test(path, target, trust, subclasses)
+
+
+def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
+    """Check who signed the bundle: one of the keys ``names``, or any trusted key where none is required."""
+    if not bundle.has_attachments and not names:
+        return Check("signature", "skipped", "the bundle is not signed")
+    from aotpack_loader.signing import store
+    from aotpack_loader.signing.verify import signer
+
+    keys = [store.named_key(name) for name in names] if names else store.trusted_keys()
+    verdict = signer(bundle, keys)
+    if verdict.key is not None:
+        return Check("signature", "ok", f"{verdict.key.name}  {verdict.key.id}")
+    detail = "\n".join([verdict.reason, *map(str, verdict.problems)])
+    return Check("signature", "failed" if names else "skipped", detail)
 
 
 def _digests(bundle: Bundle) -> Check:

@@ -232,7 +232,7 @@ def compile_bundle(
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     with Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         reopen.refuse_present(opened, chosen)
-        trusted = decide_trust(opened.digest, trust)
+        trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
             graphs = specialize(reopen.graphs_of(opened), specializations)
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _CHUNK = 1 << 20
-_MARKER = b'{"imageLayoutVersion":"1.0.0"}'
+MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class TargetEntry(NamedTuple):
@@ -174,7 +174,7 @@ class BlobStore:
 
     def _new_path(self) -> Path:
         if self._staging is None:
-            staging = _sibling(self._parent, "staging")
+            staging = sibling(self._parent, "staging")
             try:
                 staging.mkdir(mode=0o700)
             except OSError as error:
@@ -280,14 +280,14 @@ def _documents(
 
 def _write_file(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
     _check_tar_limits(store, digests)
-    temporary = _sibling(path.parent, "tar")
+    temporary = sibling(path.parent, "tar")
     try:
         with open(temporary, "xb") as file:
             for digest in digests:
                 file.write(header("blobs/sha256/" + hex_part(digest), store.size(digest)))
                 store.copy(digest, file)
                 file.write(bytes(-store.size(digest) % BLOCK))
-            for name, data in (("index.json", top), ("oci-layout", _MARKER)):
+            for name, data in (("index.json", top), ("oci-layout", MARKER)):
                 file.write(header(name, len(data)) + data + bytes(-len(data) % BLOCK))
             file.write(bytes(2 * BLOCK))
             file.flush()
@@ -299,7 +299,7 @@ def _write_file(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]
 
 
 def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
-    temporary = _sibling(path.parent, "directory")
+    temporary = sibling(path.parent, "directory")
     try:
         blobs = temporary / "blobs" / "sha256"
         blobs.mkdir(parents=True)
@@ -307,7 +307,7 @@ def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence
             with open(blobs / hex_part(digest), "xb") as file:
                 store.copy(digest, file)
         (temporary / "index.json").write_bytes(top)
-        (temporary / "oci-layout").write_bytes(_MARKER)
+        (temporary / "oci-layout").write_bytes(MARKER)
         _swap(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -319,7 +319,7 @@ def _swap(new: Path, path: Path) -> None:
 
     This takes two renames, as none can replace a non-empty directory.
     """
-    old = _sibling(path.parent, "old")
+    old = sibling(path.parent, "old")
     try:
         if path.exists():
             os.rename(path, old)
@@ -366,6 +366,6 @@ def _is_unpacked_bundle(path: Path) -> bool:
     return {entry.name for entry in path.iterdir()} == {"blobs", "index.json", "oci-layout"}
 
 
-def _sibling(parent: Path, purpose: str) -> Path:
+def sibling(parent: Path, purpose: str) -> Path:
     """Return a new hidden name in ``parent``, on the same file system as the final path."""
     return parent / f".aotpack-{purpose}-{secrets.token_hex(8)}"

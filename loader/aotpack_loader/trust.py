@@ -1,8 +1,8 @@
-"""Decides whether the native code of a bundle may run, from the bundle's digest alone.
+"""Decides whether the native code of a bundle may run, from the bundle's digest and its signatures.
 
-This module makes the decision and keeps the record of what this user built here. It reads no bundle
-and runs no code. The record is a convenience for honest bundles. It does not protect against
-someone who can write to this user's home directory.
+This module makes the decision and keeps the record of what this user built here. It runs no code,
+and reads of a bundle only signatures (:mod:`.signing`). The record is a convenience for honest
+bundles. It does not protect against someone who can write to this user's home directory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import os
 import platform
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from .archive import digest as digests
 from .archive.cache import private_directory, user_directory
-from .errors import AotpackError, TrustError
+from .errors import AotpackError, Problem, TrustError
+
+if TYPE_CHECKING:
+    from .archive.attachments import Attached
 
 ALL = "all"
+KEY = "key:"
+"""Before the name or file of a key that must have signed the bundle."""
 _VARIABLE = "AOTPACK_STATE"
 
 
@@ -34,49 +40,79 @@ class TrustDecision(Struct, frozen=True):
 
     trusted: bool
     reason: str
+    problems: tuple[Problem, ...] = ()
 
 
-def check_trust(bundle_digest: str, trust: str | Collection[str] | None) -> str:
+def check_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None) -> str:
     """Return why the bundle's native code may run.
 
     Args:
         bundle_digest: ``Bundle.digest``.
-        trust: ``"all"``, a digest, a collection of digests, or None: only what this user built
-            here.
+        trust: ``"all"``, digests and keys (``"key:acme"``, ``"key:acme.pub"``), or None: what this
+            user built here, and what a key signed that this user trusts.
+        bundle: the bundle, whose signatures may decide. None: it is not signed.
 
     Raises:
         TrustError: it is not trusted; names the ways to trust it.
         TrustArgumentError: ``trust`` is something else.
     """
-    decision = decide_trust(bundle_digest, trust)
+    decision = decide_trust(bundle_digest, trust, bundle)
     if not decision.trusted:
         raise TrustError(
             f"The native code of this bundle may not run: {decision.reason}.",
+            decision.problems,
             hint="Either build the bundle as this user on this machine, or pin it: "
-            f'trust="{bundle_digest}" (or a collection of digests), or accept any bundle: trust="{ALL}". '
+            f'trust="{bundle_digest}" (or a collection of digests), or trust a key that signed it: '
+            f'`aotpack trust add KEY.pub` or trust="{KEY}KEY.pub", or accept any bundle: trust="{ALL}". '
             "The portable target runs without trust.",
         )
     return decision.reason
 
 
-def decide_trust(bundle_digest: str, trust: str | Collection[str] | None) -> TrustDecision:
+def decide_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None) -> TrustDecision:
     """Return the decision for the bundle, without raising an error for an untrusted one.
 
-    Pins are final. A caller who names digests gets no other bundle, even if it was built here.
+    What the caller names is final. A caller who names digests or keys gets no other bundle, even if
+    it was built here.
 
     Raises:
         TrustArgumentError: ``trust`` has none of the accepted forms.
+        AotpackError: a trusted key cannot be read.
     """
-    pins = _pins(trust)
-    if pins is None:
+    named = check_argument(trust)
+    if named is None:
         return TrustDecision(True, f'the caller passed trust="{ALL}"')
-    if pins:
-        if bundle_digest in pins:
+    if named:
+        if bundle_digest in named:
             return TrustDecision(True, "the caller pinned its digest")
+        keys = sorted(name.removeprefix(KEY) for name in named if name.startswith(KEY))
+        if keys:
+            return _signed(bundle, keys)
         return TrustDecision(False, f"its digest {bundle_digest} is not one the caller pinned")
     if _was_built_here(bundle_digest):
         return TrustDecision(True, "this user built it on this machine")
+    if bundle is not None and bundle.has_attachments:
+        signed = _signed(bundle, None)
+        if signed.trusted:
+            return signed
+        reason = f"this user did not build it on this machine, the caller did not vouch for it, and {signed.reason}"
+        return TrustDecision(False, reason, signed.problems)
     return TrustDecision(False, "this user did not build it on this machine and the caller did not vouch for it")
+
+
+def _signed(bundle: Attached | None, names: Collection[str] | None) -> TrustDecision:
+    """Whether one of the keys signed the bundle; of all keys that this user trusts if there are no ``names``."""
+    if bundle is None or not bundle.has_attachments:
+        return TrustDecision(False, "it is not signed")
+    from .signing import store  # only for a signed bundle
+
+    if names is None and not store.may_have_keys():
+        return TrustDecision(False, "it is signed, but this user trusts no key")
+    from .signing.verify import signer
+
+    keys = store.trusted_keys() if names is None else [store.named_key(name) for name in names]
+    verdict = signer(bundle, keys)
+    return TrustDecision(verdict.key is not None, verdict.reason, tuple(verdict.problems))
 
 
 def record_built(bundle_digest: str) -> None:
@@ -95,26 +131,30 @@ def record_built(bundle_digest: str) -> None:
         ) from error
 
 
-def _pins(trust: object) -> frozenset[str] | None:
-    """Return the pinned digests; empty for None, and None for ``"all"``."""
+def check_argument(trust: object) -> frozenset[str] | None:
+    """Return the digests and keys that the argument ``trust`` names; none for None, and None for ``"all"``.
+
+    Raises:
+        TrustArgumentError: it has none of the accepted forms.
+    """
     if trust is None:
         return frozenset()
     if isinstance(trust, str):
         if trust == ALL:
             return None
         trust = (trust,)
-    if not isinstance(trust, Collection) or not trust:
+    if not isinstance(trust, Collection) or isinstance(trust, bytes) or not trust:
         raise _refused(trust)
-    for pin in trust:
-        if not isinstance(pin, str) or not digests.is_digest(pin):
-            raise _refused(pin)
+    for name in trust:
+        if not isinstance(name, str) or not (digests.is_digest(name) or (name.startswith(KEY) and name != KEY)):
+            raise _refused(name)
     return frozenset(trust)
 
 
 def _refused(value: object) -> TrustArgumentError:
     return TrustArgumentError(
         f"trust={value!r} is not understood.",
-        hint='Pass None, "all", a digest "sha256:<64 hex digits>", or a collection of at least one digest.',
+        hint='Pass None, "all", a digest "sha256:<64 hex digits>", a key "key:<name or file>", or a collection of these.',
     )
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from ..format.versions import check_version
 from . import cache
 from .layout import Layout, open_layout
 from .weights import WeightMap
+
+if TYPE_CHECKING:
+    from .attachments import Attachment
 
 _CODE_PREFIX = "application/vnd.aotpack.code."
 _KINDS = {
@@ -76,7 +80,7 @@ class Bundle:
     def __init__(self, layout: Layout) -> None:
         """Read the documents of ``layout``. :meth:`open` also closes it if they are invalid."""
         self._layout = layout
-        self._index = _bundle_index_descriptor(layout)
+        self._index, self.beside = _listed(layout)
         index = decode(layout.read(self._index), ImageIndex, where="bundle index")
         if index.artifact_type != media_types.BUNDLE or index.media_type not in ("", media_types.OCI_INDEX):
             raise NotABundleError(f"{layout.path!r} is an OCI image layout, but not of an aotpack bundle.")
@@ -123,6 +127,39 @@ class Bundle:
     def digest(self) -> str:
         """The bundle's digest: that of its bundle index, which covers everything in the bundle."""
         return self._index.digest
+
+    @property
+    def index(self) -> Descriptor:
+        """The descriptor of the bundle index, which attachments name as their subject."""
+        return self._index
+
+    def entries(self) -> dict[str, tuple[int, int]]:
+        """Return the entries of a bundle file by name: their bytes ``[start, stop)`` in the file."""
+        return self._layout.entries()
+
+    @property
+    def has_attachments(self) -> bool:
+        """Whether ``index.json`` lists more than the bundle. Nothing of that is read for it."""
+        return bool(self.beside)
+
+    def attachments(self) -> tuple[list[Attachment], list[Problem]]:
+        """Return the bundle's attachments, such as signatures, and what is wrong with damaged ones.
+
+        The bundle digest does not cover them. A reader believes one only for a signature in it.
+        """
+        from .attachments import read  # rarely needed, so not imported at every start
+
+        return read(self._layout, self.beside, self._index)
+
+    def attached(self, attachment: Attachment) -> memoryview:
+        """Return the document of an attachment.
+
+        Raises:
+            CorruptBundleError: missing, damaged, or too large for a document.
+        """
+        from .attachments import document
+
+        return document(self._layout, attachment)
 
     @property
     def program(self) -> Program:
@@ -287,21 +324,28 @@ def raw_size(descriptor: Descriptor) -> int:
     return int(text)
 
 
-def _bundle_index_descriptor(layout: Layout) -> Descriptor:
-    """Return the one entry of ``index.json``."""
+def _listed(layout: Layout) -> tuple[Descriptor, list[Descriptor]]:
+    """Return the entries of ``index.json``: the bundle index, and the manifests of attachments."""
     top = decode(layout.read_index(), ImageIndex, where="index.json")
-    if len(top.manifests) != 1:
+    if top.media_type not in ("", media_types.OCI_INDEX):
+        raise NotABundleError(f"index.json of {layout.path!r} is a {top.media_type}, not an OCI image index.")
+    beside = [entry for entry in top.manifests if _is_attachment(entry)]
+    bundles = [entry for entry in top.manifests if not _is_attachment(entry)] or top.manifests
+    if len(bundles) != 1:
         raise NotABundleError(
             f"{layout.path!r} is an OCI image layout of {len(top.manifests)} images; a bundle has exactly one index."
         )
-    if top.media_type not in ("", media_types.OCI_INDEX):
-        raise NotABundleError(f"index.json of {layout.path!r} is a {top.media_type}, not an OCI image index.")
-    (descriptor,) = top.manifests
+    (descriptor,) = bundles
     # Tools that copy layouts (skopeo) drop artifactType here, but the bundle index has it.
     if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
         kind = descriptor.artifact_type or descriptor.media_type
         raise NotABundleError(f"{layout.path!r} is an OCI image layout of a {kind}, not of an aotpack bundle.")
-    return descriptor
+    return descriptor, beside
+
+
+def _is_attachment(entry: Descriptor) -> bool:
+    """Whether an entry of ``index.json`` is the manifest of an attachment. Targets are only below the bundle index."""
+    return entry.media_type == media_types.OCI_MANIFEST and entry.artifact_type != media_types.BUNDLE
 
 
 def _manifest(layout: Layout, descriptor: Descriptor) -> Manifest:

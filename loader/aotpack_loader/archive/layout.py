@@ -86,6 +86,10 @@ class Layout(ABC):
         """
 
     @abstractmethod
+    def entries(self) -> dict[str, tuple[int, int]]:
+        """Return the entries of a file by name: their bytes ``[start, stop)``. A directory has none."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release the file handles. May be called twice."""
 
@@ -157,6 +161,9 @@ class _TarLayout(Layout):
     def verify(self, descriptor: Descriptor) -> None:
         _verify(self._handle, *self._bounds(descriptor), descriptor)
 
+    def entries(self) -> dict[str, tuple[int, int]]:
+        return dict(self._entries)
+
     def close(self) -> None:
         self._finalizer()
 
@@ -215,6 +222,9 @@ class _DirectoryLayout(Layout):
             _verify(handle, 0, descriptor.size, descriptor)
         finally:
             os.close(handle)
+
+    def entries(self) -> dict[str, tuple[int, int]]:
+        return {}
 
     def close(self) -> None:
         self._finalizer()

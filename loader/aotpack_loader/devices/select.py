@@ -13,7 +13,7 @@ from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
 from ..options import LoadOptions
-from ..trust import check_trust, decide_trust
+from ..trust import check_argument, check_trust, decide_trust
 from . import cpuinfo
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         DirectoryError: native code was requested, or there is no other target, and it cannot be
             extracted here.
         TargetError: no target fits, or not the requested one; gives the reason for each.
+        TrustArgumentError: the option ``trust`` has none of its forms.
         TrustError: the requested one is native, or calls third-party operators, and is not trusted.
     """
     backend, trust = options.backend, options.trust
+    check_argument(trust)  # also for a bundle without native code
     place = _place(options.device)
     candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
@@ -75,7 +77,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
                 _require_consent(bundle, options.operators, trust)
                 why = _why(backend, "runs anywhere")
                 return Selection(target, _open(bundle, target, place), why, rejected, _fallback(bundle, rejected, backend))
-            trusted = check_trust(bundle.digest, trust)
+            trusted = check_trust(bundle.digest, trust, bundle)
             opened = _open(bundle, target, place)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
@@ -148,7 +150,7 @@ def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Colle
     if declared:
         from . import operators
 
-        decision = decide_trust(bundle.digest, trust)
+        decision = decide_trust(bundle.digest, trust, bundle)
         operators.require_consent(declared, agreed, "" if decision.trusted else decision.reason)
 
 

@@ -6,6 +6,8 @@ from typing import Final
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+OCI_EMPTY: Final = "application/vnd.oci.empty.v1+json"
+"""The configuration of an attachment: the two bytes ``{}``."""
 
 BUNDLE: Final = "application/vnd.aotpack.bundle.v1"
 """``artifactType`` of the bundle index and of every manifest below it."""
@@ -22,6 +24,8 @@ CODE_CALL: Final = "application/vnd.aotpack.code.call.v1+zstd"
 CODE_FALLBACKS: Final = "application/vnd.aotpack.code.fallbacks.v1+json"
 
 ANNOTATION_TITLE: Final = "org.opencontainers.image.title"
+ANNOTATION_REF_NAME: Final = "org.opencontainers.image.ref.name"
+"""In ``index.json``: the name by which tools choose the bundle where there are attachments beside it."""
 ANNOTATION_TARGET: Final = "dev.aotpack.target"
 """On a manifest and its descriptor: the target's name, ``cpu:x86-64-v3``."""
 ANNOTATION_RAW_SIZE: Final = "dev.aotpack.raw-size"

@@ -1,0 +1,84 @@
+"""Makes keys and signs bundles: a statement about the bundle digest, attached to the bundle."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from aotpack_loader.archive.attachments import SIGSTORE_BUNDLE, NewAttachment, make
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.digest import hex_part
+from aotpack_loader.errors import AotpackError
+from aotpack_loader.format.schema import Descriptor
+from aotpack_loader.signing import documents
+from aotpack_loader.signing.keys import PrivateKey, PublicKey
+
+from ..writer.attach import attach
+
+CONTENT = "dev.sigstore.bundle.content"
+PREDICATE = "dev.sigstore.bundle.predicateType"
+"""Annotations of a Sigstore bundle in a registry. cosign selects by them."""
+
+
+class Signed(NamedTuple):
+    """What was signed: the bundle digest, the key, and the digest of the attachment's manifest."""
+
+    digest: str
+    key: PublicKey
+    attachment: str
+
+
+def sign(path: str | os.PathLike[str], key: PrivateKey) -> Signed:
+    """Sign the bundle at ``path`` and attach the signature.
+
+    The bundle's documents are read and checked. Its weights are not, because the statement is
+    about digests: verify a bundle that others gave you before you sign it.
+
+    Raises:
+        BundleError: it is no valid bundle.
+        BuildError: it cannot be written.
+    """
+    with Bundle.open(path) as bundle:
+        subject, name = bundle.index, bundle.program.name
+    payload = documents.statement([about(subject, name)], documents.SIGNED, {})
+    new = signed_attachment(subject, payload, documents.SIGNED, key)
+    attach(path, [new])
+    return Signed(subject.digest, key.public, new.descriptor.digest)
+
+
+def about(subject: Descriptor, name: str) -> documents.Subject:
+    """Return the subject of a statement about a bundle."""
+    return documents.Subject({"sha256": hex_part(subject.digest)}, name)
+
+
+def signed_attachment(subject: Descriptor, payload: bytes, predicate: str, key: PrivateKey) -> NewAttachment:
+    """Return the attachment of a statement with its signature."""
+    document = documents.sigstore_bundle(payload, key.sign(payload), key.public.hint)
+    return make(subject, SIGSTORE_BUNDLE, document, {CONTENT: "dsse-envelope", PREDICATE: predicate})
+
+
+def write_keys(kind: str, out: Path, passphrase: bytes | None) -> tuple[PublicKey, Path, Path]:
+    """Make a key pair: ``out`` holds the private key, ``out`` with ``.pub`` the public one.
+
+    Raises:
+        AotpackError: one of the files exists, or cannot be written.
+    """
+    key = PrivateKey.generate(kind)
+    public = out.with_name(re.sub(r"\.(pem|key)$", "", out.name) + ".pub")
+    for path in (out, public):
+        if path.exists():
+            raise AotpackError(f"{path} exists; a key is never replaced.", hint="Choose another name: --out NAME.")
+    _create(out, key.pem(passphrase), 0o600)
+    _create(public, key.public.pem, 0o644)
+    return key.public, out, public
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as error:
+        raise AotpackError(f"The key cannot be written to {path}: {error.strerror}.") from error
+    with open(handle, "wb") as file:
+        file.write(data)
