@@ -86,7 +86,7 @@ from .inductor import (
     with_stride_order,
     x86_vector_bits,
 )
-from .partitioner import Split, is_plain_call, partition, split_regions, tell_calls_apart
+from .partitioner import Split, is_plain_call, partition, renumber_calls, split_regions
 from .refusals.changes import refuse_changes
 from .refusals.dirty_arguments import DirtyArgumentError
 from .refusals.gradient_writes import GradientWriteError
@@ -178,6 +178,7 @@ __all__ = [
     "record_of_fixes",
     "recorded_lines",
     "refuse_changes",
+    "renumber_calls",
     "run_on_fake_tensors",
     "split_regions",
     "statically_known_true",
@@ -186,7 +187,6 @@ __all__ = [
     "symbolic_truths",
     "symbols_in",
     "symbols_of",
-    "tell_calls_apart",
     "traced_own_gradients",
     "tree_children",
     "varying_integer",

@@ -35,7 +35,7 @@ from .api.lines import name_backward, recorded_lines
 from .api.random_operators import is_effectful
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
-from .fixes.aot_autograd.overlaps import RefusedOverlaps
+from .fixes.aot_autograd.overlaps import OverlapMutationMode
 from .fixes.aot_autograd.reshapes import ReshapeAliasMode
 from .fixes.applying import apply_fixes
 from .refusals.dirty_arguments import DirtyArguments
@@ -150,10 +150,10 @@ def _export_joint(
         inductor_config.patch(enable_auto_functionalized_v2=False),
         _plain_writes_of_export(),
         _aliases_named(),
-        _seen_results(noted, inside),
+        _observed_results(noted, inside),
         recorded_lines(entry="traced_model"),
         apply_fixes("aot_autograd", inputs=(args, kwargs)),
-        RefusedOverlaps(),
+        OverlapMutationMode(),
         refused_gradient_writes(),
         dirty.watched(),
         copies,
@@ -166,7 +166,7 @@ def _export_joint(
         if state.needs_autograd:
             descriptors = descriptors[0]
         name_backward(joint.graph_module.graph)
-        _sum_by_twos(joint.graph_module)
+        _replace_nary_sums(joint.graph_module)
         tokens = len(state.fw_metadata.tokens)
         return Joint(
             graph_module=joint.graph_module,
@@ -185,7 +185,7 @@ def _export_joint(
         )
 
 
-def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
+def _replace_nary_sums(graph_module: torch.fx.GraphModule) -> None:
     """Replace each n-ary sum (``torch.sym_sum``) by binary sums; torch traces some sums of two
     terms as n-ary ones.
     """
@@ -203,7 +203,7 @@ def _sum_by_twos(graph_module: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _seen_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def _observed_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """Call ``note`` with the results before they are flattened."""
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 

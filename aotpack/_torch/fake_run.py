@@ -28,7 +28,7 @@ from .api.constants import KnownConstants
 from .api.fake_tensors import blank_like
 from .api.own_gradients import refused_accumulation
 from .api.writes import operator_of, written
-from .fixes.aot_autograd.overlaps import RefusedOverlaps
+from .fixes.aot_autograd.overlaps import OverlapMutationMode
 
 
 class VersionedWrites(NamedTuple):
@@ -217,7 +217,7 @@ def _run(
                 stack.enter_context(watch)
             stack.enter_context(KnownConstants())
             if strict:
-                stack.enter_context(RefusedOverlaps())
+                stack.enter_context(OverlapMutationMode())
                 stack.enter_context(refused_accumulation())
                 stack.enter_context(watched)  # entered last, so called first: it inspects the caller's frame
             result = torch.func.functional_call(model, state, args, kwargs)

@@ -52,7 +52,7 @@ def is_plain_call(target: Any) -> bool:
     return isinstance(target, BaseHOP)
 
 
-def tell_calls_apart(region: torch.fx.GraphModule) -> None:
+def renumber_calls(region: torch.fx.GraphModule) -> None:
     """Renumber the calls of regions inside a region: torch gives all of them the number of the
     enclosing call.
 

@@ -23,7 +23,7 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
 
-from .fixes.inductor.checks import telling_failures, with_checks
+from .fixes.inductor.checks import with_checks, with_kernel_errors
 
 
 def inductor_fingerprint() -> dict[str, str]:
@@ -150,7 +150,7 @@ def _flags_of_ours() -> Iterator[None]:
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{telling_failures(with_checks(wrapper_code))}'
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(with_checks(wrapper_code))}'
             kernel_code = f'#line 1 "kernel.cpp"\n{with_checks(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 

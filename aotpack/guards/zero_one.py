@@ -5,7 +5,7 @@ size may vary down to 0. But the model, or an operator in torch's C++, may do so
 such a size, and the graphs do not.
 
 Comparisons in the model's own Python are detected while it is traced
-(``zero_sizes.questions_about_zero``).
+(``zero_sizes.guard_zero_comparisons``).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_zero_one_guards(
             return ""
         trial, usual = tried(sizes), at_the_example()
         new = [reason for kind, reason in trial.differs.items() if kind not in usual.differs]
-        return next(iter(new), "") or trial.another_way(usual) or trial.simplified
+        return next(iter(new), "") or trial.behavior_change(usual) or trial.simplified
 
     def edge(names: Collection[str], size: int, reason: str) -> SizeGuard:
         paths = ", ".join(_path_of_size(name, method.leaves) for name in names)
@@ -193,7 +193,7 @@ class SizeRun:
             return False
         return True
 
-    def another_way(self, other: SizeRun) -> str:
+    def behavior_change(self, other: SizeRun) -> str:
         """Return how the model itself does something else than at the sizes of ``other``, or an empty string."""
         if not (self.ran and other.ran):
             return ""

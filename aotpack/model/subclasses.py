@@ -55,7 +55,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from plain_tensors(getattr(tensor, name))
 
 
-def check_apart(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+def check_memory_is_separate(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Check that inner tensors of subclasses share memory with nothing else.
 
     A trace would merge one tensor at two paths.

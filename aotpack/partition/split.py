@@ -255,7 +255,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
     def of_region(
         joint: GraphModule, inputs: object, *, num_fwd_outputs: int, **options: object
     ) -> tuple[GraphModule, GraphModule]:
-        compat.tell_calls_apart(joint)
+        compat.renumber_calls(joint)
         _split_regions(joint, split)
         forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         parts = _halves(forward, backward, [()] * num_fwd_outputs)
@@ -306,13 +306,13 @@ def _return_no_operands(module: GraphModule) -> None:
                     call.append(item)
                     continue
                 module.graph.erase_node(item)
-            _tell_what_is_shared(items)
+            _mark_shared_values(items)
             call.meta["val"] = tuple(None if result is None else result.meta["val"] for result in kept)
         set_outputs(region, kept)
     module.recompile()
 
 
-def _tell_what_is_shared(items: Mapping[Any, Node]) -> None:
+def _mark_shared_values(items: Mapping[Any, Node]) -> None:
     """Let results of a call that are views of each other share their storage in the trace too."""
     sharing: dict[Any, list[Any]] = {}
     for result in items:

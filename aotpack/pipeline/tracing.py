@@ -31,7 +31,7 @@ from ..capture.inputs.examples import named_leaves, refuse_layouts
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
 from ..guards import one, strides, zero_one
 from ..model.state import StoredTensors, describe_state, named_state
-from ..model.subclasses import check_apart
+from ..model.subclasses import check_memory_is_separate
 from ..partition.rng import drawn_anew
 from . import double_backward
 from .options import MethodPlan, Options, RandomMode
@@ -100,7 +100,7 @@ def start(run: Run, example: Example, options: Options, decompositions: Decompos
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     stored = StoredTensors()
     state = describe_state(module, stored)
-    check_apart([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
+    check_memory_is_separate([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
     gaps = _gaps(run, tensors, args, kwargs, shapes)
     return BuildContext(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
@@ -337,7 +337,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     if plan in options.plans:
         with capture.as_traced(context.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
             convention = one.with_ones(context.module, context.args, context.kwargs, shapes, convention)
-        convention = _without_edges(context, plan, convention, captured.branches)
+        convention = _with_zero_one_guards(context, plan, convention, captured.branches)
         convention = _with_layouts(context, plan, convention, captured.branches)
     constraints = convention.method.constraints
     if convention.backward is not None and not plan.grad:
@@ -353,7 +353,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
 
 
-def _without_edges(
+def _with_zero_one_guards(
     context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
 ) -> signature.Convention:
     """Return the method with constraints that exclude sizes of 0 and 1 at which its graphs differ from the model."""

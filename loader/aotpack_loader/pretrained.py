@@ -86,7 +86,7 @@ def _shown(value: Any) -> str:
 
 def members(recorded: schema.Pretrained) -> dict[str, Any]:
     """The additional members of the class of a program, beside ``forward``."""
-    body: dict[str, Any] = {name: plain_data(value) for name, value in recorded.attributes.items() if _is_told(name)}
+    body: dict[str, Any] = {name: plain_data(value) for name, value in recorded.attributes.items() if _is_recorded(name)}
     if recorded.config is not None:
         body["config"] = _Configured(recorded.config, "config")
     if recorded.generation_config is not None:
@@ -99,7 +99,7 @@ def members(recorded: schema.Pretrained) -> dict[str, Any]:
     return body
 
 
-def _is_told(name: str) -> bool:
+def _is_recorded(name: str) -> bool:
     """Whether a bundle may define this name.
 
     Names of torch's modules, of programs and of Python's protocol are excluded.

@@ -24,7 +24,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
-from aotpack_loader.runtime.branches import ANOTHER_WAY
+from aotpack_loader.runtime.branches import BRANCH_MESSAGE
 
 from ..._torch import SideEffectError
 from ..._torch.api.constants import KnownConstants
@@ -120,7 +120,7 @@ def _is(tensor: torch.Tensor, value: bool | int | float) -> torch.Tensor:
 
 
 def _message(branch: Branch) -> str:
-    return f"{branch.where} [{branch.value}]: {ANOTHER_WAY}"
+    return f"{branch.where} [{branch.value}]: {BRANCH_MESSAGE}"
 
 
 class _Numbers(TorchFunctionMode):

@@ -94,7 +94,7 @@ def _flex_attention(
     scores = torch.where(visible, modified, torch.tensor(-math.inf, dtype=working, device=query.device))
     log_sums = torch.where((scores == -math.inf).all(-1), -math.inf, scores.logsumexp(-1))
     out = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
-    return [_laid_out_like(out, query), log_sums / math.log(2), scores.amax(-1) / math.log(2)]
+    return [_with_layout_of(out, query), log_sums / math.log(2), scores.amax(-1) / math.log(2)]
 
 
 def _over_positions(subgraph: Subgraph, leading: int, buffers: int) -> Callable[..., torch.Tensor]:
@@ -112,7 +112,7 @@ def _over_positions(subgraph: Subgraph, leading: int, buffers: int) -> Callable[
     return run
 
 
-def _laid_out_like(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _with_layout_of(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """``out`` with the memory order of ``query``'s dimensions, except that the last dimension has stride 1."""
     innermost_first = sorted(range(4), key=lambda dimension: (query.stride(dimension), -dimension))
     strides = _dense_strides(out.shape, innermost_first)

@@ -6,14 +6,14 @@ import re
 
 from ..errors import BranchError, Problem
 
-ANOTHER_WAY = "the branch goes another way than on the inputs that the bundle was built with"
+BRANCH_MESSAGE = "the branch goes another way than on the inputs that the bundle was built with"
 """What every graph says that asserts a branch, after the user's line and the value that it read at build."""
 
-_MESSAGE = re.compile(rf"(?P<where>[^\n]*?):?(?: \[(?P<value>[^\]\n]*)\])?: {ANOTHER_WAY}")
+_MESSAGE = re.compile(rf"(?P<where>[^\n]*?):?(?: \[(?P<value>[^\]\n]*)\])?: {BRANCH_MESSAGE}")
 
 
 def branch_error(error: RuntimeError) -> BranchError:
-    """The error for a failed assertion in a graph whose message contains :data:`ANOTHER_WAY`."""
+    """The error for a failed assertion in a graph whose message contains :data:`BRANCH_MESSAGE`."""
     match = _MESSAGE.search(str(error))
     where, value = (match["where"], match["value"]) if match else ("the model", None)
     if value in ("True", "False"):

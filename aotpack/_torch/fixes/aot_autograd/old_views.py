@@ -23,7 +23,7 @@ class OldViewError(Exception):
     """The model writes through a view that was created before its base changed its shape in place."""
 
 
-class RefusedOldViews(TorchFunctionMode):
+class OldViewMutationMode(TorchFunctionMode):
     """While active, rejects a write through such a view if gradients are recorded.
 
     Torch takes the view again from the changed base: ``v = y[0]; y.t_(); v.mul_(2)`` gives the

@@ -35,7 +35,7 @@ _PARAMETERS = ("tensor", "size", "stride", "offset")
 _NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
 
 
-class OverlapsOfAnySize(TorchFunctionMode):
+class SymbolicOverlapMode(TorchFunctionMode):
     """While active, keeps dynamic sizes dynamic in the gradient of ``as_strided``.
 
     It handles views whose elements overlap for all values of the sizes. Torch handles
@@ -60,7 +60,7 @@ class OverlapError(Exception):
     """The model writes to a tensor whose own elements share memory."""
 
 
-class RefusedOverlaps(TorchFunctionMode):
+class OverlapMutationMode(TorchFunctionMode):
     """While active, rejects writes to a tensor whose own elements share memory.
 
     Eager's result depends on the order of its loops, or eager raises. A trace gives another result:
@@ -87,7 +87,7 @@ class RefusedOverlaps(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class LaidOutError(Exception):
+class StridedSliceError(Exception):
     """The model reads a tensor by its strides, and a trace gives that tensor other strides."""
 
     def __init__(self, name: str) -> None:
@@ -96,7 +96,7 @@ class LaidOutError(Exception):
         )
 
 
-class RefusedPlaces(TorchFunctionMode):
+class StridedSliceMode(TorchFunctionMode):
     """While active, rejects ``as_strided`` of a slice that is written to, before or after.
 
     A write makes a new tensor in the trace, contiguous whatever the strides were: ``x = y[::2];
@@ -114,15 +114,15 @@ class RefusedPlaces(TorchFunctionMode):
         if function in _AS_STRIDED or function in _AS_STRIDED_COPIES:
             tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
             if isinstance(tensor, FunctionalTensor):
-                if not lies_by(tensor, torch._from_functional_tensor(tensor.elem).stride()):
+                if not has_strides(tensor, torch._from_functional_tensor(tensor.elem).stride()):
                     reached("aot-strided-after-a-write")
-                    raise LaidOutError(function.__name__)
+                    raise StridedSliceError(function.__name__)
                 if function in _AS_STRIDED and not is_dense(tensor):
                     self.counted[memory_of(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
             if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
                 reached("aot-strided-after-a-write")
-                raise LaidOutError(self.counted[memory_of(tensor)])
+                raise StridedSliceError(self.counted[memory_of(tensor)])
         return function(*args, **kwargs)
 
 
@@ -131,7 +131,7 @@ def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef((tensor.elem if isinstance(tensor, FunctionalTensor) else tensor).untyped_storage())
 
 
-def lies_by(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether the strides of a tensor are known to equal ``strides``, ignoring dimensions of size
     1.
     """

@@ -17,7 +17,7 @@ _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package 
 
 
 @contextlib.contextmanager
-def traceable_scans() -> Iterator[None]:
+def make_scans_traceable() -> Iterator[None]:
     """Make scans traceable whose backward needs a result of the step.
 
     Torch returns such a result twice, and then rejects the alias that it made itself.

@@ -29,7 +29,7 @@ def resolve_tangents() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def copy_gradients_apart() -> Iterator[None]:
+def copy_overlapping_gradients() -> Iterator[None]:
     """Treat gradients of results whose elements share memory as contiguous (``x.unfold(0, 2,
     1).select_scatter(y, 0, 1)``).
 

@@ -23,7 +23,7 @@ the storage.
 
 
 @contextlib.contextmanager
-def wrappers_with_room(inputs: Any) -> Iterator[None]:
+def enlarge_wrapper_storages(inputs: Any) -> Iterator[None]:
     """Let ``as_strided_`` move an input within its storage while it is traced.
 
     The wrapper that AOTAutograd traces with has a storage as large as the tensor alone, and torch
@@ -35,7 +35,7 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
     room = [size for size, own in sizes if statically_known_true(size > own)]
     make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
-    def roomy(cls: type, *described: Any, **named: Any) -> Any:
+    def make_wrapper(cls: type, *described: Any, **named: Any) -> Any:
         if cls is not FunctionalTensor:
             return make(cls, *described, **named)
         # Each wrapper gets the sum of all sizes: with dynamic shapes it may not be known which of
@@ -45,11 +45,11 @@ def wrappers_with_room(inputs: Any) -> Iterator[None]:
         # the last one.
         return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(room), **named)
 
-    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", roomy) if room else contextlib.nullcontext():
+    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", make_wrapper) if room else contextlib.nullcontext():
         yield
 
 
-def multi_output_views() -> contextlib.AbstractContextManager[Any]:
+def keep_multi_output_views() -> contextlib.AbstractContextManager[Any]:
     """Keep the outputs of multi-output views (``chunk``) views: AOTAutograd hides from autograd
     that they share memory.
     """

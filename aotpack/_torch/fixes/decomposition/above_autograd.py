@@ -16,7 +16,7 @@ from ...api.rules import ruled
 from ..applying import counted
 
 
-def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
+def make_one_hot_contiguous() -> contextlib.AbstractContextManager[None]:
     """Make the result of ``one_hot`` contiguous, whatever the strides of the classes."""
     if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no such decomposition
         return contextlib.nullcontext()
@@ -28,7 +28,7 @@ def contiguous_one_hot() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-strides-of-one-hot", torch.ops.aten.one_hot.default, one_hot)
 
 
-def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
+def make_rrelu_contiguous() -> contextlib.AbstractContextManager[None]:
     """Make the result of ``rrelu`` contiguous, whatever the strides of the input."""
 
     def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
@@ -38,7 +38,7 @@ def contiguous_rrelu() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-strides-of-rrelu", torch.ops.aten.rrelu.default, rrelu)
 
 
-def products_are_no_views() -> contextlib.AbstractContextManager[None]:
+def clone_batched_matmul() -> contextlib.AbstractContextManager[None]:
     """Return batched products as non-views: torch's rule returns a view of a product of matrices."""
     return _rule(
         "decomposition-products-as-views",
@@ -47,7 +47,7 @@ def products_are_no_views() -> contextlib.AbstractContextManager[None]:
     )
 
 
-def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
+def clone_max_pool1d() -> contextlib.AbstractContextManager[None]:
     """Return the result of ``max_pool1d`` as a non-view if no gradient is recorded."""
 
     def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ def pools_are_no_views() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-pools-as-views", torch.ops.aten.max_pool1d.default, max_pool1d)
 
 
-def functional_polygamma() -> contextlib.AbstractContextManager[None]:
+def trace_inplace_polygamma() -> contextlib.AbstractContextManager[None]:
     """Express ``polygamma_`` by ``polygamma`` and a copy: torch generates no functional form of it."""
 
     def polygamma_in_place(x: torch.Tensor, order: int) -> torch.Tensor:
@@ -66,12 +66,12 @@ def functional_polygamma() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-polygamma-in-place", torch.ops.aten.polygamma_.default, polygamma_in_place)
 
 
-def covariance_without_values() -> contextlib.AbstractContextManager[None]:
+def trace_weighted_covariance() -> contextlib.AbstractContextManager[None]:
     """Trace ``torch.cov`` without reading values."""
     return _rule("decomposition-covariance", torch.ops.aten.cov.default, _covariance)
 
 
-def close_in_derivatives() -> contextlib.AbstractContextManager[None]:
+def assert_allclose_in_derivatives() -> contextlib.AbstractContextManager[None]:
     """Turn ``allclose`` in torch's own derivatives into an assertion in the graph."""
     return _rule("decomposition-allclose-in-derivatives", torch.ops.aten.allclose.default, _close)
 

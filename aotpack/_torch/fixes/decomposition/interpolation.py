@@ -13,7 +13,7 @@ from ..applying import patched
 
 
 @contextlib.contextmanager
-def interpolated_by_sizes() -> Iterator[None]:
+def interpolate_by_sizes() -> Iterator[None]:
     """Let ``interpolate`` compute by sizes, not by the factor, if an output size is one or two
     times the input size.
 

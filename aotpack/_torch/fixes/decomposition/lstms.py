@@ -13,7 +13,7 @@ from ..applying import patched, replaced
 
 
 @contextlib.contextmanager
-def trained_lstms() -> Iterator[None]:
+def trace_lstms_for_training() -> Iterator[None]:
     """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which saves nothing
     for a backward.
 

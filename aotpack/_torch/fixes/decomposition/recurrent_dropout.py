@@ -12,7 +12,7 @@ from ...api.rules import Rule
 from ..applying import patched
 
 
-def dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
+def apply_dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
     """Draw the dropout between recurrent layers, which torch's decomposition omits."""
     return patched("decomposition-dropout-of-recurrent-layers", decompositions, "_rnn_helper", _rnn_with_dropout)
 

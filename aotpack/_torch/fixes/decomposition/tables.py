@@ -17,7 +17,7 @@ def as_strided_scatter() -> Table:
     return {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
 
 
-def zeros_in_memory() -> Table:
+def allocate_zeros() -> Table:
     return {torch.ops.aten._efficientzerotensor.default: _zeros}
 
 
@@ -25,15 +25,15 @@ def take() -> Table:
     return {torch.ops.aten.take.default: _take}
 
 
-def lists_of_numbers() -> Table:
+def decompose_foreach_with_scalars() -> Table:
     return {getattr(torch.ops.aten, f"_foreach_{name}").ScalarList: _each(operator) for name, operator in _EACH.items()}
 
 
-def fractional_pool_gradient() -> Table:
+def trace_fractional_pool_gradient() -> Table:
     return {torch.ops.aten.fractional_max_pool3d_backward.default: _fractional_max_pool3d_backward}
 
 
-def unsafe_splits() -> Table:
+def keep_unsafe_splits_separate() -> Table:
     return {
         torch.ops.aten.unsafe_split.Tensor: _unsafe(torch.ops.aten.split),
         torch.ops.aten.unsafe_split_with_sizes.default: _unsafe(torch.ops.aten.split_with_sizes),

@@ -12,7 +12,7 @@ from torch._dynamo import functional_export
 from ..applying import patched
 
 
-def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
+def ignore_value_hints() -> contextlib.AbstractContextManager[Any]:
     """Do not use the value of a 0-dimensional example as a hint: torch would make decisions on it
     without a guard.
     """
@@ -20,7 +20,7 @@ def no_hints_of_values() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def unmixed_attributes() -> Iterator[None]:
+def keep_attributes_separate() -> Iterator[None]:
     """Keep the captured module's attributes apart from the model's of the same names, such as
     ``_graph`` and ``meta``.
 

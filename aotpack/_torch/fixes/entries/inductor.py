@@ -16,7 +16,7 @@ FIXES = (
         id="inductor-view-of-whole-result",
         severity="strides",
         summary="A result that is a view of all of another result (`return y, y[:]`) is returned as the same tensor object.",
-        apply="fixes.inductor.results:return_views_apart",
+        apply="fixes.inductor.results:return_views_separately",
         takes=("saved",),
         patches=(
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.get_output_refs",
@@ -214,7 +214,7 @@ FIXES = (
         id="inductor-numbers-beside-complex",
         severity="wrong-values",
         summary="`x.sum() * 3.5` of a complex `x` is `complex128` in AOTInductor's code; `x * 1j` does not compile.",
-        apply="fixes.inductor.graphs:complex_numbers_as_tensors",
+        apply="fixes.inductor.graphs:pass_complex_numbers_as_tensors",
         kind="graph",
     ),
     _fix(
@@ -270,7 +270,7 @@ FIXES = (
         id="inductor-strides-of-kernels",
         severity="wrong-values",
         summary="AOTInductor reads a kernel's result by the strides of its fake kernel, and never compares them.",
-        apply="fixes.inductor.kernel_layouts:results_laid_out",
+        apply="fixes.inductor.kernel_layouts:check_kernel_strides",
         patches=(
             "torch._inductor.ir.ExternKernel.codegen_size_asserts",
             "torch._inductor.ir.FallbackKernel.codegen",
@@ -281,14 +281,14 @@ FIXES = (
         id="inductor-draws-in-patterns",
         severity="wrong-values",
         summary="Patterns merge and move operators that draw random numbers.",
-        apply="fixes.inductor.random_operators:draws_matched_by_no_pattern",
+        apply="fixes.inductor.random_operators:exclude_draws_from_patterns",
         patches=("torch._inductor.pattern_matcher.is_match",),
     ),
     _fix(
         id="inductor-order-of-draws",
         severity="wrong-values",
         summary="Operators that draw random numbers run in another order, or not at all where nobody uses their result.",
-        apply="fixes.inductor.random_operators:draws_in_order",
+        apply="fixes.inductor.random_operators:keep_draws_in_order",
         takes=("module",),
         patches=("torch._inductor.comms.decide_global_ordering_of_comms",),
     ),
@@ -296,7 +296,7 @@ FIXES = (
         id="inductor-bernoulli-draws",
         severity="wrong-values",
         summary="`bernoulli` draws other numbers than its operator, even with `fallback_random`.",
-        apply="fixes.inductor.random_operators:bernoulli_of_its_own",
+        apply="fixes.inductor.random_operators:call_bernoulli_kernel",
         patches=("torch._inductor.decomposition.decompositions[aten.bernoulli.default]",),
     ),
 )

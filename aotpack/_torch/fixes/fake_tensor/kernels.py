@@ -118,7 +118,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def fakes_of_kernels() -> Iterator[None]:
+def register_fake_kernels() -> Iterator[None]:
     """Let operators without a fake kernel in torch run on fake tensors."""
     rules = {operator: counted("fake-kernels-without-sizes", rule) for operator, rule in _FAKES.items()}
     with mock.patch.dict(fake_impls.op_implementations_dict, rules):
@@ -126,7 +126,7 @@ def fakes_of_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attention_of_some_sizes() -> Iterator[None]:
+def guard_attention_sizes() -> Iterator[None]:
     """Guard the sizes of the attention kernel: it divides by them, and needs as many values as
     keys.
     """

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...api.fake_tensors import hint_of
 from ...api.writes import written
-from ..aot_autograd.overlaps import is_dense, lies_by
+from ..aot_autograd.overlaps import has_strides, is_dense
 from ..applying import is_applied, patched, reached, replaced
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
@@ -189,7 +189,7 @@ DECOMPOSED = frozenset(KERNELS) | frozenset(map(_operator, _DECOMPOSED))
 
 
 @contextlib.contextmanager
-def strides_of_kernels() -> Iterator[None]:
+def fix_fake_strides() -> Iterator[None]:
     """Give fake tensors the strides that real kernels return."""
     dispatch = FakeTensorMode.dispatch
 
@@ -213,7 +213,7 @@ _LIKE_CHANNELS_LAST = next(  # torch 2.9 has the shorter name
 
 
 @contextlib.contextmanager
-def layouts_by_hints() -> Iterator[None]:
+def choose_layouts_by_hints() -> Iterator[None]:
     """Decide the layout of tensors with dynamic sizes by the example's sizes.
 
     A dynamic size may be 0 or 1, so torch (2.13) cannot compare it with another one. It then takes
@@ -223,22 +223,22 @@ def layouts_by_hints() -> Iterator[None]:
     like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm
 
-    def told_like_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    def like_channels_last_by_hints(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
         return like_channels_last(_example(shape), _example(strides))
 
-    def told_order(*tensors: Any, **options: Any) -> Any:
+    def order_by_hints(*tensors: Any, **options: Any) -> Any:
         sized = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.dim()]
         if any(map(_varies, sized)) and not any(_varies(tensor, _example) for tensor in sized):
             tensors = tuple([_of_the_example(tensor) for tensor in sized])
         return order(*tensors, **options)
 
     with (
-        patched("fake-layouts-of-varying-sizes", _prims_common, _LIKE_CHANNELS_LAST, told_like_channels_last),
+        patched("fake-layouts-of-varying-sizes", _prims_common, _LIKE_CHANNELS_LAST, like_channels_last_by_hints),
         patched(
             "fake-layouts-of-varying-sizes",
             _prims_common,
             "compute_elementwise_output_logical_to_physical_perm",
-            told_order,
+            order_by_hints,
         ),
     ):
         yield
@@ -261,7 +261,7 @@ def _of_the_example(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def strides_kept_in_place() -> Iterator[None]:
+def keep_strides_in_place() -> Iterator[None]:
     """Keep a tensor's strides when it, or a view of it, is mutated; a tensor with gaps becomes a
     dense copy in the same order.
 
@@ -325,7 +325,7 @@ def _without_gaps(tensor: torch.Tensor) -> list[Any] | None:
 
 
 def decomposed_like_kernels(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose results have the strides of kernels; :func:`strides_of_kernels` must be
+    """Decompositions whose results have the strides of kernels; :func:`fix_fake_strides` must be
     active.
     """
     if not is_applied("fake-strides-of-kernels"):
@@ -373,7 +373,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def _alike(tensor: torch.Tensor, strides: Sequence[Any]) -> bool:
     """Whether strides are known to give all elements the same addresses."""
-    return statically_known_true(tensor.numel() == 0) or lies_by(tensor, strides)
+    return statically_known_true(tensor.numel() == 0) or has_strides(tensor, strides)
 
 
 def _blank(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:

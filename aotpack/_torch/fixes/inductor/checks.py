@@ -145,7 +145,7 @@ def with_checks(source: str) -> str:
     return f"{_KEEPER}\n{source}" if "aotpack_" in source else source
 
 
-def telling_failures(source: str) -> str:
+def with_kernel_errors(source: str) -> str:
     """Change the interface of AOTInductor's code: it prints nothing, and adds an operator's own
     message to its error.
     """

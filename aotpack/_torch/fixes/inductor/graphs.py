@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
-def complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
+def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
     """Pass complex numbers to operators as tensors; for operators on complex tensors, pass all
     numbers as tensors.
 

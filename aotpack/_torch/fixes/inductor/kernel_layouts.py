@@ -2,7 +2,7 @@
 
 For operators without code of its own Inductor calls ATen's kernels and those of users' operators.
 It takes the strides of their results from fake kernels. Torch's own are known to be right on this
-CPU (``strides_of_kernels``); a user's may be wrong. AOTInductor checks them only if an environment
+CPU (``fix_fake_strides``); a user's may be wrong. AOTInductor checks them only if an environment
 variable is set.
 """
 
@@ -53,7 +53,7 @@ static inline void aotpack_lay_out(
 
 
 @contextlib.contextmanager
-def results_laid_out() -> Iterator[None]:
+def check_kernel_strides() -> Iterator[None]:
     """Compile code that copies a kernel's result if its strides are not those that the code was
     compiled for.
 

@@ -18,7 +18,7 @@ from ..applying import patched, reached
 
 
 @contextlib.contextmanager
-def draws_matched_by_no_pattern() -> Iterator[None]:
+def exclude_draws_from_patterns() -> Iterator[None]:
     """Keep patterns from matching random operators and operators with effects: a match would merge
     or move them.
     """
@@ -27,7 +27,7 @@ def draws_matched_by_no_pattern() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
+def keep_draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
     """Run random operators and operators with effects in the order of the graph, each once, even if
     unused.
     """
@@ -42,7 +42,7 @@ def draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bernoulli_of_its_own() -> Iterator[None]:
+def call_bernoulli_kernel() -> Iterator[None]:
     """Remove the one decomposition that draws other numbers than its operator, even with
     ``fallback_random``.
     """

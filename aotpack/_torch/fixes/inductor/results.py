@@ -87,7 +87,7 @@ def buffer_of(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def return_views_apart(saved: Collection[int]) -> Iterator[None]:
+def return_views_separately(saved: Collection[int]) -> Iterator[None]:
     """Return a view of the whole of another result as a separate tensor with the same memory:
     ``return y, y[:]``.
 

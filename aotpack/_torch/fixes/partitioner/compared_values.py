@@ -9,7 +9,7 @@ from ...api.nodes import without_views
 from ..applying import reached
 
 
-def save_what_is_compared(module: torch.fx.GraphModule) -> None:
+def save_compared_values(module: torch.fx.GraphModule) -> None:
     """Make the partitioner save the values that the backward compares for equality, as the gradient
     of ``amax`` does.
 

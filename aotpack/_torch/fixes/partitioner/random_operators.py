@@ -14,7 +14,7 @@ from ..applying import patched
 
 
 @contextlib.contextmanager
-def partitioned_random(joint: torch.fx.GraphModule) -> Iterator[None]:
+def partition_random_operators(joint: torch.fx.GraphModule) -> Iterator[None]:
     """Partition without merging random operators, and without torch's handling of the generator
     state.
 

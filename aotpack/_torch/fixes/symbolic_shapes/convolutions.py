@@ -12,7 +12,7 @@ from ..applying import patched
 
 
 @contextlib.contextmanager
-def unguarded_convolutions() -> Iterator[None]:
+def choose_convolutions_without_guards() -> Iterator[None]:
     """Trace and compile convolutions with a dynamic batch size.
 
     Torch chooses a convolution backend by whether the batch is large, and would guard on it. The

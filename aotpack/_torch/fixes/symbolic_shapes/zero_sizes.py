@@ -43,7 +43,7 @@ _RUNNING_MODELS = tuple(_TORCH + name for name in ("_dynamo/utils.py", "fx/inter
 
 
 @contextlib.contextmanager
-def questions_about_zero() -> Iterator[None]:
+def guard_zero_comparisons() -> Iterator[None]:
     """If a model compares a dynamic size, and the result differs for size 0, require the size to be
     at least 1.
 
