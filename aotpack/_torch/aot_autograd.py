@@ -275,7 +275,7 @@ class AliasedOutputsError(Exception):
     def __init__(self, positions: list[int]) -> None:
         super().__init__("results share memory with each other")
         self.positions = positions
-        self.places = [f"result {position}" for position in positions]
+        self.paths = [f"result {position}" for position in positions]
 
 
 @contextlib.contextmanager

@@ -574,8 +574,8 @@ std::vector<PyObject*> collect(const Method& method, PyObject* leaves, PyObject*
     found.push_back(value);
   }
   const auto held = [&](const py::object& name) -> PyObject* {
-    PyObject* place = PyDict_GetItemWithError(slots, name.ptr());
-    return place == nullptr ? nullptr : PyDict_GetItemWithError(PyTuple_GET_ITEM(place, 0), PyTuple_GET_ITEM(place, 1));
+    PyObject* slot = PyDict_GetItemWithError(slots, name.ptr());
+    return slot == nullptr ? nullptr : PyDict_GetItemWithError(PyTuple_GET_ITEM(slot, 0), PyTuple_GET_ITEM(slot, 1));
   };
   for (size_t i = 0; i < method.state.size(); ++i) {
     PyObject* value = held(method.names[i]);

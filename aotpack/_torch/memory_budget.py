@@ -76,8 +76,8 @@ class _LeastMemory(_Solver):  # type: ignore[misc]
 
         ``memory``: size of each value; ``most``: the memory available.
         """
-        place = {node: number for number, node in enumerate(graph.nodes)}
-        order = sorted(range(len(values)), key=lambda index: (memory[index], -place[values[index]]))
+        rank = {node: number for number, node in enumerate(graph.nodes)}
+        order = sorted(range(len(values)), key=lambda index: (memory[index], -rank[values[index]]))
         sizes, operations = [memory[index] for index in order], [self._operations[values[index]] for index in order]
         _, saved, recomputed = dp_knapsack(sizes, operations, most)
         return [order[index] for index in saved], [order[index] for index in recomputed]

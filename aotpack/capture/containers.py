@@ -97,7 +97,7 @@ def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schem
         return tree
     if not inside[0][0]:
         return schema.GivenNode([*inside[0][1]])
-    below = [[(place[1:], given) for place, given in inside if place[0] == i] for i in range(len(tree.items))]  # type: ignore[union-attr]
+    below = [[(path[1:], given) for path, given in inside if path[0] == i] for i in range(len(tree.items))]  # type: ignore[union-attr]
     items = [_with_given(item, some) for item, some in zip(tree.items, below, strict=True)]  # type: ignore[union-attr]
     return structs.replace(tree, items=items)
 
@@ -211,7 +211,7 @@ def _without(value: Any, inside: Inside) -> Any:
         return value
     if len(inside[0][0]) == 0:
         return ()
-    below = [tuple([(place[1:], given) for place, given in inside if place[0] == i]) for i in range(len(value))]
+    below = [tuple([(path[1:], given) for path, given in inside if path[0] == i]) for i in range(len(value))]
     if isinstance(value, dict):
         return {key: _without(value[key], some) for key, some in zip(list(value), below)}  # noqa: B905 - traced by Dynamo
     items = [_without(value[i], below[i]) for i in range(len(value))]
@@ -373,16 +373,16 @@ class _Run:
         paths = self._paths.get(id(value), [])
         return paths[0] if len(paths) == 1 else None
 
-    def _inside(self, value: Any, place: Path) -> Iterator[tuple[Path, Path]]:
+    def _inside(self, value: Any, path: Path) -> Iterator[tuple[Path, Path]]:
         """Yield the caller's own containers inside a value, with both paths."""
         if not _is_container(value):
             return
         given = self._given(value)
         if given is not None and type(value) is not tuple:
-            yield place, given
+            yield path, given
         elif type(value) in _OPEN:
             for i, item in enumerate(_content(value)[1]):
-                yield from self._inside(item, (*place, i))
+                yield from self._inside(item, (*path, i))
 
 
 _MISSING = object()

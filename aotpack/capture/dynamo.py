@@ -90,5 +90,5 @@ def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
         nodes = pytree.tree_leaves(graph.output_node().args)
         found = [nodes[position] if position < len(nodes) else None for position in error.positions]
         lines = [source_line(node) if isinstance(node, torch.fx.Node) else "" for node in found]
-        error.places = [line or place for line, place in zip(lines, error.places, strict=True)]
+        error.paths = [line or path for line, path in zip(lines, error.paths, strict=True)]
         raise

@@ -224,7 +224,7 @@ _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
     return UnsupportedError(
         "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
-        [Problem(where, "is a view of another result") for where in error.places],
+        [Problem(where, "is a view of another result") for where in error.paths],
         hint="Return copies (clone()), or return one of them and create the views outside the model.",
     )
 
@@ -247,7 +247,7 @@ def _refused_overlap(
 
 
 def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedError:
-    where = error.place if error.node is None else source_line(error.node)
+    where = error.line if error.node is None else source_line(error.node)
     return UnsupportedError(
         "The model has an autograd.Function whose backward writes to a gradient that is also used elsewhere.",
         [Problem(where or "the model", str(error))],
@@ -258,7 +258,7 @@ def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedErro
 def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedError:
     return UnsupportedError(
         "The model has an autograd.Function that writes to an argument of the model.",
-        [Problem(error.place or "the model", str(error))],
+        [Problem(error.line or "the model", str(error))],
         hint="Pass a copy to the function (x.clone()), or return a new tensor from its forward.",
     )
 

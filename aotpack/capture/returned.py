@@ -101,16 +101,20 @@ def _with_bases(arguments: list[Any]) -> set[int]:
     return {id(tensor) for tensor in tensors} | {id(tensor._base) for tensor in tensors if tensor._base is not None}
 
 
-def _families(leaves: list[Any], places: dict[int, int]) -> list[Family]:
+def _families(leaves: list[Any], first_leaves: dict[int, int]) -> list[Family]:
     """Group the leaves by the tensor that they are views of.
 
-    ``places`` maps the id of a tensor to its first leaf.
+    ``first_leaves`` maps the id of a tensor to its first leaf.
     """
     bases: dict[int, tuple[torch.Tensor, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf._base is not None:
             bases.setdefault(id(leaf._base), (leaf._base, []))[1].append(i)
-    return [Family(places.get(key), views) for key, (base, views) in bases.items() if key in places or not base.requires_grad]
+    return [
+        Family(first_leaves.get(key), views)
+        for key, (base, views) in bases.items()
+        if key in first_leaves or not base.requires_grad
+    ]
 
 
 def result_leaves(result: Any) -> list[Any]:

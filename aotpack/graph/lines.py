@@ -17,7 +17,7 @@ _BY_VALUE = re.compile(
     r"|multinomial|masked_scatter|local_scalar|sym_constrain|cholesky|linalg|inverse|lu_|histc|ctc_loss|grid_sampler)"
 )
 _DIVIDES = re.compile(r"\b(div|floor_divide|remainder|fmod)\b")
-_PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^:]*: ?(.*)')
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^:]*: ?(.*)')
 
 
 def lines(module: GraphModule) -> dict[str, str]:
@@ -27,8 +27,8 @@ def lines(module: GraphModule) -> dict[str, str]:
     found: dict[str, str] = {}
     for graph in (part for part in module.modules() if isinstance(part, GraphModule)):
         for node in graph.graph.nodes:
-            if node.op == "call_function" and _may_refuse(node) and (place := _PLACE.match(source_line(node))):
-                path, number, code = place.groups()
+            if node.op == "call_function" and _may_refuse(node) and (match := _LINE.match(source_line(node))):
+                path, number, code = match.groups()
                 found.setdefault(node.name, f"{PurePath(path).name}:{number}: {code}")
     return found
 

@@ -85,7 +85,7 @@ def sensitive(
             continue  # the model rejects this layout, or fake tensors cannot show what it does
         if first.operators != second.operators:
             leaves |= written & other.keys()
-        if counts and first.places != second.places:
+        if counts and first.address_computations != second.address_computations:
             leaves |= other.keys()
         leaves |= (first.touched ^ second.touched) & other.keys()
         owners = zip(first.results, second.results, strict=True)
@@ -193,7 +193,7 @@ class _Seen(NamedTuple):
     results: list[int | None]
 
     @property
-    def places(self) -> list[compat.OperatorCall]:
+    def address_computations(self) -> list[compat.OperatorCall]:
         """The operators that compute addresses from strides, such as ``as_strided``."""
         return [called for called in self.operators if called.strides is not None]
 

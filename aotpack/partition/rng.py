@@ -58,9 +58,9 @@ def pin(joint: compat.Joint) -> Pinned:
     for node in drawing:
         if in_backward(node):
             keep_in_backward(node)
-    for place, nodes in ((len(outputs), lone_backward), (count, lone_forward)):
-        outputs[place:place] = [_tensor(node) for node in nodes]
-        descriptors[place:place] = [compat.desc.PlainAOTOutput(len(outputs) + i) for i in range(len(nodes))]
+    for start, nodes in ((len(outputs), lone_backward), (count, lone_forward)):
+        outputs[start:start] = [_tensor(node) for node in nodes]
+        descriptors[start:start] = [compat.desc.PlainAOTOutput(len(outputs) + i) for i in range(len(nodes))]
     output.args = (tuple(outputs),)
     output.meta["desc"] = descriptors
     joint.graph_module.recompile()

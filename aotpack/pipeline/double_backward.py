@@ -177,8 +177,8 @@ The backward has none of them.
 
 
 def _trains(node: Node) -> bool:
-    place = _TRAINING.get(str(node.target))
-    return place is not None and node.args[place] is True
+    index = _TRAINING.get(str(node.target))
+    return index is not None and node.args[index] is True
 
 
 def depends(first: Convention, second: Convention) -> list[list[int]]:

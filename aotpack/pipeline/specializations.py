@@ -59,13 +59,13 @@ def _where(number: int, sizes: Sizes) -> str:
     return f"specializations[{number}] ({','.join(f'{name}={value}' for name, value in sizes.items())})"
 
 
-def _unknown(sizes: Sizes, methods: Iterable[schema.Method], place: str) -> Iterator[Problem]:
+def _unknown(sizes: Sizes, methods: Iterable[schema.Method], where: str) -> Iterator[Problem]:
     known = {name for method in methods for symbol in method.symbols for name in (symbol.name, symbol.label)}
     for name, value in sizes.items():
         if name not in known or not name:
-            yield Problem(place, f"no size is called {name!r}")
+            yield Problem(where, f"no size is called {name!r}")
         if type(value) is not int:
-            yield Problem(place, f"{name} is {value!r}, not an integer")
+            yield Problem(where, f"{name} is {value!r}, not an integer")
 
 
 def _values(method: schema.Method, sizes: Sizes) -> dict[str, int]:

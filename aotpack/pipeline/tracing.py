@@ -224,7 +224,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     leaves = first.convention.method.leaves
     given = {leaf.path: leaf.subclass for leaf in leaves if isinstance(leaf, schema.TensorLeaf)}
     given |= {entry.name: entry.subclass for entry in context.state}
-    if held := [Problem(place, f"a {subclass.name}") for place, subclass in given.items() if subclass is not None]:
+    if held := [Problem(path, f"a {subclass.name}") for path, subclass in given.items() if subclass is not None]:
         raise UnsupportedError("Second derivatives are not supported with tensor subclasses.", held)
     plan = replace(first.plan, name=f"{first.plan.name}.second")
     gradients = double_backward.Gradients(context.module, first.convention, context.args, context.kwargs)

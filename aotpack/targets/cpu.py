@@ -169,10 +169,10 @@ class CpuTarget:
                 facts = json.loads(found["facts"])
                 written = [compat.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
                 jobs.append((item, call, partial(dict, found)))
-            places = {i: written[position] for i, position in enumerate(call.outputs)}
-            layouts = {i: place.order for i, place in places.items() if place.order}
+            outputs = {i: written[position] for i, position in enumerate(call.outputs)}
+            layouts = {i: output.order for i, output in outputs.items() if output.order}
             # The outputs of a part are not the outputs of its graph.
-            own = set() if item.method is None else {i for i, place in places.items() if place.own}
+            own = set() if item.method is None else {i for i, output in outputs.items() if output.own}
         return jobs
 
     def _lower(self, call: _Call, key: str, folder: Path) -> tuple[compat.Library, list[compat.OutputLayout]]:
@@ -209,12 +209,12 @@ class CpuTarget:
             yield
         except Exception as error:
             nodes = error.nodes if isinstance(error, compat.LoweringError) else []
-            place = next(filter(None, map(source_line, nodes)), "")
+            line = next(filter(None, map(source_line, nodes)), "")
             names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
             reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
             raise BuildError(
                 f"AOTInductor could not compile {key} for {self.name}.",
-                [Problem(place or key, f"{names}: {reason}" if names else reason)],
+                [Problem(line or key, f"{names}: {reason}" if names else reason)],
                 hint="Build with --target portable to get a bundle that runs without native code.",
             ) from error
 

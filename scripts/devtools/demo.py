@@ -46,7 +46,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class ByteRange:
+class Directories:
     """``work`` is the folder of this process.
 
     ``away`` represents another machine, with the bundle and scripts but no model.
@@ -81,16 +81,16 @@ def main() -> None:
 
 
 def demo(directory: Path, repeat: int, threads: int) -> dict[str, Any]:
-    places = ByteRange(directory / "work", directory / "away")
-    places.work.mkdir()
-    places.away.mkdir()
+    directories = Directories(directory / "work", directory / "away")
+    directories.work.mkdir()
+    directories.away.mkdir()
     for script in (TRAIN, CONTENDER, FIRST_STEP):
-        shutil.copy(script, places.away)
+        shutil.copy(script, directories.away)
 
-    build = build_bundle(places)
-    first_steps(places)
-    accuracy = train(places)
-    runs = contenders(places, repeat, threads)
+    build = build_bundle(directories)
+    first_steps(directories)
+    accuracy = train(directories)
+    runs = contenders(directories, repeat, threads)
     report(build, accuracy, runs)
     return {"build": build, "accuracy": accuracy, "contenders": runs}
 
@@ -98,7 +98,7 @@ def demo(directory: Path, repeat: int, threads: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- the steps
 
 
-def build_bundle(places: ByteRange) -> dict[str, Any]:
+def build_bundle(directories: Directories) -> dict[str, Any]:
     title("1. Build: examples/digits/model.py to one file, compiled for this processor, and portable")
     targets = [part for target in TARGETS for part in ("--target", target)]
     command = [
@@ -107,38 +107,38 @@ def build_bundle(places: ByteRange) -> dict[str, Any]:
         "build",
         MODEL.relative_to(ROOT),
         "-o",
-        places.bundle,
+        directories.bundle,
         *targets,
         "--no-cache",
         "--json",
     ]
     start = time.perf_counter()
-    output = python(command, cwd=ROOT, cache=places.work / "build-cache", stderr=None)
+    output = python(command, cwd=ROOT, cache=directories.work / "build-cache", stderr=None)
     report: dict[str, Any] = json.loads(output)
     report["seconds"] = time.perf_counter() - start
     return report
 
 
-def first_steps(places: ByteRange) -> None:
+def first_steps(directories: Directories) -> None:
     """Compare loss, gradients and state of the first step.
 
     Only the eager reference has access to the model's source.
     """
     title("2. Compare the first training step with eager: the loss, every gradient, every buffer")
-    eager = places.work / "eager.safetensors"
-    python([places.away / "first_step.py", "--model", MODEL, "--save-inputs", places.inputs, "--out", eager], cwd=ROOT)
+    eager = directories.work / "eager.safetensors"
+    python([directories.away / "first_step.py", "--model", MODEL, "--save-inputs", directories.inputs, "--out", eager], cwd=ROOT)
     expected = load_file(eager)
     for target in TARGETS:
-        out = places.work / f"{target}.safetensors"
+        out = directories.work / f"{target}.safetensors"
         without_source(
-            places,
+            directories,
             "first_step.py",
             "--bundle",
-            places.bundle,
+            directories.bundle,
             "--backend",
             target,
             "--inputs",
-            places.inputs,
+            directories.inputs,
             "--out",
             out,
         )
@@ -161,9 +161,9 @@ def compare(target: str, expected: Mapping[str, np.ndarray], actual: Mapping[str
     return worst
 
 
-def train(places: ByteRange) -> float:
+def train(directories: Directories) -> float:
     title("3. Train the bundle in a fresh process: an empty directory, no model.py, no compiler")
-    output = without_source(places, "train.py", places.bundle)
+    output = without_source(directories, "train.py", directories.bundle)
     for line in output.splitlines():
         console.print(f"   {line}", markup=False)
     found = re.search(r"test accuracy: ([0-9.]+)", output)
@@ -173,29 +173,29 @@ def train(places: ByteRange) -> float:
     return accuracy
 
 
-def contenders(places: ByteRange, repeat: int, threads: int) -> dict[str, dict[str, Any]]:
+def contenders(directories: Directories, repeat: int, threads: int) -> dict[str, dict[str, Any]]:
     count = {0: "torch's choice of threads", 1: "one thread"}.get(threads, f"{threads} threads")
     title(f"4. From `import torch` to the end of the first step, each in a fresh process, {count}")
     source = ["--model", MODEL, "--threads", threads]
-    bundle = ["--kind", "bundle", "--bundle", places.bundle, "--threads", threads]
-    cache = places.work / "compile-cache"
+    bundle = ["--kind", "bundle", "--bundle", directories.bundle, "--threads", threads]
+    cache = directories.work / "compile-cache"
     runs = {}
     with console.status("eager"):
-        runs["eager"] = contender(places, repeat, ["--kind", "eager", *source])
+        runs["eager"] = contender(directories, repeat, ["--kind", "eager", *source])
     with console.status("torch.compile, cold cache"):
-        runs["torch.compile, cold"] = contender(places, 1, ["--kind", "compile", *source], cache=cache)
+        runs["torch.compile, cold"] = contender(directories, 1, ["--kind", "compile", *source], cache=cache)
     with console.status("torch.compile, warm cache"):
-        runs["torch.compile, warm"] = contender(places, repeat, ["--kind", "compile", *source], cache=cache)
+        runs["torch.compile, warm"] = contender(directories, repeat, ["--kind", "compile", *source], cache=cache)
     for target in TARGETS:
         with console.status(f"bundle, {target}"):
-            runs[f"bundle, {target}"] = contender(places, repeat, [*bundle, "--backend", target])
+            runs[f"bundle, {target}"] = contender(directories, repeat, [*bundle, "--backend", target])
     return runs
 
 
-def contender(places: ByteRange, repeat: int, arguments: Sequence[object], cache: Path | None = None) -> dict[str, Any]:
+def contender(directories: Directories, repeat: int, arguments: Sequence[object], cache: Path | None = None) -> dict[str, Any]:
     """The run with the median start. All figures come from the same run."""
-    command = [*arguments, "--inputs", places.inputs, "--json"]
-    runs = [json.loads(isolated(places, "contender.py", *command, cache=cache)) for _ in range(repeat)]
+    command = [*arguments, "--inputs", directories.inputs, "--json"]
+    runs = [json.loads(isolated(directories, "contender.py", *command, cache=cache)) for _ in range(repeat)]
     middle = statistics.median_low(run["t_from_import_to_first_step"] for run in runs)
     found: dict[str, Any] = next(run for run in runs if run["t_from_import_to_first_step"] == middle)
     return found
@@ -238,21 +238,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Runs a script in which opening a file below a directory fails."""
 
 
-def without_source(places: ByteRange, script: str, *arguments: object) -> str:
+def without_source(directories: Directories, script: str, *arguments: object) -> str:
     """Run a copied script isolated. Opening any file below ``examples/`` is an error."""
-    with empty_directory(places) as cwd:
-        return python(["-I", "-c", GUARD, MODEL.parent.parent, places.away / script, *arguments], cwd=cwd)
+    with empty_directory(directories) as cwd:
+        return python(["-I", "-c", GUARD, MODEL.parent.parent, directories.away / script, *arguments], cwd=cwd)
 
 
-def isolated(places: ByteRange, script: str, *arguments: object, cache: Path | None = None) -> str:
+def isolated(directories: Directories, script: str, *arguments: object, cache: Path | None = None) -> str:
     """Run a copied script with ``python -I`` in an empty directory, without our directories on the import path."""
-    with empty_directory(places) as cwd:
-        return python(["-I", places.away / script, *arguments], cwd=cwd, cache=cache)
+    with empty_directory(directories) as cwd:
+        return python(["-I", directories.away / script, *arguments], cwd=cwd, cache=cache)
 
 
 @contextmanager
-def empty_directory(places: ByteRange) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(dir=places.work))
+def empty_directory(directories: Directories) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(dir=directories.work))
     yield directory
     shutil.rmtree(directory)
 

@@ -146,11 +146,11 @@ def lower(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Mo
     context = _xla.lowering.LoweringContext("aotpack")
     context.build(list(outputs))
     stablehlo = _xla._get_stablehlo(list(outputs), _DEVICE, [], True)
-    places = {context.tensor_parameter_id(tensor): i for i, tensor in enumerate(inputs)}
-    places.pop(-1, None)  # inputs that no output depends on
-    if len(places) != len(context.device_parameter_id_tensor_mapping()):
+    arguments_by_id = {context.tensor_parameter_id(tensor): i for i, tensor in enumerate(inputs)}
+    arguments_by_id.pop(-1, None)  # inputs that no output depends on
+    if len(arguments_by_id) != len(context.device_parameter_id_tensor_mapping()):
         raise FallbackError("torch_xla keeps a number as a tensor on the device")
-    return Module(context.hlo(), stablehlo, [places[place] for place in sorted(places)])
+    return Module(context.hlo(), stablehlo, [arguments_by_id[number] for number in sorted(arguments_by_id)])
 
 
 def depends_on_others(values: object, tensors: Sequence[torch.Tensor]) -> bool:

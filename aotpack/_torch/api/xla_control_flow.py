@@ -57,7 +57,7 @@ def call(program: Program, operands: Operands, seeds: Tensors) -> list[torch.Ten
     """
     left = iter(seeds)
     results = call_program(program.hlo, [next(left) if i is None else operands[i] for i in program.inputs])  # type: ignore[misc]
-    return [None if place is None else results[place] for place in program.outputs]
+    return [None if index is None else results[index] for index in program.outputs]
 
 
 def scan(combine: Program, carry: Tensors, xs: Tensors, additional: Operands, seeds: Tensors) -> list[torch.Tensor | None]:
@@ -68,7 +68,7 @@ def scan(combine: Program, carry: Tensors, xs: Tensors, additional: Operands, se
     """
     step = _Callable(combine)
     length = xs[0].shape[0]
-    types = [combine.types[place] for place in combine.outputs[len(carry) :] if place is not None]
+    types = [combine.types[index] for index in combine.outputs[len(carry) :] if index is not None]
 
     def build(builder: Any, seeds: Group, carry: Group, xs: Group, kept: Group) -> list[Op]:
         def goes_on(index: Op, *_: Group) -> Op:
@@ -85,7 +85,7 @@ def scan(combine: Program, carry: Tensors, xs: Tensors, additional: Operands, se
         return [*last, *rows]
 
     found = iter(_record(build, [seeds, carry, xs, _there(additional)]))
-    return [None if place is None else next(found) for place in combine.outputs]
+    return [None if index is None else next(found) for index in combine.outputs]
 
 
 def while_loop(
@@ -132,7 +132,7 @@ def cond(
         return [result.get_tuple_element(i) for i in range(len(_present(branches[0].outputs)))]
 
     found = iter(_record(build, [[predicate], _there(operands), *seeds]))
-    return [None if place is None else next(found) for place in branches[0].outputs]
+    return [None if index is None else next(found) for index in branches[0].outputs]
 
 
 def _branch(run: _Callable, given: Op, seeds: int, operands: Operands) -> Any:
@@ -158,7 +158,7 @@ class _Callable:
         left = iter(seeds)
         given = [next(left) if i is None else operands[i] for i in self._program.inputs]
         results = _Op.call(self._computation, given, builder=builder)
-        return [None if place is None else results.get_tuple_element(place) for place in self._program.outputs]
+        return [None if index is None else results.get_tuple_element(index) for index in self._program.outputs]
 
 
 def _record(build: Callable[..., Sequence[Op]], groups: Sequence[Tensors]) -> list[torch.Tensor]:

@@ -18,13 +18,13 @@ from .gradient_writes import definition
 
 
 class DirtyArgumentError(Exception):
-    """An ``autograd.Function`` marks an argument of the model as dirty; ``place`` is its source
+    """An ``autograd.Function`` marks an argument of the model as dirty; ``line`` is its source
     line, if known.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, line: str) -> None:
         super().__init__("writes to an argument and marks it as dirty (ctx.mark_dirty), so its gradient would be lost")
-        self.place = place
+        self.line = line
 
 
 class DirtyArguments:
@@ -47,8 +47,8 @@ class DirtyArguments:
             if any(context.needs_input_grad):
                 function: Any = getattr(type(context), "_forward_cls", None)
                 foreign = function is None or function.__module__.startswith("torch.")
-                place = "" if foreign else definition(function.forward)
-                self._marked.extend((tensor, place) for tensor in tensors)
+                line = "" if foreign else definition(function.forward)
+                self._marked.extend((tensor, line) for tensor in tensors)
 
         with mock.patch.object(FunctionCtx, "mark_dirty", marked):
             yield
@@ -64,6 +64,6 @@ class DirtyArguments:
             return
         given = {id(argument) for argument in arguments if isinstance(argument, torch.Tensor)}
         given |= {id(argument._base) for argument in arguments if isinstance(argument, torch.Tensor) and argument._is_view()}
-        for tensor, place in found:
+        for tensor, line in found:
             if id(tensor) in given or (tensor._is_view() and id(tensor._base) in given):
-                raise DirtyArgumentError(place)
+                raise DirtyArgumentError(line)

@@ -25,7 +25,7 @@ _OWN, _OWN_BASE = 2, 3
 class GradientWriteError(Exception):
     """A custom backward writes to a gradient that is used elsewhere too.
 
-    ``node`` is the node that writes, if Dynamo has traced the backward. Otherwise ``place`` is the
+    ``node`` is the node that writes, if Dynamo has traced the backward. Otherwise ``line`` is the
     source line of its definition.
     """
 
@@ -34,7 +34,7 @@ class GradientWriteError(Exception):
         backward = function.backward
         traced = next((module for module in _closure(backward) if isinstance(module, torch.fx.GraphModule)), None)
         self.node = None if traced is None else _first_write(traced.graph)
-        self.place = "" if traced is not None else definition(backward)
+        self.line = "" if traced is not None else definition(backward)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         mode = f"{'train' if model.training else 'eval'} mode{'' if torch.is_grad_enabled() else ', without gradients'}"
         own = CaptureError(
             f"The model fails on its example inputs in {mode}: {type(error).__name__}: {error}",
-            [Problem("", place) for place in source_lines.frames_of(error)],
+            [Problem("", line) for line in source_lines.frames_of(error)],
             hint="This is the model's own error in eager. Where it is expected, build without this mode (--method).",
         )
         own.__cause__ = error
@@ -117,7 +117,7 @@ def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bo
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
             model(*args, **kwargs)
     except Exception as error:
-        problems = [Problem("", place) for place in source_lines.frames_of(error)]
+        problems = [Problem("", line) for line in source_lines.frames_of(error)]
         raise CaptureError(f"The model fails in its warm-up: {type(error).__name__}: {error}", problems) from error
 
 

@@ -45,18 +45,18 @@ class Sharing:
 
 def sharing(args: tuple[Any, ...], kwargs: dict[str, Any], state: Iterable[torch.Tensor] = ()) -> Sharing:
     """Find shared storages among the arguments' tensors, and between them and the model's own tensors (``state``)."""
-    places: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if isinstance(leaf, torch.Tensor):
-            places.setdefault(id(leaf), []).append(i)
+            positions.setdefault(id(leaf), []).append(i)
             tensors[i] = leaf
-    identical = tuple(tuple(group) for group in places.values() if len(group) > 1)
+    identical = tuple(tuple(group) for group in positions.values() if len(group) > 1)
     neighbours = {leaf for group in identical for leaf in group}
     neighbours |= {i for i, tensor in tensors.items() if _is_strided(tensor) and tensor.storage_offset()}
     owned = [tensor for tensor in state if _is_strided(tensor)]
     neighbours |= {i for i, tensor in tensors.items() if any(_is_beside(tensor, other) for other in owned)}
-    groups = {group[0]: {group[0]} for group in places.values()}
+    groups = {group[0]: {group[0]} for group in positions.values()}
     for a, b in itertools.combinations(groups, 2):
         if _is_beside(tensors[a], tensors[b]):
             neighbours |= {a, b}

@@ -262,9 +262,9 @@ class _Group:
         tensor = self._tensors[leaf]
         offset = (tensor.data_ptr() - start) // tensor.element_size()
         detached = root is not None and _is_detached(tensor, root)
-        place = (tuple(tensor.shape), tensor.stride(), offset)
-        twin = sum((view.shape, view.stride, view.offset) == place for view in before if not view.whole)
-        return _View(leaf, *place, detached, tensor is root, twin)
+        geometry = (tuple(tensor.shape), tensor.stride(), offset)
+        twin = sum((view.shape, view.stride, view.offset) == geometry for view in before if not view.whole)
+        return _View(leaf, *geometry, detached, tensor is root, twin)
 
 
 def _is_detached(tensor: torch.Tensor, root: torch.Tensor) -> bool:

@@ -124,6 +124,6 @@ def _everywhere(function: Callable[..., Any], scores: int, buffers: int) -> Call
 
     mapped = of_one
     for side in reversed(range(4)):
-        places = [0 if other == side else None for other in range(4)]
-        mapped = torch.func.vmap(mapped, in_dims=(*[0] * scores, *places, *[None] * buffers))
+        dims = [0 if other == side else None for other in range(4)]
+        mapped = torch.func.vmap(mapped, in_dims=(*[0] * scores, *dims, *[None] * buffers))
     return mapped

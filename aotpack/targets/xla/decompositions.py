@@ -80,7 +80,7 @@ def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_off
     """
     if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
-    return x.reshape(-1).index_select(0, _places(x, size, stride, storage_offset)).view(size)
+    return x.reshape(-1).index_select(0, _flat_indices(x, size, stride, storage_offset)).view(size)
 
 
 def _as_strided_scatter(
@@ -88,14 +88,14 @@ def _as_strided_scatter(
 ) -> Any:
     if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
-    return x.reshape(-1).scatter(0, _places(x, size, stride, storage_offset), source.reshape(-1)).view(x.shape)
+    return x.reshape(-1).scatter(0, _flat_indices(x, size, stride, storage_offset), source.reshape(-1)).view(x.shape)
 
 
-def _places(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None) -> torch.Tensor:
-    places = torch.full((), offset or 0, device=x.device)
+def _flat_indices(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None) -> torch.Tensor:
+    indices = torch.full((), offset or 0, device=x.device)
     for dim, (many, step) in enumerate(zip(size, stride, strict=True)):
-        places = places + (torch.arange(many, device=x.device) * step).view(-1, *[1] * (len(size) - dim - 1))
-    return places.reshape(-1)
+        indices = indices + (torch.arange(many, device=x.device) * step).view(-1, *[1] * (len(size) - dim - 1))
+    return indices.reshape(-1)
 
 
 def _rrelu(
@@ -116,9 +116,9 @@ def _rrelu(
 def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
     dim = dim % x.dim()
     starts = torch.arange(0, x.shape[dim] - size + 1, step, device=x.device)
-    places = starts.unsqueeze(1) + torch.arange(size, device=x.device)
-    sizes = (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :])
-    return x.index_select(dim, places.flatten()).view(sizes).movedim(dim + 1, -1)
+    indices = starts.unsqueeze(1) + torch.arange(size, device=x.device)
+    sizes = (*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
+    return x.index_select(dim, indices.flatten()).view(sizes).movedim(dim + 1, -1)
 
 
 def _exp2(x: torch.Tensor) -> torch.Tensor:

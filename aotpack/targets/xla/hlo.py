@@ -50,15 +50,15 @@ def _content(computation: Sequence[_Field], kept: Mapping[int, int]) -> bytes:
     """A computation without names, with indices of instructions instead of ids."""
     instructions = [list(fields(value)) for number, _, value in computation if number == _INSTRUCTIONS]
     numbers = [next(_decode(value) for key, _, value in parts if key == _INSTRUCTION_ID) for parts in instructions]
-    places = {number: place for place, number in enumerate(numbers)}
+    numbering = {number: new for new, number in enumerate(numbers)}
     found: list[_Field] = []
     for parts in instructions:
         plain = [field for field in parts if field[0] not in (_INSTRUCTION_NAME, _INSTRUCTION_ID)]
         found.append(
-            (_INSTRUCTIONS, _BYTES, _write(_renumbered(plain, {_OPERANDS: places, _PREDECESSORS: places, _CALLED: kept})))
+            (_INSTRUCTIONS, _BYTES, _write(_renumbered(plain, {_OPERANDS: numbering, _PREDECESSORS: numbering, _CALLED: kept})))
         )
     rest = [field for field in computation if field[0] not in (_NAME, _INSTRUCTIONS, _ID)]
-    return _write(found + _renumbered(rest, {_ROOT: places}))
+    return _write(found + _renumbered(rest, {_ROOT: numbering}))
 
 
 def _calling(computation: Sequence[_Field], kept: Mapping[int, int]) -> Iterator[_Field]:

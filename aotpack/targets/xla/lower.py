@@ -113,8 +113,8 @@ def _program(module: GraphModule, key: str) -> control_flow.Program:
     outputs: Any = module.graph.output_node().args[0]
     distinct = list(dict.fromkeys(node for node in outputs if node is not None))
     program, used, values = _record(module, key, distinct)
-    places = [None if node is None else distinct.index(node) for node in outputs]
-    return control_flow.Program(program.hlo, [i for _, i in used], places, [(value.dtype, value.shape) for value in values])
+    indices = [None if node is None else distinct.index(node) for node in outputs]
+    return control_flow.Program(program.hlo, [i for _, i in used], indices, [(value.dtype, value.shape) for value in values])
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:

@@ -135,9 +135,9 @@ def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: lis
     """A key that is equal for nodes with the same operator, constants, argument types and pattern
     of equal arguments.
     """
-    places: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
-    places = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in places]
-    return repr((node.target, spec, places, [_type(item.meta["val"]) for item in given]))
+    described: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    described = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in described]
+    return repr((node.target, spec, described, [_type(item.meta["val"]) for item in given]))
 
 
 def _type(value: Any) -> Any:

@@ -146,10 +146,10 @@ class _Rewriting:
         arguments = pytree.tree_leaves(node.args[1:] if node.target is _COND else node.args)
         graphs = [item for item in arguments if isinstance(item, Node) and item.op == "get_attr"]
         operands = [item for item in arguments if item not in graphs and not isinstance(item, str)]
-        places = {i for i, item in enumerate(operands) if item in self.made}
-        for graph in graphs if places else ():
-            self.given[str(graph.target)] = places
-        numbers = {i for i in places if i < len(carried)}
+        indices = {i for i, item in enumerate(operands) if item in self.made}
+        for graph in graphs if indices else ():
+            self.given[str(graph.target)] = indices
+        numbers = {i for i in indices if i < len(carried)}
         if numbers:
             node.meta = {**node.meta, "val": self._with_tensors(node.meta["val"], numbers)}
         for user in node.users:

@@ -40,9 +40,9 @@ def _spread(gradient: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     it, from first to last.
     """
     count, tail = gradient.shape[dim], [1] * (-dim - 1)
-    window, place = (torch.arange(n, device=gradient.device) for n in (count, size))
+    window, index = (torch.arange(n, device=gradient.device) for n in (count, size))
     lengths = ((window + 1) * size + count - 1) // count - window * size // count
-    first, last = place * count // size, ((place + 1) * count + size - 1) // size - 1
+    first, last = index * count // size, ((index + 1) * count + size - 1) // size - 1
     shares = gradient / lengths.view(-1, *tail)
     most = max(-(-(i + 1) * count // size) - i * count // size for i in range(size))
     parts = [shares.index_select(dim, torch.minimum(first + i, last)) for i in range(most)]

@@ -62,12 +62,14 @@ class _Word:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         letters: dict[object, int] = {}
-        places = {node: i for i, node in enumerate(nodes)}
+        positions = {node: i for i, node in enumerate(nodes)}
         self._letters = torch.tensor([letters.setdefault(_letter(node), len(letters)) for node in nodes])
-        self._sources = [[places.get(source, -1) for source in _sources(node)] for node in nodes]
-        self._last_use = torch.tensor([max((places.get(user, len(nodes)) for user in node.users), default=0) for node in nodes])
+        self._sources = [[positions.get(source, -1) for source in _sources(node)] for node in nodes]
+        self._last_use = torch.tensor(
+            [max((positions.get(user, len(nodes)) for user in node.users), default=0) for node in nodes]
+        )
         self._can_start = [True] * (len(nodes) + 1)
-        for first, last in _bound(nodes, places):
+        for first, last in _bound(nodes, positions):
             self._can_start[first + 1 : last + 1] = [False] * (last - first)
 
     def runs(self) -> list[_Run]:
@@ -160,18 +162,18 @@ def _sources(node: Node) -> list[Node]:
     return found
 
 
-def _bound(nodes: Sequence[Node], places: dict[Node, int]) -> Iterator[tuple[int, int]]:
+def _bound(nodes: Sequence[Node], positions: dict[Node, int]) -> Iterator[tuple[int, int]]:
     """Ranges of nodes that must stay together: multiple results with their elements, and draws with
     their random state.
     """
     state: int | None = None
     for i, node in enumerate(nodes):
         if not isinstance(node.meta["val"], torch.Tensor):
-            yield i, max((places[user] for user in node.users), default=i)
+            yield i, max((positions[user] for user in node.users), default=i)
         if node.target is random_state:
             state = i
-        elif node.target is exchange_random_state and node.args[0] in places:  # the previous state is restored
-            yield places[node.args[0]], i  # type: ignore[index]
+        elif node.target is exchange_random_state and node.args[0] in positions:  # the previous state is restored
+            yield positions[node.args[0]], i  # type: ignore[index]
         elif state is not None and is_random(node):
             yield state, i
 
@@ -182,13 +184,13 @@ def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> N
     inputs = list(dict.fromkeys(columns))
     members = [frozenset(block) for block in blocks]
     results = [
-        place
-        for place, nodes in enumerate(zip(*blocks, strict=True))
+        position
+        for position, nodes in enumerate(zip(*blocks, strict=True))
         if any(not inside.issuperset(node.users) for node, inside in zip(nodes, members, strict=True))
     ]
     module.register_module(name, _region(blocks[0], [inputs.index(column) for column in columns], results))
     for block in blocks:
-        given, values = _given(block), [block[place] for place in results]
+        given, values = _given(block), [block[position] for position in results]
         arguments = [given[columns.index(column)] for column in inputs]
         graph = module.graph
         with graph.inserting_before(block[0]):
@@ -229,5 +231,5 @@ def _region(block: Sequence[Node], slots: Sequence[int], results: Sequence[int])
         args, kwargs = map_arg((node.args, node.kwargs), put)
         known[node] = graph.create_node(node.op, node.target, args, kwargs)
         known[node].meta = dict(node.meta)
-    graph.output([known[block[place]] for place in results])
+    graph.output([known[block[position]] for position in results])
     return GraphModule(torch.nn.Module(), graph)

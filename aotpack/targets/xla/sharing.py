@@ -37,16 +37,16 @@ def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool 
     for i, node in enumerate(returned):
         if isinstance(node, Node) and i not in private:
             together.setdefault(root(node), []).append(i)
-    if parts and (given := [returned[i] for base, places in together.items() if base.op == "placeholder" for i in places]):
+    if parts and (given := [returned[i] for base, positions in together.items() if base.op == "placeholder" for i in positions]):
         problems = [Problem(source_line(node) or node.name, "is in the memory of an argument") for node in given]
         raise UnsupportedError(
             "XLA devices cannot return parts of tensor subclasses in this way.", problems, hint="Return copies (clone())."
         )
     views: Views = {}
-    for base, places in together.items():
-        if base.op != "placeholder" and len({returned[i] for i in places}) > 1:
-            views |= {i: _steps(base, returned[i]) for i in places if returned[i] is not base}
-            for i in places:
+    for base, positions in together.items():
+        if base.op != "placeholder" and len({returned[i] for i in positions}) > 1:
+            views |= {i: _steps(base, returned[i]) for i in positions if returned[i] is not base}
+            for i in positions:
                 returned[i] = base
     output.args = (returned,)
     return copied, views

@@ -448,10 +448,10 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
 def _references_of_computations(target: Target) -> Iterator[tuple[str, Descriptor, str]]:
     from ..format.computations import computations  # rarely needed, so not imported at every start
 
-    for place, _, computation in computations(target):
+    for path, _, computation in computations(target):
         if computation.hlo is not None:
-            yield f"target.{place}.hlo", computation.hlo, "an HLO module"
+            yield f"target.{path}.hlo", computation.hlo, "an HLO module"
         if computation.stablehlo is not None:
-            yield f"target.{place}.stablehlo", computation.stablehlo, "a StableHLO module"
+            yield f"target.{path}.stablehlo", computation.stablehlo, "a StableHLO module"
         if computation.code is not None:
-            yield f"target.{place}.code", computation.code, "an executable of XLA"
+            yield f"target.{path}.code", computation.code, "an executable of XLA"

@@ -45,22 +45,22 @@ def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exc
         return RuntimeError(found[2] if found else _reason(text))
     if found:
         nodes = [node.partition("=") for node in found[1].split(",") if node]
-        places = list(dict.fromkeys(lines[name] for name, _, _ in nodes if name in lines))
+        called = list(dict.fromkeys(lines[name] for name, _, _ in nodes if name in lines))
         kind = IndexError if " is out of bounds" in found[2] else RuntimeError
-        return _error(kind, list(dict.fromkeys(name for _, _, name in nodes)), places, found[2], key)
+        return _error(kind, list(dict.fromkeys(name for _, _, name in nodes)), called, found[2], key)
     if "ZeroDivisionError" in text:
         return _error(RuntimeError, ["an integer division"], _dividing(lines), "ZeroDivisionError: the divisor is 0", key)
     if "API call failed at" in text and (call := _CALL.search(text)):
         name = call[1] or "an operator"
-        places = [line for node, line in lines.items() if call[1] and node.startswith(call[1].split("_out")[0])]
+        called = [line for node, line in lines.items() if call[1] and node.startswith(call[1].split("_out")[0])]
         message = text.partition("API call failed at")[2].partition("\n")[2].strip().splitlines()
-        return _error(RuntimeError, [name], list(dict.fromkeys(places)), message[0] if message else "it failed", key)
+        return _error(RuntimeError, [name], list(dict.fromkeys(called)), message[0] if message else "it failed", key)
     return _error(RuntimeError, ["compiled code"], [], _reason(text), key)
 
 
-def _error(kind: type[Exception], operators: list[str], places: list[str], message: str, key: str) -> OperatorError:
+def _error(kind: type[Exception], operators: list[str], lines: list[str], message: str, key: str) -> OperatorError:
     problems = [
-        Problem(place, "called here" if len(places) == 1 else "called here, or at another of these lines") for place in places
+        Problem(line, "called here" if len(lines) == 1 else "called here, or at another of these lines") for line in lines
     ]
     names = " or ".join(operators)
     return _class(kind)(f"{names} refused the values of this call, in {key}: {message}", problems, hint=_HINT)

@@ -54,7 +54,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
     """
     backend, trust = options.backend, options.trust
     check_argument(trust)  # also for a bundle without native code
-    place = _place(options.device)
+    device = _parse_device(options.device)
     candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
         have = ", ".join(bundle.targets)
@@ -68,7 +68,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         platform = bundle.manifests[target.name].platform
         untested = options.allow_untested_torch
-        reason = _elsewhere(target, place, backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested)
+        reason = _elsewhere(target, device, backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested)
         if reason:
             rejected[target.name] = reason
             continue
@@ -76,9 +76,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             if target.kind == PORTABLE:
                 _require_consent(bundle, options.operators, trust)
                 why = _why(backend, "runs anywhere")
-                return Selection(target, _open(bundle, target, place), why, rejected, _fallback(bundle, rejected, backend))
+                return Selection(target, _open(bundle, target, device), why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust, bundle)
-            opened = _open(bundle, target, place)
+            opened = _open(bundle, target, device)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
             trust_error = error
@@ -104,18 +104,18 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     and weights, so another one that is tried after it finds all but its own code.
     """
     candidates = _by_preference(bundle) if options.backend is None else _called(bundle, options.backend)
-    place = _place(options.device)
+    device = _parse_device(options.device)
     for target in candidates:
         platform = bundle.manifests[target.name].platform
         untested = options.allow_untested_torch
-        if _elsewhere(target, place, options.backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested):
+        if _elsewhere(target, device, options.backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested):
             continue
         if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust).trusted:
             return [target.name]
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
 
-def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> Device:
+def _open(bundle: Bundle, target: schema.Target, device: torch.device | None) -> Device:
     """The device of a target that may run. Modules of other kinds of targets are not imported."""
     if target.kind == PORTABLE:
         from .portable import PortableDevice
@@ -128,21 +128,21 @@ def _open(bundle: Bundle, target: schema.Target, place: torch.device | None) -> 
     if target.kind == XLA:
         from .xla import XlaDevice
 
-        return XlaDevice(bundle, target, place or torch.device(XLA))
+        return XlaDevice(bundle, target, device or torch.device(XLA))
     from .aoti import AotiDevice
 
     return AotiDevice(bundle, target, _CPU)
 
 
-def _elsewhere(target: schema.Target, place: torch.device | None, backend: str | None) -> str:
+def _elsewhere(target: schema.Target, device: torch.device | None, backend: str | None) -> str:
     """Why a target does not run on the requested device, or an empty string."""
     if _is_compiled_by_xla(target) and backend is None:
         return f"runs where it is asked for: load with backend={target.name!r}"
-    if place is None:
+    if device is None:
         return "runs on an XLA device: load with device='xla'" if target.device == XLA and backend is None else ""
-    if (target.device == XLA) == (place.type == XLA):
+    if (target.device == XLA) == (device.type == XLA):
         return ""
-    return f"runs on {'an XLA device' if target.device == XLA else 'the CPU'}, and device={str(place)!r} was asked for"
+    return f"runs on {'an XLA device' if target.device == XLA else 'the CPU'}, and device={str(device)!r} was asked for"
 
 
 def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Collection[str] | None) -> None:
@@ -232,13 +232,13 @@ def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> 
 _CPU = torch.device("cpu")
 
 
-def _place(device: str | torch.device | None) -> torch.device | None:
+def _parse_device(device: str | torch.device | None) -> torch.device | None:
     if device is None:
         return None
     try:
-        place = torch.device(device)
+        device = torch.device(device)
     except RuntimeError as error:
         raise TargetError(f"device={device!r} is not a device.", hint="Bundles run on 'cpu' and 'xla'.") from error
-    if place.type not in ("cpu", XLA):
-        raise TargetError(f"This loader runs bundles on the CPU and on XLA devices; device={place} was asked for.")
-    return place
+    if device.type not in ("cpu", XLA):
+        raise TargetError(f"This loader runs bundles on the CPU and on XLA devices; device={device} was asked for.")
+    return device

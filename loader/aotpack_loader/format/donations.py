@@ -51,12 +51,12 @@ def of_backward(method: schema.Method, forward: schema.XlaExecutable) -> frozens
     """:func:`private` saved values that the forward computes and that share no memory with another output."""
     assert method.backward is not None
     saved = method.backward.saved
-    places = Counter(item for item in forward.outputs if isinstance(item, int))
-    places.update(item.result for item in forward.outputs if isinstance(item, schema.ResultView))
+    uses = Counter(item for item in forward.outputs if isinstance(item, int))
+    uses.update(item.result for item in forward.outputs if isinstance(item, schema.ResultView))
     return frozenset(
         i
         for i in private(method)
         if isinstance(item := saved[i], schema.SavedOutput)
-        and isinstance(place := forward.outputs[item.output], int)
-        and places[place] == 1
+        and isinstance(result := forward.outputs[item.output], int)
+        and uses[result] == 1
     )

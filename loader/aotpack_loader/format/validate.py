@@ -428,8 +428,8 @@ def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
         elif isinstance(result, schema.AliasResult):
             arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
             yield from ((f".results[{i}].view", arg.value) for arg in flat(arguments) if isinstance(arg, schema.ExprArg))
-    for place, subclass in subclasses.of_method(method, ""):
-        yield from ((place, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
+    for path, subclass in subclasses.of_method(method, ""):
+        yield from ((path, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
     if method.backward is not None:
         for i, saved in enumerate(method.backward.saved):
             if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):

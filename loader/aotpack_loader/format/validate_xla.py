@@ -20,9 +20,9 @@ def validate_computations(target: schema.Target, program: schema.Program, where:
     if target.specializations and target.kind != "xla":
         problems.append(Problem("$.specializations", "C14: only code for XLA has sizes of its own"))
     arities = _arities(program)
-    for place, key, computation in computations(target):
+    for path, key, computation in computations(target):
         if key in arities:
-            problems += _computation_problems(computation, *arities[key], f"$.{place}")
+            problems += _computation_problems(computation, *arities[key], f"$.{path}")
     for name, method in program.methods.items():
         problems += _specialization_problems(target.specializations.get(name, []), method, f"$.specializations[{name!r}]")
     refuse(where, problems)  # the checks below rely on indices

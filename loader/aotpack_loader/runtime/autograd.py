@@ -125,8 +125,8 @@ class _Saved:
         self.checked = [item.output for item in outputs if item.check_version]
         self.unchecked = [item.output for item in outputs if not item.check_version]
         self.sizes = [item.expr for item in saved if isinstance(item, schema.SavedSize)]
-        places = {i: place for place, i in enumerate(i for kind in kinds for i in kind)}
-        order = [places[i] for i in range(len(saved))]
+        positions = {i: index for index, i in enumerate(i for kind in kinds for i in kind)}
+        order = [positions[i] for i in range(len(saved))]
         self.order = None if order == list(range(len(order))) else order
 
 
@@ -276,7 +276,7 @@ def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
     """
     for i in idle:
         base = values[i]._base
-        if base is not None and any(base is value for place, value in enumerate(values) if place not in idle):
+        if base is not None and any(base is value for index, value in enumerate(values) if index not in idle):
             values[i] = values[i].detach()
     return tuple(values)
 

@@ -64,8 +64,8 @@ class Checks:
         results = _results_by_output(method)
         private = {i for i in range(method.num_outputs) if i not in results} if own_layout else set()
         outputs = subclasses.of_outputs(method)
-        self._places = subclasses.part_positions(outputs)
-        counts = [i not in private for i, places in enumerate(self._places) for _ in places]
+        self._positions = subclasses.part_positions(outputs)
+        counts = [i not in private for i, positions in enumerate(self._positions) for _ in positions]
         self._output_names = [f"output {i}{results.get(i, '')}" for i in range(method.num_outputs)]
         words = _parts(self._output_names, outputs)
         self._outputs = [
@@ -74,8 +74,8 @@ class Checks:
         ]
         self._origins = origins(forward)
         self._graph_inputs = set(forward.inputs)
-        self._fresh = [i for r in method.results if isinstance(r, schema.FreshResult) for i in self._places[r.output]]
-        self._visible = [i for output in results for i in self._places[output]]
+        self._fresh = [i for r in method.results if isinstance(r, schema.FreshResult) for i in self._positions[r.output]]
+        self._visible = [i for output in results for i in self._positions[output]]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
         self._written = {mutation.primal for mutation in method.mutations} | set(method.touched)
         self._saved: list[schema.Saved] = []
@@ -100,10 +100,10 @@ class Checks:
         self._backward_outputs = [
             Expected(f"{at}, {word}", value, strides=False) for word, value in zip(words, output_values(graph), strict=True)
         ]
-        places = subclasses.part_positions(gradients)
+        positions = subclasses.part_positions(gradients)
         # The parts of a subclass gradient may differ from the parts of its primal.
         self._alike = [
-            (self._inputs[self._primals[i].start].value, places[position].start)
+            (self._inputs[self._primals[i].start].value, positions[position].start)
             for i, position in enumerate(convention.gradients)
             if position is not None and self._held[i] is None and gradients[position] is None
         ]
@@ -137,8 +137,8 @@ class Checks:
         """The sizes that depend on data, read from the plain outputs."""
         found = {}
         for symbol in self._method.output_symbols:
-            places = self._places[symbol.output]
-            value = outputs[places.start] if len(places) == 1 and places.start < len(outputs) else None
+            positions = self._positions[symbol.output]
+            value = outputs[positions.start] if len(positions) == 1 and positions.start < len(outputs) else None
             if symbol.dim is None and type(value) is int:
                 found[symbol.name] = value
             elif symbol.dim is not None and isinstance(value, torch.Tensor) and symbol.dim < value.dim():
@@ -172,19 +172,19 @@ class Checks:
         of_primals = {storage_of(value): item.where.partition(", ")[2] for item, value in tensors}
         for i in self._fresh:
             own = isinstance(outputs[i], torch.Tensor) and self._origins[i] not in self._graph_inputs
-            place = storage_of(outputs[i]) if own else 0
-            if place and place in of_primals:
-                yield Problem(self._outputs[i].where, f"should have memory of its own, and shares it with {of_primals[place]}")
+            storage = storage_of(outputs[i]) if own else 0
+            if storage and storage in of_primals:
+                yield Problem(self._outputs[i].where, f"should have memory of its own, and shares it with {of_primals[storage]}")
         for saved in self._saved:
             if not isinstance(saved, schema.SavedOutput) or not saved.donated:
                 continue
-            position = self._places[saved.output].start
+            position = self._positions[saved.output].start
             value = outputs[position]
-            place = storage_of(value) if isinstance(value, torch.Tensor) else 0
+            storage = storage_of(value) if isinstance(value, torch.Tensor) else 0
             seen = [i for i in self._visible if isinstance(outputs[i], torch.Tensor)]
             others = {storage_of(outputs[i]): self._outputs[i].where for i in seen}
-            if place and place in (others | of_primals):
-                other = (others | of_primals)[place]
+            if storage and storage in (others | of_primals):
+                other = (others | of_primals)[storage]
                 yield Problem(
                     self._outputs[position].where,
                     f"is donated to the backward, so it should have memory of its own, and shares it with {other}",
@@ -259,8 +259,8 @@ class Checks:
         primals, laid_out, outputs = given
         written = frozenset().union(*(storages_of(primals[i]) for i in self._written))
         apart = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
-        places = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
-        problems = list(self._changed(places, primals, apart, "was written to, which the bundle does not declare"))
+        primals_named = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
+        problems = list(self._changed(primals_named, primals, apart, "was written to, which the bundle does not declare"))
         paths = result_paths(self._method)
         for path, description, result in zip(paths, self._method.results, results, strict=True):
             where = f"{self._name}, {path}"
@@ -287,11 +287,11 @@ class Checks:
             yield from item.problems(value, environment, self._device)
 
     def _changed(
-        self, places: Sequence[Expected], values: Sequence[Any], before: Sequence[tuple[int, int] | None], message: str
+        self, expected: Sequence[Expected], values: Sequence[Any], before: Sequence[tuple[int, int] | None], message: str
     ) -> Iterator[Problem]:
-        for place, value, mark in zip(places, values, before, strict=True):
+        for item, value, mark in zip(expected, values, before, strict=True):
             if mark is not None and fingerprint(value) != mark:
-                yield Problem(place.where, message)
+                yield Problem(item.where, message)
 
     def _raise(self, problems: list[Problem]) -> None:
         if problems:

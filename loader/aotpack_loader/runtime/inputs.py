@@ -298,7 +298,7 @@ def _labels(symbols: list[schema.Symbol], sources: Mapping[str, str] | None = No
 def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         kind = "" if is_plain_tensor(value) else f" ({type(value).__name__})"
-        place = "" if value.device.type == "cpu" else f" on {value.device}"
-        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]{place}{kind}"
+        device = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]{device}{kind}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '…'}"

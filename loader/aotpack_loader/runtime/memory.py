@@ -25,12 +25,12 @@ class ByteRange(NamedTuple):
         if 0 in self.shape or 0 in other.shape:
             return False
         ranges: dict[int, tuple[int, int]] = {}
-        for places, sign in ((self, 1), (other, -1)):
-            for size, step in zip(places.shape, places.stride, strict=True):
+        for byte_range, sign in ((self, 1), (other, -1)):
+            for size, step in zip(byte_range.shape, byte_range.stride, strict=True):
                 if size > 1 and step:
-                    first, last = ranges.get(step * places.width, (0, 0))
+                    first, last = ranges.get(step * byte_range.width, (0, 0))
                     reach = sign * (size - 1)
-                    ranges[step * places.width] = (first + min(reach, 0), last + max(reach, 0))
+                    ranges[step * byte_range.width] = (first + min(reach, 0), last + max(reach, 0))
         # Do two elements exist whose addresses differ by less than the size of an element?
         apart = other.start - self.start
         steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]

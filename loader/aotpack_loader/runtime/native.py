@@ -43,12 +43,12 @@ class BySizes:
         self._made: dict[tuple[int, ...], NativeCall] = {}
         tensors = [(i, check) for i, check in call.inputs.binding if isinstance(check, TensorCheck)]
         self._symbols = [symbol.name for _, check in tensors for _, symbol in check.binds]
-        self._places = [(i, len(check.leaf.shape), [dim for dim, _ in check.binds]) for i, check in tensors]
+        self._bindings = [(i, len(check.leaf.shape), [dim for dim, _ in check.binds]) for i, check in tensors]
 
     def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
         """Make the call; None if Python must make it."""
         sizes: list[int] = []
-        for i, dims, bound in self._places:
+        for i, dims, bound in self._bindings:
             leaf = leaves[i]
             if not isinstance(leaf, torch.Tensor) or leaf.dim() != dims:
                 return None
@@ -110,7 +110,7 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
         "names": list(state),
         "ties": call.state.ties,
         "constants": [call.constants[name] for name in constants],
-        "primals": [_place(primal, names, stored) for primal in method.primals],
+        "primals": [_primal_index(primal, names, stored) for primal in method.primals],
         "apart": [] if call.memory is None else _apart(call.memory, names),
         "written": [leaf for leaf, _ in call.written_leaves.leaves],
         "forward": _executable(call.forward, {}),
@@ -122,7 +122,7 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
     }
 
 
-def _place(primal: schema.Primal, names: Mapping[str, int], constants: Mapping[str, int]) -> int:
+def _primal_index(primal: schema.Primal, names: Mapping[str, int], constants: Mapping[str, int]) -> int:
     """Index of a primal among leaves, state and constants."""
     if isinstance(primal, schema.InputPrimal):
         return primal.leaf
@@ -153,8 +153,8 @@ def _sizes(sizes: Sequence[schema.Dim], environment: Environment) -> list[int]:
     return [expressions.evaluate(size, environment) for size in sizes]
 
 
-def _apart(memory: Memory, places: Mapping[str, int]) -> list[tuple[int, int]]:
-    return [*memory.overlap, *[(leaf, places[name]) for leaf, items in memory.state for name, _, _ in items]]
+def _apart(memory: Memory, indices: Mapping[str, int]) -> list[tuple[int, int]]:
+    return [*memory.overlap, *[(leaf, indices[name]) for leaf, items in memory.state for name, _, _ in items]]
 
 
 def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class SecondDerivative:
         self._run, self._random, self._device = run, convention.random, device
         self._depends = [frozenset(tangents) for tangents in convention.depends]
         self._autocast: torch.dtype | None = None if first.autocast is None else getattr(torch, first.autocast)
-        places = {p.leaf: i for i, p in enumerate(first.primals) if isinstance(p, schema.InputPrimal)}
-        self._leaves = [places[leaf] for leaf in sorted(places)]
+        positions = {p.leaf: i for i, p in enumerate(first.primals) if isinstance(p, schema.InputPrimal)}
+        self._leaves = [positions[leaf] for leaf in sorted(positions)]
         kinds = (schema.ParameterPrimal, schema.BufferPrimal)
         self._state = {p.name: i for i, p in enumerate(first.primals) if isinstance(p, kinds)}
         overwritten = {mutation.primal for mutation in first.mutations}

@@ -108,10 +108,10 @@ class Bench:
     def environment(self) -> dict[str, str]:
         """An environment with separate caches. Python's bytecode cache is enabled, as for users."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCH", "AOTPACK", "OMP_", "MKL_"))}
-        places = {"AOTPACK_CACHE": "cache", "AOTPACK_STATE": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-        for place in places.values():
-            (self.work / place).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return kept | {name: str(self.work / place) for name, place in places.items()}
+        directories = {"AOTPACK_CACHE": "cache", "AOTPACK_STATE": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+        for directory in directories.values():
+            (self.work / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return kept | {name: str(self.work / directory) for name, directory in directories.items()}
 
     def command(self, *words: object, one_core: bool = True) -> list[str]:
         prefix = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if self.pin and one_core else []

@@ -156,15 +156,15 @@ def samples(unit: Unit) -> Iterator[Sample]:
 
 def _sample(name: str, entry: Any, operator: Callable[..., Any], sample: Any, *, in_place: bool) -> Sample:
     flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [i for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
+    positions = [i for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
 
     def function(*tensors: torch.Tensor) -> Any:
-        given = dict(zip(places, tensors, strict=True))
+        given = dict(zip(positions, tensors, strict=True))
         first, args, kwargs = pytree.tree_unflatten([given.get(i, leaf) for i, leaf in enumerate(flat)], spec)
         return operator(first, *args, **kwargs)
 
-    tensors = tuple(flat[i].detach().requires_grad_(flat[i].requires_grad) for i in places)
-    others = {i: repr(leaf) for i, leaf in enumerate(flat) if i not in places}
+    tensors = tuple(flat[i].detach().requires_grad_(flat[i].requires_grad) for i in positions)
+    others = {i: repr(leaf) for i, leaf in enumerate(flat) if i not in positions}
     kinds = [(tensor.dtype, tensor.dim(), tensor.requires_grad, tensor.is_conj(), layout(tensor)) for tensor in tensors]
     return Sample(
         name,
@@ -198,7 +198,7 @@ def together(samples: Sequence[Sample]) -> Sample:
         # The database's function for whole results is recognised by its module. A new process needs
         # no other.
         samples[0].differentiated if all(map(is_whole, samples)) else differentiated,
-        frozenset(i + place for i, sample in zip(first, samples, strict=True) for place in sample.written),
+        frozenset(i + position for i, sample in zip(first, samples, strict=True) for position in sample.written),
         any(sample.undefined for sample in samples),
         any(sample.fixed for sample in samples),
         f"{[sample.signature for sample in samples]}",

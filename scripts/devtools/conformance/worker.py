@@ -146,11 +146,11 @@ Place = tuple[BuildContext, Sample]
 
 def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
     """Up to ``size`` samples to build in one bundle, without those that eager refuses. They are added to ``tried``."""
-    places = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
-    if size < 2 or len(places) < 2 or works[0].late:
+    pairs = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
+    if size < 2 or len(pairs) < 2 or works[0].late:
         return None
-    tried.update((str(work.unit), sample.name) for work, sample in places)
-    return [(work, sample) for work, sample in places if observe(sample.function, sample).error is None]
+    tried.update((str(work.unit), sample.name) for work, sample in pairs)
+    return [(work, sample) for work, sample in pairs if observe(sample.function, sample).error is None]
 
 
 def several(group: Sequence[Place]) -> None:

@@ -333,7 +333,7 @@ class _Drawing:
             "e": (d + 1) % size,
             "n": n,
             "z": value.shape[-1],
-            "i": self._places(n),
+            "i": self._indices(n),
             "j": f"(torch.arange({value.numel()}) * 7 % {n}).reshape({tuple(value.shape)})",
         }
         slots["v"] = self.draw.choice(PARTS).format(**slots)
@@ -347,7 +347,7 @@ class _Drawing:
             found[0 if value.is_floating_point() else 2 if value.is_complex() else 1].append(name)
         return found
 
-    def _places(self, size: int) -> str:
+    def _indices(self, size: int) -> str:
         """Indices along a dimension: constants, or an argument of small integers.
 
         Its integers are below every size of the arguments.

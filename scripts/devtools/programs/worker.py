@@ -22,7 +22,7 @@ _VIEWS = re.compile(rf"{_STRIDES.pattern}|: only in (eager|the bundle): |shares 
 """Where sizes vary, what ``reshape`` copies at some it copies at all."""
 _DIFFERENCE = re.compile(r"(native )?call \d+: |check='full'")
 _FIXED = re.compile(r"(native )?call 1: eager works; the bundle's \w+ raises InputError")
-_PLACE = re.compile(r"\b(out|args)\[(\d+)\]")
+_PATH = re.compile(r"\b(out|args)\[(\d+)\]")
 _COMPARED = ("wrong", "strides")
 
 
@@ -98,7 +98,7 @@ def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]
     for name, program in programs.items():
         owners["out"] += [name] * len(program.results)
         owners["args"] += [name] * len(program.arguments)
-    named = {owners[kind][int(place)] for kind, place in _PLACE.findall(found.reason)} if found.status in _COMPARED else set()
+    named = {owners[kind][int(index)] for kind, index in _PATH.findall(found.reason)} if found.status in _COMPARED else set()
     names = list(programs)
     if named and len(named) < len(names):
         return [[name for name in names if name in named]]

@@ -130,9 +130,9 @@ def _front_ends(title: str, lines: Collection[Line], notes: Notes) -> str:
 
 def _shortened(warning: str) -> str:
     """A refusal's first line, and the source line of the model that it names."""
-    message, _, place = warning.partition(" [at ")
-    place = place.removesuffix("]").partition(", called from ")[0].rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
-    return message.splitlines()[0] + f" (`{place}`)" * bool(place)
+    message, _, line = warning.partition(" [at ")
+    line = line.removesuffix("]").partition(", called from ")[0].rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
+    return message.splitlines()[0] + f" (`{line}`)" * bool(line)
 
 
 def _error(title: str, line: Line | None, notes: Notes) -> str:

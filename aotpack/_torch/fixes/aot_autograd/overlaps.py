@@ -189,9 +189,9 @@ def _reads_what_it_writes(
         part = args[0][args[1]]
         anywhere = memory_of(part) != memory_of(tensor)  # indexed by a tensor
         tensor = tensor if anywhere else part
-    places = _byte_range(tensor)
-    reads = [read for read in map(_byte_range, others) if places.meet(read)]
-    return any(anywhere or not _read_in_time(places, read) for read in reads)
+    written_range = _byte_range(tensor)
+    reads = [read for read in map(_byte_range, others) if written_range.meet(read)]
+    return any(anywhere or not _read_in_time(written_range, read) for read in reads)
 
 
 def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -251,7 +251,9 @@ def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
     """Whether each element is read before it is written: at the same address, or at a later one
     (``x[:, :-1] = x[:, 1:]``).
     """
-    dims = [[dim for dim in zip(places.shape, places.stride, strict=True) if dim[0] != 1] for places in (written, read)]
+    dims = [
+        [dim for dim in zip(byte_range.shape, byte_range.stride, strict=True) if dim[0] != 1] for byte_range in (written, read)
+    ]
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
 
 

@@ -81,9 +81,9 @@ class ReshapeAliasMode(TorchFunctionMode):
     def returned(self, results: Any, inputs: Iterable[Any]) -> None:
         """Check the model's results and inputs, and forget the recorded copies."""
         seen = [leaf for leaf in tree_leaves((results, inputs)) if isinstance(leaf, torch.Tensor) and is_plain(leaf)]
-        places = set(map(memory_of, seen))
+        storages = set(map(memory_of, seen))
         self._settle(
-            [copy for copy in self._copies if {*map(memory_of, copy)} <= places],
+            [copy for copy in self._copies if {*map(memory_of, copy)} <= storages],
             "the model returns both, or one is an argument and the other a result",
         )
         self._copies.clear()

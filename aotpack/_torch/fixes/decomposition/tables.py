@@ -67,11 +67,11 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
     return torch.zeros(size, **options)
 
 
-def _take(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _take(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """``take`` that also supports a 0-dimensional index, which torch's own decomposition reads as a
     number.
     """
-    return torch.ops.aten.index.Tensor(tensor.reshape(-1), [places])  # type: ignore[no-any-return]
+    return torch.ops.aten.index.Tensor(tensor.reshape(-1), [indices])  # type: ignore[no-any-return]
 
 
 def _each(operator: Callable[..., Any]) -> Callable[..., list[Any]]:
@@ -89,13 +89,13 @@ def _unsafe(split: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., list[
 
 
 def _fractional_max_pool3d_backward(
-    gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], places: torch.Tensor
+    gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], size: Sequence[int], indices: torch.Tensor
 ) -> torch.Tensor:
     """Add the gradient at the index of each window's maximum; torch has no fake kernel for the
     operator.
     """
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-3)
-    return flat.scatter_add(-1, places.flatten(-3), gradient.flatten(-3)).view(x.shape)
+    return flat.scatter_add(-1, indices.flatten(-3), gradient.flatten(-3)).view(x.shape)
 
 
 _EACH: dict[str, Callable[..., Any]] = {

@@ -36,8 +36,8 @@ def _ctc_loss(mode: FakeTensorMode, func: Any, x: torch.Tensor, targets: Any, si
     longest target.
     """
     steps, batch, _ = x.shape
-    places = _unknown(mode, func) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
-    return x.new_empty(batch), x.new_empty(batch, steps, places)
+    states = _unknown(mode, func) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
+    return x.new_empty(batch), x.new_empty(batch, steps, states)
 
 
 def _ctc_loss_backward(mode: FakeTensorMode, func: Any, gradient: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -40,11 +40,11 @@ def _rows(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return make_contiguous_strides_for(result.shape)
 
 
-def _images(place: int) -> Strides:
+def _images(index: int) -> Strides:
     """Channels-last if that argument is channels-last, else as :func:`_rows`."""
 
     def strides(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
-        if result.dim() in (4, 5) and suggest_memory_format(args[place]) != torch.contiguous_format:
+        if result.dim() in (4, 5) and suggest_memory_format(args[index]) != torch.contiguous_format:
             return make_channels_last_strides_for(result.shape)
         return _rows(args, result)
 
@@ -78,9 +78,9 @@ def _volumes(one: int, several: int) -> Strides:
     return strides
 
 
-def _like(place: int) -> Strides:
+def _like(index: int) -> Strides:
     """Strides of ``empty_like`` of an argument, unless the result is reduced to a number."""
-    return lambda args, result: torch.empty_like(args[place]).stride() if result.dim() else ()
+    return lambda args, result: torch.empty_like(args[index]).stride() if result.dim() else ()
 
 
 def _slices(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:

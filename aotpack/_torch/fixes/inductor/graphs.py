@@ -32,7 +32,7 @@ def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
             continue
         declared = node.target._schema.arguments
         kinds = (int, float, complex) if found.is_complex() else complex
-        for place, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
+        for index, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
             takes_tensor = isinstance(argument.type, torch.TensorType)
             if isinstance(value, kinds) and (takes_tensor or (isinstance(value, complex) and node.target in _OF_TENSORS)):
                 reached("inductor-numbers-beside-complex")
@@ -40,7 +40,7 @@ def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
                 with graph.inserting_before(node):
                     made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})
                 made.meta |= node.meta | {"val": whole}
-                node.update_arg(place, made)
+                node.update_arg(index, made)
                 node.target = _OF_TENSORS.get(node.target, node.target)
     module.recompile()
 
