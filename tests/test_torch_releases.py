@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import aotpack
+from aotpack_loader import other_release
 from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import torch_releases
+from aotpack_loader.devices.aoti import AotiExecutable
 from aotpack_loader.devices.torch_releases import unlike_torch
 from aotpack_loader.errors import TargetError
 from aotpack_loader.format import schema
@@ -18,6 +20,7 @@ from aotpack_loader.loading import BackendWarning
 
 EXPORTED = ["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"]
 LACKED = [f"aoti_torch_of_another_release_{i}" for i in range(7)]
+CALL_LIBRARY_TORCH = torch.__version__
 INSTALLED = ".".join(torch.__version__.split(".")[:2])
 
 
@@ -68,4 +71,79 @@ def test_a_load_on_a_release_that_was_not_tried(digits_bundle: Path, monkeypatch
         assert aotpack.load(digits_bundle).aotpack.backend == "portable"
     with pytest.raises(TargetError, match="allow_untested_torch=True"):
         aotpack.load(digits_bundle, backend="cpu")
-    assert aotpack.load(digits_bundle, allow_untested_torch=True).aotpack.backend.startswith("cpu:")
+    with pytest.warns(BackendWarning, match="not tried, and the bundle has no self-test"):
+        assert aotpack.load(digits_bundle, allow_untested_torch=True).aotpack.backend.startswith("cpu:")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This torch counts as a release on which the code was tried; the cache is empty."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch_releases, "TRIED", {INSTALLED: ("2.99",)})
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def tested_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("tested") / "m.aotpack"
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    aotpack.build(model, (torch.randn(5, 3),), out=out, targets=("cpu", "portable"), methods=("train",), self_test=True)
+    return out
+
+
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The runs of a self-test from here on."""
+    seen: list[object] = []
+    original = other_release.replay
+    monkeypatch.setattr(other_release, "replay", lambda path, *rest: (seen.append(path), original(path, *rest))[1])
+    return seen
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_code_of_another_release_is_tested_once(tested_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its self-test runs at the first load. The state and the random numbers of the caller stay as they were."""
+    seen = replays(monkeypatch)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    model = aotpack.load(tested_bundle)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "runs on 2.99.0; its self-test passed here" in model.aotpack.reason
+    assert torch.equal(model.get_buffer("1.running_mean"), torch.zeros(4))
+    assert aotpack.load(tested_bundle, backend="cpu", weights=False).aotpack.reason.endswith("its self-test passed here")
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_code_that_computes_something_else_there_is_refused(
+    tested_bundle: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    """At every load: only a pass is remembered."""
+
+    def wrong(self: AotiExecutable, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [value * 1.01 if value.is_floating_point() else value for value in original(self, inputs)]
+
+    original = AotiExecutable.__call__
+    monkeypatch.setattr(AotiExecutable, "__call__", wrong)
+    for _ in range(2):
+        with pytest.raises(TargetError, match=r"computes other values than were recorded(.|\n)*result\.0: error"):
+            aotpack.load(tested_bundle, allow_untested_torch=allowed)
+    assert aotpack.load(tested_bundle, backend="portable").aotpack.backend == "portable"
+
+
+def test_code_for_this_release_is_not_tested_again(tested_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = replays(monkeypatch)
+    assert "self-test" not in aotpack.load(tested_bundle, backend="cpu").aotpack.reason
+    assert seen == []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_bundle_without_a_self_test(digits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason of the load says so. Where the pair of releases was not tried either, there is a warning."""
+    model = aotpack.load(digits_bundle)
+    assert model.aotpack.reason.endswith("the bundle has no self-test, so its values were not compared here")
+    assert set(model.aotpack.calls.values()) == {f"python: the call library is for torch {CALL_LIBRARY_TORCH}, this is 2.99.0"}
+    monkeypatch.setattr(torch_releases, "TRIED", {})
+    with pytest.warns(BackendWarning, match="not tried, and the bundle has no self-test"):
+        aotpack.load(digits_bundle, allow_untested_torch=True)

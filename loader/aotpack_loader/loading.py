@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -18,6 +19,7 @@ from .devices.select import Selection, select
 from .errors import DirectoryError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
+from .format.versions import torch_satisfies
 from .options import LoadOptions
 from .own_class import class_of
 from .program import LoadedProgram, LoadInfo, Mode
@@ -97,29 +99,41 @@ def load(
     return module
 
 
-def _load(bundle: str | os.PathLike[str], options: LoadOptions) -> tuple[LoadedProgram, str]:
-    """The module, and a warning about its backend or an empty string."""
+def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
+    """The module, and a warning about its backend or an empty string.
+
+    With ``self_test``, native code of another release of torch is tested before its first use.
+    """
+    where = bundle
     if isinstance(bundle, str) and bundle.startswith("oci://"):
         from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
 
-        opened = Bundle.open(fetch(bundle, options))
-    else:
-        opened = Bundle.open(bundle)
+        where = fetch(bundle, options)
+    opened = Bundle.open(where)
     if options.verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, options.subclasses)
     state = _state(opened, opened.program, options.weights, classes)
     chosen, program, calls = _runnable(opened, classes, options)
+    reason, warning = chosen.reason, chosen.fallback
+    if self_test and _is_of_another_release(chosen.target):
+        from .other_release import tested_here  # rarely needed
+
+        same = replace(options, backend=chosen.target.name, weights=True, check="arguments")
+        tested, warning = tested_here(
+            where, opened.program, chosen.target, options, lambda: _load(where, same, self_test=False)[0]
+        )
+        reason = f"{reason}; {tested}"
     info = LoadInfo(
         path=os.fspath(bundle),
         digest=opened.digest,
         backend=chosen.target.name,
-        reason=chosen.reason,
+        reason=reason,
         program=opened.program,
         rejected=chosen.rejected,
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
-    return class_of(program)(info, chosen.device.moved(state), _by_mode(program, calls)), chosen.fallback
+    return class_of(program)(info, chosen.device.moved(state), _by_mode(program, calls)), warning
 
 
 def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
@@ -265,6 +279,11 @@ def _checks(
     if classes is None:
         return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
     return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
+
+
+def _is_of_another_release(target: schema.Target) -> bool:
+    """Whether a target is native code for the CPU that was compiled for another minor release of torch."""
+    return target.kind == "aoti" and not torch_satisfies(str(torch.__version__), target.torch)
 
 
 def _is_native(chosen: Selection) -> bool:

@@ -105,7 +105,7 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
             [Problem(digest, f"it decompresses to {len(data)} bytes that are not {raw_digest}")],
         )
     try:
-        _write(path, data)
+        write_whole(path, data)
     except OSError as error:
         raise DirectoryError(
             f"Compiled code cannot be written to {path}: {error.strerror}.",
@@ -131,7 +131,7 @@ def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
             return False
         if time.time_ns() - status.st_ctime_ns > _SETTLED:
             with contextlib.suppress(OSError):  # on a full disk the file is still correct, and hashed again next time
-                _write(note, seen)
+                write_whole(note, seen)
         return True
 
 
@@ -147,7 +147,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write a temporary file, then rename it, so that no reader sees an incomplete file.
 
     No fsync is needed, because the file can be written again after a crash.

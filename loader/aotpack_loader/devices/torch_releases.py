@@ -3,7 +3,7 @@
 AOTInductor's code uses only the functions of torch's stable C interface. It may run on another
 release under two conditions. torch must export every name that the target lists, and this pair of
 releases must have been tried. The trial compares compiled cases of the conformance table with eager
-(scripts/test-torch --matrix). For a pair that was not tried, a caller must request the run.
+(scripts/test-torch-matrix). For a pair that was not tried, a caller must request the run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ def unlike_torch(target: schema.Target, *, allow_untested: bool = False) -> str:
     if missing := not_exported_by_torch(target.imports):
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         return f"{reason}, which lacks what the code calls: {', '.join(missing[:_SHOWN])}{more}"
-    if allow_untested or _minor(installed) in TRIED.get(_minor(target.torch.removeprefix("==")), ()):
+    if allow_untested or is_tried(target):
         return ""
     return f"{reason}; it was not tried there: load with allow_untested_torch=True to run it all the same"
+
+
+def is_tried(target: schema.Target) -> bool:
+    """Whether code of the target's release of torch was tried on this one."""
+    return _minor(str(torch.__version__)) in TRIED.get(_minor(target.torch.removeprefix("==")), ())
 
 
 def _minor(version: str) -> str:
