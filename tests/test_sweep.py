@@ -114,8 +114,8 @@ def test_results_are_kept_by_unit(tmp_path: Path) -> None:
     first.fresh = {"bundles": 5, "wrong": {"op_db-sin-float32-static-0": "out: values differ"}}
     Results().with_later(first, []).write(file)
     kept = Results.read(file)
-    assert kept.told()["rows"]["op_db/float32/static"] == _counts(**{"pass": 5, "refused": 2, "left": 5, "total": 7})
-    assert [failure["samples"] for failure in kept.told()["failures"]["op_db/cos"]] == [{"float32 static": 2}]
+    assert kept.recorded()["rows"]["op_db/float32/static"] == _counts(**{"pass": 5, "refused": 2, "left": 5, "total": 7})
+    assert [failure["samples"] for failure in kept.recorded()["failures"]["op_db/cos"]] == [{"float32 static": 2}]
 
     fewer = _results({"op_db/cos/float32/static": "pp"}, 4)
     assert kept.with_later(fewer, list(fewer.units)).units == kept.units
@@ -124,7 +124,7 @@ def test_results_are_kept_by_unit(tmp_path: Path) -> None:
     later = kept.with_later(mended, list(mended.units))
     assert later.units == kept.units | mended.units
     assert later.fresh == {"bundles": 5, "wrong": {}}
-    assert list(later.told()["failures"]) == ["op_db/sin"]
+    assert list(later.recorded()["failures"]) == ["op_db/sin"]
 
     later.write(file)
     assert Results.read(file) == later
@@ -156,7 +156,7 @@ def test_rows_without_units_stand_until_units_are_as_many(tmp_path: Path) -> Non
     more = _results({"op_db/cos/float32/static": "pp"}, 2)
     results = results.with_later(more, list(more.units))
     assert results.rows()[row] == Counter({"pass": 3, "refused": 1})
-    assert "older" not in results.told()
+    assert "older" not in results.recorded()
 
 
 def _results(units: dict[str, str], total: int) -> Results:

@@ -42,7 +42,7 @@ from .refusals.dirty_arguments import DirtyArguments
 from .refusals.gradient_writes import refused_gradient_writes
 
 Decompositions = dict[Any, Callable[..., Any]]
-Note = Callable[[Any, list[Any]], list[Any]]
+ObserveResults = Callable[[Any, list[Any]], list[Any]]
 """Takes what a module returned and the leaves of its arguments; returns the leaves that are traced
 as outputs.
 """
@@ -107,19 +107,19 @@ def export_joint(
     kwargs: dict[str, Any],
     decompositions: Decompositions | None = None,
     *,
-    note: Note,
+    observe: ObserveResults,
 ) -> Joint:
     """Trace the joint graph through AOTAutograd (``aot_export_joint_with_descriptors``).
 
-    All mutations are functionalised out of the graphs; the loader applies them. ``note`` receives
+    All mutations are functionalised out of the graphs; the loader applies them. ``observe`` receives
     what the module returns and the leaves of its arguments, parameters included. A module that
     enables gradients while they are off is traced a second time, with its gradients.
     """
-    joint = _export_joint(module, args, kwargs, decompositions, note)
+    joint = _export_joint(module, args, kwargs, decompositions, observe)
     if torch.is_grad_enabled() or not _records_gradients(joint.metadata):
         return joint
     with torch.enable_grad():
-        return _export_joint(module, args, kwargs, decompositions, note, inside=torch.no_grad)
+        return _export_joint(module, args, kwargs, decompositions, observe, inside=torch.no_grad)
 
 
 def _records_gradients(metadata: ViewAndMutationMeta) -> bool:
@@ -133,16 +133,16 @@ def _export_joint(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     decompositions: Decompositions | None,
-    note: Note,
+    observe: ObserveResults,
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside`` is the context that the module runs in while it is traced."""
     copies, dirty = ReshapeAliasMode(), DirtyArguments()
 
-    def noted(result: Any, leaves: list[Any]) -> list[Any]:
+    def observed(result: Any, leaves: list[Any]) -> list[Any]:
         copies.returned(result, leaves)
         dirty.check(leaves)
-        return note(result, leaves)
+        return observe(result, leaves)
 
     with (
         contextlib.ExitStack() as stack,
@@ -150,7 +150,7 @@ def _export_joint(
         inductor_config.patch(enable_auto_functionalized_v2=False),
         _plain_writes_of_export(),
         _aliases_named(),
-        _observed_results(noted, inside),
+        _observed_results(observed, inside),
         recorded_lines(entry="traced_model"),
         apply_fixes("aot_autograd", inputs=(args, kwargs)),
         OverlapMutationMode(),
@@ -203,22 +203,22 @@ def _replace_nary_sums(graph_module: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _observed_results(note: Note, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Call ``note`` with the results before they are flattened."""
+def _observed_results(observe: ObserveResults, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Call ``observe`` with the results before they are flattened."""
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
-    def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def observed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         examples = torch.utils._pytree.tree_leaves(args)
 
         def traced_model(*a: Any, **k: Any) -> list[Any]:
             leaves, spec = torch.utils._pytree.tree_flatten((a, k))
             a, k = torch.utils._pytree.tree_unflatten(_with_true_bools(leaves, examples), spec)
             with inside():
-                return note(function(*a, **k), torch.utils._pytree.tree_leaves((a, k)))
+                return observe(function(*a, **k), torch.utils._pytree.tree_leaves((a, k)))
 
         return flattened(traced_model, *args, **kwargs)
 
-    with mock.patch.object(aot_autograd, "create_tree_flattened_fn", noted):
+    with mock.patch.object(aot_autograd, "create_tree_flattened_fn", observed):
         yield
 
 

@@ -209,7 +209,7 @@ def _run(
         with contextlib.ExitStack() as stack:
             if operators is not None:
                 operators.clear()
-                stack.enter_context(_noted(mode, operators))
+                stack.enter_context(_recorded_operators(mode, operators))
             if watch is not None:
                 if begin := getattr(watch, "begin", None):
                     begin({f"argument {i}": leaf for i, leaf in leaves.items()} | state)
@@ -234,7 +234,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _noted(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None]:
+def _recorded_operators(mode: FakeTensorMode, operators: list[OperatorCall]) -> Iterator[None]:
     """Record the operators that the model calls, except views; of views only ``as_strided``
     matters.
 

@@ -42,7 +42,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
-            joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, note=given.returned.note)
+            joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, observe=given.returned.observe)
     return with_dry_run(dry_run, joint), lost(regions, joint)
 
 

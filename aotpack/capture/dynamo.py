@@ -31,7 +31,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
             with checkpoints.checked_reentrant():
                 compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
-            joint = compat.export_joint(captured, args, kwargs, given.decompositions, note=given.returned.note)
+            joint = compat.export_joint(captured, args, kwargs, given.decompositions, observe=given.returned.observe)
         if joint.side_effects:
             repeat.check_repeats(model, args, kwargs)
         if joint.metadata.mutated_inp_runtime_indices or compat.may_move_versions(captured.graph):

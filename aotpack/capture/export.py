@@ -43,7 +43,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(
-            exported.module(check_guards=False), fake_args, fake_kwargs, given.decompositions, note=given.returned.note
+            exported.module(check_guards=False), fake_args, fake_kwargs, given.decompositions, observe=given.returned.observe
         )
     _check_bounds(joint.graph_module.graph)
     return with_dry_run(dry_run, joint), lost(regions, joint)

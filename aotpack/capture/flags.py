@@ -24,9 +24,9 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     others = {id(module) for module in below.values() if not _is_torchs(module)}
     read = others
     if others:
-        with contextlib.suppress(Exception), repeat.unchanged(model), _noted() as noted:
+        with contextlib.suppress(Exception), repeat.unchanged(model), _recorded_reads() as recorded:
             compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-            read = noted
+            read = recorded
     return {
         name: module.training for name, module in below.items() if (_reads(module) if _is_torchs(module) else id(module) in read)
     }
@@ -57,7 +57,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _noted() -> Iterator[set[int]]:
+def _recorded_reads() -> Iterator[set[int]]:
     """Yield a set that receives the ids of modules whose ``training`` is read in the block.
 
     A data descriptor on the class takes precedence over the module's own attribute.

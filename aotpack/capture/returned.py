@@ -46,7 +46,7 @@ class Returned:
     - ``constants``: values that are neither tensors nor numbers. The trace has None instead.
     - ``same``: maps a leaf to an earlier leaf that is the same tensor.
     - ``families``: leaves that are views of one tensor.
-    - ``apart``: leaves that autograd does not treat as views of an argument, whatever their
+    - ``independent``: leaves that autograd does not treat as views of an argument, whatever their
       storage. The value says whether the leaf is a view at all.
     """
 
@@ -54,9 +54,9 @@ class Returned:
     constants: dict[int, Any] = field(default_factory=dict)
     same: dict[int, int] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
-    apart: dict[int, bool] = field(default_factory=dict)
+    independent: dict[int, bool] = field(default_factory=dict)
 
-    def note(self, result: Any, arguments: list[Any]) -> list[Any]:
+    def observe(self, result: Any, arguments: list[Any]) -> list[Any]:
         """Record the model's result and return its leaves, with None for values that cannot be traced.
 
         ``arguments`` are those of the traced function.
@@ -87,7 +87,7 @@ class Returned:
         self.families = _families(leaves, first)
         given = _with_bases(arguments)
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-        self.apart = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
+        self.independent = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
         return leaves
 
 

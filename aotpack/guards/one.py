@@ -93,16 +93,16 @@ def _takes_one(
         return False
     runs = list[tuple[int, Sequence[Call]]]()
     for chosen in (1, size, other):
-        trial, calls = zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen)), Calls()
-        if not trial.calls(model, args, kwargs, calls):
+        size_run, calls = zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen)), Calls()
+        if not size_run.calls(model, args, kwargs, calls):
             return False
         runs.append((chosen, calls.made))
     if not is_one_program(runs):
         return False
-    trials = [zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
-    for trial in trials:
-        trial.run(model, args, kwargs)
-    at_one, usual = trials
+    size_runs = [zero_one.SizeRun(convention, example | dict.fromkeys(varying, chosen), strict=True) for chosen in (1, size)]
+    for size_run in size_runs:
+        size_run.run(model, args, kwargs)
+    at_one, usual = size_runs
     return at_one.ran and at_one.marks == usual.marks and not at_one.simplified and at_one.differs.keys() <= usual.differs.keys()
 
 

@@ -63,9 +63,9 @@ def find_zero_one_guards(
     example = {symbol.name: symbol.hint for symbol in symbols if symbol.hint is not None}
 
     def tried(sizes: Sizes) -> SizeRun:
-        trial = SizeRun(convention, sizes)
-        trial.run(model, args, kwargs)
-        return trial
+        size_run = SizeRun(convention, sizes)
+        size_run.run(model, args, kwargs)
+        return size_run
 
     @functools.cache
     def at_the_example() -> SizeRun:
@@ -75,11 +75,11 @@ def find_zero_one_guards(
         """Return how the graphs differ from the model if these sizes are ``size``, or an empty string."""
         if (sizes := example | dict.fromkeys(names, size)) == example:
             return ""
-        trial, usual = tried(sizes), at_the_example()
-        new = [reason for kind, reason in trial.differs.items() if kind not in usual.differs]
-        return next(iter(new), "") or trial.behavior_change(usual) or trial.simplified
+        size_run, usual = tried(sizes), at_the_example()
+        new = [reason for kind, reason in size_run.differs.items() if kind not in usual.differs]
+        return next(iter(new), "") or size_run.behavior_change(usual) or size_run.simplified
 
-    def edge(names: Collection[str], size: int, reason: str) -> SizeGuard:
+    def size_guard(names: Collection[str], size: int, reason: str) -> SizeGuard:
         paths = ", ".join(_path_of_size(name, method.leaves) for name in names)
         return SizeGuard(paths, size, "(" + " or ".join(f"{name} != {size}" for name in names) + ")", reason)
 
@@ -87,7 +87,7 @@ def find_zero_one_guards(
     for symbol, size in itertools.product(symbols, (0, 1)):
         allowed = symbol.minimum <= size and take(constraints, example | {symbol.name: size})
         if allowed and (reason := differs([symbol.name], size)):
-            yield (found := edge([symbol.name], size, reason))
+            yield (found := size_guard([symbol.name], size, reason))
             constraints.append(found.constraint)
     for size in (0, 1):
         names = [symbol.name for symbol in symbols if symbol.minimum <= size]
@@ -96,7 +96,7 @@ def find_zero_one_guards(
                 fewer = [other for other in several if other != name]
                 if len(fewer) > 1 and take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
                     several = fewer
-            yield (found := edge(several, size, reason))
+            yield (found := size_guard(several, size, reason))
             constraints.append(found.constraint)
 
 
@@ -360,8 +360,8 @@ class SizeRun:
         Compare the strides of the graph's outputs too.
         """
         is_output = any(user.op == "output" for user in node.users)
-        for kind, told, found in (("sizes", described.shape, value.shape), ("strides", described.stride(), value.stride())):
-            expected = [size_expression(size, self.convention.shape_env) for size in told]
+        for kind, declared, found in (("sizes", described.shape, value.shape), ("strides", described.stride(), value.stride())):
+            expected = [size_expression(size, self.convention.shape_env) for size in declared]
             known = all(isinstance(size, int) or expressions.symbols(size) <= self.sizes.keys() for size in expected)
             if known and (kind == "sizes" or is_output) and not self.simplified:
                 values = [expressions.evaluate(size, self.sizes) for size in expected]

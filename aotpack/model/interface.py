@@ -99,8 +99,8 @@ def _unsaved(model: Any) -> list[str]:
     aliases = set(getattr(model, "all_tied_weights_keys", None) or {})
     unsaved: list[str] = []
     for names in groups.values():
-        told = [name for name in names if name in aliases]
-        unsaved += told if told and len(told) < len(names) else names[1:]
+        tied = [name for name in names if name in aliases]
+        unsaved += tied if tied and len(tied) < len(names) else names[1:]
     return sorted(unsaved)
 
 

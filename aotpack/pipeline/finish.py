@@ -104,12 +104,12 @@ def self_test(
     complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     parent = Path(in_progress.out).absolute().parent
     with in_progress.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
-        trial = Path(folder) / "trial"
-        digest = write_bundle(trial, in_progress.store, program, complete, layout="directory", existing=existing)
+        candidate = Path(folder) / "candidate"
+        digest = write_bundle(candidate, in_progress.store, program, complete, layout="directory", existing=existing)
         for entry in complete:
             try:
                 operators = program.requirements.operators
-                report = run_self_test(trial, entry.target.name, digest if trusted else None, operators, subclasses)
+                report = run_self_test(candidate, entry.target.name, digest if trusted else None, operators, subclasses)
             except TargetError as error:
                 in_progress.run.warn(f"{entry.target.name} was not tested: {error}")
                 continue

@@ -60,9 +60,9 @@ def _observe(
         copied.zero_grad(set_to_none=True)
     except Exception as error:
         raise BuildError("The model cannot be copied, which recording a self-test needs.") from error
-    given_args, given_kwargs = pytree.tree_map_only(torch.Tensor, _fresh, (args, kwargs))
+    fresh_args, fresh_kwargs = pytree.tree_map_only(torch.Tensor, _fresh, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
-        observed = selftest.observe(copied, method, given_args, given_kwargs, seed=draw)
+        observed = selftest.observe(copied, method, fresh_args, fresh_kwargs, seed=draw)
         try:
             return {name: value.detach().clone() for name, value in observed}
         except Exception as error:  # the model's own error, for example an in-place write to a leaf

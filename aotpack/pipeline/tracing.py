@@ -205,8 +205,8 @@ def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int
 def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
     module, args, kwargs = context.module, context.args, context.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
-    apart = separated(args, kwargs, shared, context.gaps)
-    built = _trace_once(context, plan, Arrangement(module, *apart))
+    separate = separated(args, kwargs, shared, context.gaps)
+    built = _trace_once(context, plan, Arrangement(module, *separate))
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
@@ -263,7 +263,7 @@ def _writes(convention: signature.Convention) -> Writes:
     leaves = [(primal.leaf, mutation) for primal, mutation in written if isinstance(primal, schema.InputPrimal)]
     return Writes(
         data=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "metadata"),
-        graded=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
+        with_gradients=frozenset(leaf for leaf, mutation in leaves if mutation.requires_grad),
         reshaped=frozenset(leaf for leaf, mutation in leaves if mutation.kind != "data"),
     )
 
@@ -361,11 +361,11 @@ def _with_zero_one_guards(
         return convention
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
         found = list(zero_one.find_zero_one_guards(context.module, context.args, context.kwargs, convention))
-    for edge in found:
+    for guard in found:
         context.run.warn(
-            f"{plan.name!r} does not take {edge.path} = {edge.size}: the model takes it, but the graph fails: {edge.reason}"
+            f"{plan.name!r} does not take {guard.path} = {guard.size}: the model takes it, but the graph fails: {guard.reason}"
         )
-    constraints = sorted({*convention.method.constraints, *(edge.constraint for edge in found)})
+    constraints = sorted({*convention.method.constraints, *(guard.constraint for guard in found)})
     return replace(convention, method=replace(convention.method, constraints=constraints))
 
 

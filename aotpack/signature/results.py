@@ -179,7 +179,7 @@ class _Results:
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
-        viewed = views.is_view(node) or (self.trace.returned.apart.get(i) is False and views.parent(node) is not None)
+        viewed = views.is_view(node) or (self.trace.returned.independent.get(i) is False and views.parent(node) is not None)
         return info.output_type == _OUT.non_alias and viewed
 
     def _literal_result(self, value: Any, i: int) -> schema.Result:

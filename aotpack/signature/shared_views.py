@@ -24,7 +24,7 @@ def with_detach(
     """
     found, after = list(results), dict[int, int]()
     bases = {i: family.base for family in trace.returned.families for i in family.views}
-    for i, is_view in trace.returned.apart.items():
+    for i, is_view in trace.returned.independent.items():
         result, base = results[i], bases.get(i)
         if i in rebuilt or not isinstance(result, schema.AliasResult) or result.primal is None:
             continue

@@ -266,13 +266,13 @@ def _documents(
         for layer in layers:
             if layer.digest not in store:
                 raise BuildError(f"Target {entry.target.name!r} lists a blob that was never added: {layer.digest}.")
-        note = {media_types.ANNOTATION_TARGET: entry.target.name}
+        annotations = {media_types.ANNOTATION_TARGET: entry.target.name}
         manifest = store.add_document(
-            Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, note), media_types.OCI_MANIFEST
+            Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, annotations), media_types.OCI_MANIFEST
         )
         digests.update((manifest.digest, *(layer.digest for layer in layers)))
         # No artifactType here: copying tools (skopeo) drop it from these descriptors, which changes the bundle's digest.
-        manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, note, entry.platform))
+        manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, annotations, entry.platform))
     title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
     index = store.add_document(ImageIndex(2, manifests, media_types.OCI_INDEX, media_types.BUNDLE, title), media_types.OCI_INDEX)
     return Descriptor(index.media_type, index.digest, index.size, artifact_type=media_types.BUNDLE), digests

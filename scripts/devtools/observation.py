@@ -138,8 +138,8 @@ def relations(tensors: Tensors) -> set[str]:
             continue
         if _address(left) == _address(right) != 0:
             has_address = left.device.type == "cpu" and left.numel() and right.numel()
-            apart = right.data_ptr() - left.data_ptr() if has_address else "some"
-            found.add(f"{a} shares storage with {b} at {apart} bytes")
+            distance = right.data_ptr() - left.data_ptr() if has_address else "some"
+            found.add(f"{a} shares storage with {b} at {distance} bytes")
         if left._base is not None and left._base is right:
             found.add(f"{a}._base is {b}")
         if right._base is not None and right._base is left:

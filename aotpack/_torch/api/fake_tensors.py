@@ -118,9 +118,9 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
     # Add the example's storage size to the symbolic size. Accesses that fit then fit for all sizes,
     # without a guard.
     with mode:
-        room = torch.empty(fake.untyped_storage().nbytes() + held, dtype=torch.uint8, device=tensor.device)
+        memory = torch.empty(fake.untyped_storage().nbytes() + held, dtype=torch.uint8, device=tensor.device)
     with torch.no_grad():
-        return fake.set_(room.untyped_storage(), 0, fake.shape, fake.stride())
+        return fake.set_(memory.untyped_storage(), 0, fake.shape, fake.stride())
 
 
 def varying_integer(mode: FakeTensorMode, value: int, bounds: Bounds) -> torch.SymInt:

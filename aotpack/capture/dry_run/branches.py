@@ -55,11 +55,11 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         found.append(Branch(function(tensor), source_lines.here()))
         return found[-1].value
 
-    def note(value: bool, where: str) -> None:
+    def report(value: bool, where: str) -> None:
         found.append(Branch(value, where))
 
     constants = KnownConstants()
-    with constants, _Numbers(constants, numbers.numbered(note)), _Reads(constants, read):
+    with constants, _Numbers(constants, numbers.numbered(report)), _Reads(constants, read):
         run_on_copies(model, args, kwargs)
     return found
 

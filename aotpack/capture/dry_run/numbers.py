@@ -24,15 +24,15 @@ _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPUTED = ("__neg__", "__pos__", "__abs__", *(f"__{r}{name}__" for name in _BINARY for r in ("", "r")))
 
 
-def numbered(note: Callable[[bool, str], None]) -> Callable[[Any], Any]:
+def numbered(report: Callable[[bool, str], None]) -> Callable[[Any], Any]:
     """Return a function that wraps numbers.
 
-    The wrapped numbers report to ``note`` each truth value and its source line.
+    The wrapped numbers report to ``report`` each truth value and its source line.
     """
 
     def truth(value: bool) -> bool:
         if line := _line():
-            note(value, line)
+            report(value, line)
         return value
 
     class Truth(int):

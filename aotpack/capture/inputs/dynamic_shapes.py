@@ -54,14 +54,16 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: An
     problems: list[Problem] = []
     found = DynamicShapes(None, {})
     numbers = iter(range(10**9))
-    args_given, kwargs_given = _by_position(model, args, kwargs, given, problems)
+    args_by_position, kwargs_by_name = _by_position(model, args, kwargs, given, problems)
     for i, (name, value) in enumerate(zip(argument_names(model, len(args)), args, strict=True)):
-        _match(value, args_given.get(i), name, numbers, found, problems)
+        _match(value, args_by_position.get(i), name, numbers, found, problems)
     for name, value in kwargs.items():
-        _match(value, kwargs_given.get(name), name, numbers, found, problems)
+        _match(value, kwargs_by_name.get(name), name, numbers, found, problems)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
-    given = _by_parameter(model, [args_given.get(i) for i in range(len(args))], {name: kwargs_given.get(name) for name in kwargs})
+    given = _by_parameter(
+        model, [args_by_position.get(i) for i in range(len(args))], {name: kwargs_by_name.get(name) for name in kwargs}
+    )
     return DynamicShapes(given, found.dims, found.integers)
 
 

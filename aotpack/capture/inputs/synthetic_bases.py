@@ -31,12 +31,12 @@ _RETURNED = "\0argument "
 class Writes:
     """The arguments that a method changes, by leaf number.
 
-    ``data``: their values are written. ``graded``: written with values that require a gradient.
+    ``data``: their values are written. ``with_gradients``: written with values that require a gradient.
     ``reshaped``: their sizes or strides change.
     """
 
     data: frozenset[int]
-    graded: frozenset[int]
+    with_gradients: frozenset[int]
     reshaped: frozenset[int]
 
 
@@ -169,9 +169,11 @@ def arrange(
     """
     leaves = pytree.tree_leaves((args, kwargs))
     first_of = {leaf: group[0] for group in shared.identical for leaf in group}
-    data, graded = ({first_of.get(leaf, leaf) for leaf in some} for some in (writes.data, writes.graded))
+    data, with_gradients = ({first_of.get(leaf, leaf) for leaf in some} for some in (writes.data, writes.with_gradients))
     reshaped = {first_of.get(leaf, leaf) for leaf in writes.reshaped}
-    merged = [_Group(group, leaves, paths, data, graded if grad else set()) for group in shared.overlapping if data & set(group)]
+    merged = [
+        _Group(group, leaves, paths, data, with_gradients if grad else set()) for group in shared.overlapping if data & set(group)
+    ]
     inside = {leaf for group in merged for leaf in group.leaves}
     problems = [problem for group in merged for problem in group.problems(reshaped, grad=grad)]
     if problems:
@@ -184,8 +186,8 @@ def arrange(
     identical = tuple(group for group in shared.identical if compares or group[0] in touched)
     repeats = {leaf: first for first, *others in identical for leaf in others}
     idle = {leaf: like(leaves[leaf], requires_grad=False) for leaf in (*inside, *repeats)}
-    apart = {leaf: like(leaves[leaf]) for leaf in shared.neighbours - idle.keys()}
-    args, kwargs = replaced(args, kwargs, {**apart, **idle})
+    clones = {leaf: like(leaves[leaf]) for leaf in shared.neighbours - idle.keys()}
+    args, kwargs = replaced(args, kwargs, {**clones, **idle})
     bases = [group.base(grad=grad) for group in merged]
     return Arrangement(
         _Rearranged(model, [views for _, _, views in bases], repeats),
@@ -201,16 +203,21 @@ class _Group:
     """Arguments that share memory. The model writes to some of them."""
 
     def __init__(
-        self, leaves: Sequence[int], tensors: Sequence[torch.Tensor], paths: Sequence[str], data: set[int], graded: set[int]
+        self,
+        leaves: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        paths: Sequence[str],
+        data: set[int],
+        with_gradients: set[int],
     ) -> None:
         self.leaves = leaves
         self._tensors = {leaf: tensors[leaf] for leaf in leaves}
-        self._paths, self._data, self._graded = paths, data, graded
+        self._paths, self._data, self._with_gradients = paths, data, with_gradients
 
     def _root(self, *, grad: bool) -> torch.Tensor | None:
         """Return the tensor that carries the gradients of the group, or None."""
         tensors = self._tensors
-        anchors = [leaf for leaf in self.leaves if tensors[leaf].requires_grad or leaf in self._graded]
+        anchors = [leaf for leaf in self.leaves if tensors[leaf].requires_grad or leaf in self._with_gradients]
         if not anchors:
             return None
         anchor = tensors[anchors[0]]
@@ -222,7 +229,7 @@ class _Group:
         """Whether an argument is detached from ``root``, and has its own gradients or reaches beyond ``root``."""
         tensor = self._tensors[leaf]
         outside = span(tensor)[0] < span(root)[0] or span(tensor)[1] > span(root)[1]
-        return _is_detached(tensor, root) and (tensor.requires_grad or leaf in self._graded or outside)
+        return _is_detached(tensor, root) and (tensor.requires_grad or leaf in self._with_gradients or outside)
 
     def problems(self, reshaped: set[int], *, grad: bool) -> list[Problem]:
         """Return the reasons why one base cannot stand for the group."""

@@ -107,10 +107,10 @@ class _Word:
         word = self._letters[low:high]
         for period in range(1, len(word) // _REPEATS + 1):
             breaks = (word[:-period] != word[period:]).nonzero().flatten()
-            edges = torch.cat([breaks.new_tensor([-1]), breaks, breaks.new_tensor([len(word) - period])])
-            equal = edges.diff() - 1
+            bounds = torch.cat([breaks.new_tensor([-1]), breaks, breaks.new_tensor([len(word) - period])])
+            equal = bounds.diff() - 1
             for i in (equal >= (_REPEATS - 1) * period).nonzero().flatten().tolist():
-                start = low + int(edges[i]) + 1
+                start = low + int(bounds[i]) + 1
                 yield int(equal[i]), start, start + int(equal[i]) + period, period
 
     def _run(self, start: int, period: int, count: int) -> _Run:

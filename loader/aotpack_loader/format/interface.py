@@ -14,14 +14,14 @@ def problems(program: schema.Program) -> Iterator[Problem]:
     for i, parameter in enumerate(program.signature or []):
         if problem := data_problem(parameter.default):
             yield Problem(f"$.signature[{i}]", f"N5: its default {problem}")
-    told = program.pretrained
-    if told is None:
+    recorded = program.pretrained
+    if recorded is None:
         return
-    values = {"config": told.config, "generation_config": told.generation_config, **told.attributes}
+    values = {"config": recorded.config, "generation_config": recorded.generation_config, **recorded.attributes}
     for name, value in values.items():
         if problem := data_problem(value):
             yield Problem("$.pretrained", f"N5: {name} {problem}")
     known = {module.name for module in program.modules}
-    for path in (told.input_embeddings, told.output_embeddings):
+    for path in (recorded.input_embeddings, recorded.output_embeddings):
         if path is not None and path not in known:
             yield Problem("$.pretrained", f"N5: {path!r} is no module")

@@ -76,10 +76,10 @@ def num_gradients(backward: schema.Backward) -> int:
 
 def names(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> list[str]:
     """Names of all classes that state and methods use, sorted."""
-    return sorted({name for _, subclass in placements(state, methods) for name in _names(subclass)})
+    return sorted({name for _, subclass in located_subclasses(state, methods) for name in _names(subclass)})
 
 
-def placements(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> Iterator[Placed]:
+def located_subclasses(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> Iterator[Placed]:
     """Every subclass of a program that is not inside another, with its path in the document."""
     for i, entry in enumerate(state):
         if entry.subclass is not None:
@@ -129,7 +129,7 @@ def depth_problems(program: schema.Program) -> Iterator[Problem]:
 
     Code that walks a subclass relies on it.
     """
-    for at, subclass in placements(program.state, program.methods):
+    for at, subclass in located_subclasses(program.state, program.methods):
         level: list[schema.Subclass] = [subclass]
         for _ in range(MAX_DEPTH):
             for found in level:
@@ -145,7 +145,7 @@ def depth_problems(program: schema.Program) -> Iterator[Problem]:
 def problems(program: schema.Program) -> Iterator[Problem]:
     """Rules K2 to K5."""
     required = set(program.requirements.subclasses)
-    for at, subclass in placements(program.state, program.methods):
+    for at, subclass in located_subclasses(program.state, program.methods):
         every = [subclass, *_below(subclass)]
         if any(len(part.shape) != len(part.stride) for part in every):
             yield Problem(at, "C3: shape and stride differ in length")

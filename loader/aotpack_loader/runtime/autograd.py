@@ -207,7 +207,7 @@ class _Step(torch.autograd.Function):
         _save(ctx, call, primals, outputs)
         as_own(outputs, method.own, primals)
         idle = method.without_gradient(primals)
-        returned = _apart([outputs[position] for position in method.visible], idle)
+        returned = _without_shared_bases([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
         ctx.mark_non_differentiable(*[returned[i] for i in idle])
         ctx.set_materialize_grads(False)
@@ -268,7 +268,7 @@ def _backward_of(call: _Call) -> Executable:
     return lambda arguments: checks.run_backward(backward, arguments, call.remembered, call.environment, retained=retained)
 
 
-def _apart(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
+def _without_shared_bases(values: list[Any], idle: Sequence[int]) -> tuple[Any, ...]:
     """The outputs, with each of ``idle`` detached if it is a view of another output.
 
     The outputs in ``idle`` require no grad. A view requires grad if its base does, so such a view

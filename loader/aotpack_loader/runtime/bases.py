@@ -26,26 +26,26 @@ class Base:
         self._size = primal.size if isinstance(primal, schema.SyntheticBasePrimal) else None
         self._geometry = (tuple(primal.shape), tuple(primal.stride)) if isinstance(primal, schema.ViewBasePrimal) else None
 
-    def __call__(self, given: Sequence[torch.Tensor], laid_out: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The base of the leaves ``given``.
+    def __call__(self, leaves: Sequence[torch.Tensor], strided_leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The base of these leaves.
 
-        ``laid_out`` has a copy instead of a leaf that has other strides than at build.
+        ``strided_leaves`` has a copy instead of a leaf that has other strides than at build.
 
         Raises:
             InputError: they do not share memory as they did at build; names the arguments.
         """
         for member in self._members:
-            if laid_out[member.leaf] is not given[member.leaf]:
+            if strided_leaves[member.leaf] is not leaves[member.leaf]:
                 raise self._refused(
                     member.leaf,
                     "has other strides than the example, and must share memory, as it did when the bundle was built, with",
                 )
-        base = self._base(given[self._first.leaf])
+        base = self._base(leaves[self._first.leaf])
         memory, start = base.untyped_storage().data_ptr(), base.data_ptr()
         for member in self._members:
-            tensor = given[member.leaf]
-            apart = tensor.data_ptr() - start != member.offset * self._itemsize
-            if apart or tensor.untyped_storage().data_ptr() != memory:
+            tensor = leaves[member.leaf]
+            is_elsewhere = tensor.data_ptr() - start != member.offset * self._itemsize
+            if is_elsewhere or tensor.untyped_storage().data_ptr() != memory:
                 raise self._refused(member.leaf, "must share memory, as it did when the bundle was built, with")
             if self._geometry is not None and not _is_related(tensor, base, member):
                 raise self._refused(member.leaf, "must be related in autograd, as it was when the bundle was built, to")
@@ -64,16 +64,16 @@ class Base:
         # A view of a detached alias shares the argument's version counter, so writes are detected
         # as in eager.
         offset = tensor.storage_offset() - self._first.offset
-        room = tensor.untyped_storage().nbytes() // self._itemsize
-        if offset < 0 or offset + self._size > room:
+        elements = tensor.untyped_storage().nbytes() // self._itemsize
+        if offset < 0 or offset + self._size > elements:
             raise self._refused(self._first.leaf, "must share memory, as it did when the bundle was built, with")
         return tensor.detach().as_strided((self._size,), (1,), offset)
 
-    def count_writes(self, given: Sequence[torch.Tensor], before: Sequence[int]) -> None:
+    def count_writes(self, leaves: Sequence[torch.Tensor], before: Sequence[int]) -> None:
         """Increase version counters as an in-place write does, for written leaves with a counter of their own."""
         for leaf, version in zip(self.written, before, strict=True):
-            if given[leaf]._version == version:
-                torch.autograd.graph.increment_version(given[leaf])
+            if leaves[leaf]._version == version:
+                torch.autograd.graph.increment_version(leaves[leaf])
 
     @property
     def written(self) -> list[int]:

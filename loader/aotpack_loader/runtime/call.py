@@ -75,7 +75,7 @@ class MethodCall:
         self.state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
         self._bases = [Base(primal, method.leaves) for primal in bases]
-        self.memory = self._kept_apart(method, entries) if method.mutations else None
+        self.memory = self._memory_rules(method, entries) if method.mutations else None
         self.written_leaves = WrittenLeaves(method)
         self.native: NativeCall | None = None
         self.unflatten = self._epilogue.unflatten
@@ -106,7 +106,7 @@ class MethodCall:
     def _bridge(self, convention: schema.Backward, backward: Executable, *, native: bool) -> Differentiable:
         return Differentiable(self.method, convention, self.forward, backward, self.checks, native=native)
 
-    def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
+    def _memory_rules(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
         return Memory(method, entries)
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
@@ -137,7 +137,7 @@ class MethodCall:
         """
         self.modes.check()
         try:
-            given, laid_out, environment = self.inputs(args, kwargs)
+            leaves, strided_leaves, environment = self.inputs(args, kwargs)
         except InputError as error:
             raise self.state.joined(error, state) from None
         if self.containers is not None:
@@ -145,56 +145,61 @@ class MethodCall:
             self.containers.check((args, kwargs))
         self.state.check(state)
         if self.memory is not None:
-            self.memory.check(given, state)
-            self.written_leaves.check(given)
+            self.memory.check(leaves, state)
+            self.written_leaves.check(leaves)
         if self._layouts is not None:
-            self._layouts.check(given, laid_out)
+            self._layouts.check(leaves, strided_leaves)
         if self._made_to_require:
-            given, laid_out, environment = self._requiring_gradients(given, laid_out, environment, args, kwargs)
-        versions = self._add_bases(given, laid_out) if self._bases else []
-        primals = [read(state, given) for read in self._primals]
+            leaves, strided_leaves, environment = self._requiring_gradients(leaves, strided_leaves, environment, args, kwargs)
+        versions = self._add_bases(leaves, strided_leaves) if self._bases else []
+        primals = [read(state, leaves) for read in self._primals]
         # The epilogue needs the caller's own tensors, too. Read again only if some had to be copied
         # to other strides.
-        as_given = all(map(operator.is_, given, laid_out))
-        as_run = primals if as_given else [read(state, laid_out) for read in self._primals]
-        arguments = as_run.copy()  # the forward empties its list
+        unchanged = all(map(operator.is_, leaves, strided_leaves))
+        strided_primals = primals if unchanged else [read(state, strided_leaves) for read in self._primals]
+        arguments = strided_primals.copy()  # the forward empties its list
         if self.modes.autocast is None:
             outputs = self._run(arguments, environment)
         else:
             with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
                 outputs = self._run(arguments, environment)
-        results = self._epilogue(CallValues(primals, as_run, outputs), environment)
+        results = self._epilogue(CallValues(primals, strided_primals, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
-            base.count_writes(given, before)
+            base.count_writes(leaves, before)
         return results if self.containers is None else self.containers((args, kwargs), results)
 
     def _requiring_gradients(
-        self, given: list[Any], laid_out: list[Any], environment: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        leaves: list[Any],
+        strided_leaves: list[Any],
+        environment: dict[str, int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[list[Any], list[Any], dict[str, int]]:
         """Call ``requires_grad_()`` on the arguments on which the original does. Copies of them are made again."""
         for leaf in self._made_to_require:
-            given[leaf].requires_grad_()
-        if all(given[leaf] is laid_out[leaf] for leaf in self._made_to_require):
-            return given, laid_out, environment
+            leaves[leaf].requires_grad_()
+        if all(leaves[leaf] is strided_leaves[leaf] for leaf in self._made_to_require):
+            return leaves, strided_leaves, environment
         return self.inputs(args, kwargs)
 
-    def _add_bases(self, given: list[Any], laid_out: list[Any]) -> list[list[int]]:
+    def _add_bases(self, leaves: list[Any], strided_leaves: list[Any]) -> list[list[int]]:
         """Add the bases to the leaves. Returns the versions of the leaves written through each base."""
-        bases = [base(given, laid_out) for base in self._bases]
-        versions = [[given[leaf]._version for leaf in base.written] for base in self._bases]
-        given += bases
-        laid_out += bases
+        bases = [base(leaves, strided_leaves) for base in self._bases]
+        versions = [[leaves[leaf]._version for leaf in base.written] for base in self._bases]
+        leaves += bases
+        strided_leaves += bases
         return versions
 
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
-        graded = self.differentiable
-        if graded is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
+        differentiable = self.differentiable
+        if differentiable is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
             self.modes.check_gradients()
             if self._turns_on:
                 with torch.enable_grad():
-                    outputs = graded(primals, environment)
+                    outputs = differentiable(primals, environment)
             else:
-                outputs = graded(primals, environment)
+                outputs = differentiable(primals, environment)
         else:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
@@ -235,9 +240,9 @@ def _sources(method: schema.Method, constants: Mapping[str, torch.Tensor]) -> li
 def _source(primal: schema.Primal, constants: Mapping[str, torch.Tensor], bases: Iterator[int]) -> _Read:
     if isinstance(primal, schema.ConstantPrimal):
         constant = constants[primal.name]
-        return lambda state, given: constant
+        return lambda state, leaves: constant
     if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
         name = primal.name
-        return lambda state, given: state[name]
+        return lambda state, leaves: state[name]
     position = primal.leaf if isinstance(primal, schema.InputPrimal) else next(bases)
-    return lambda state, given: given[position]
+    return lambda state, leaves: leaves[position]

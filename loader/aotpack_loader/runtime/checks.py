@@ -247,7 +247,7 @@ class Checks:
         """The fingerprints of the caller's tensors before mutations are written to them."""
         return [fingerprint(primal) for primal in primals]
 
-    def see_results(self, given: CallValues, before: Marks, results: list[Any]) -> None:
+    def see_results(self, values: CallValues, before: Marks, results: list[Any]) -> None:
         """Check the results of a call.
 
         Only declared tensors may be written to. Aliases must share their base's storage. Gradients
@@ -256,24 +256,24 @@ class Checks:
         Raises:
             CheckError: lists all mismatches.
         """
-        primals, laid_out, outputs = given
+        primals, strided_primals, outputs = values
         written = frozenset().union(*(storages_of(primals[i]) for i in self._written))
-        apart = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
+        marks = [None if storages_of(primal) & written else mark for primal, mark in zip(primals, before, strict=True)]
         primals_named = [Expected(f"{self._name}.forward, {path}", None) for path in self._paths]
-        problems = list(self._changed(primals_named, primals, apart, "was written to, which the bundle does not declare"))
+        problems = list(self._changed(primals_named, primals, marks, "was written to, which the bundle does not declare"))
         paths = result_paths(self._method)
         for path, description, result in zip(paths, self._method.results, results, strict=True):
             where = f"{self._name}, {path}"
             primal = getattr(description, "primal", None)
-            was_copied = primal is not None and primals[primal] is not laid_out[primal]  # and may allow no such view
+            was_copied = primal is not None and primals[primal] is not strided_primals[primal]  # and may allow no such view
             if isinstance(description, schema.AliasResult) and not was_copied:
                 base = outputs[description.output or 0] if primal is None else primals[primal]
                 if storages_of(result) != storages_of(base):
                     problems.append(Problem(where, "should be a view of its base, and is in other memory"))
                 if _lost(description, base, result):
                     problems.append(Problem(where, "should carry a gradient, as its base does, and carries none"))
-            graded = getattr(description, "requires_grad", True)
-            if isinstance(result, torch.Tensor) and result.requires_grad and not graded:
+            may_require_grad = getattr(description, "requires_grad", True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and not may_require_grad:
                 problems.append(Problem(where, "requires a gradient, and should carry none"))
         self._raise(problems)
 

@@ -37,15 +37,15 @@ class Epilogue:
         nested = not method.updates and not holds_given(method.outputs)
         self.unflatten: Callable[[Any], Any] = unflattener(method.outputs) if nested else list
 
-    def __call__(self, given: CallValues, environment: Environment) -> Any:
-        """Return the caller's results. Values of ``given.outputs`` that require grad are attached to autograd."""
-        primals, _, outputs = given
+    def __call__(self, values: CallValues, environment: Environment) -> Any:
+        """Return the caller's results. Values of ``values.outputs`` that require grad are attached to autograd."""
+        primals, _, outputs = values
         before = [] if self._checks is None else self._checks.before_results(primals)
         self._mutate(primals, outputs, environment)
         kept: Kept = {}
-        results = [build(given, environment, kept) for build in self._results]
+        results = [build(values, environment, kept) for build in self._results]
         if self._checks is not None:
-            self._checks.see_results(given, before, results)
+            self._checks.see_results(values, before, results)
         return self.unflatten(iter(results))
 
 
@@ -53,25 +53,25 @@ def _builder(number: int, result: schema.Result, wanted: set[Key]) -> _Build:
     if isinstance(result, (schema.FreshResult, schema.NumberResult)):
         position = result.output
         if isinstance(result, schema.FreshResult) and (sparse_dim := result.sparse_dim) is not None:
-            return lambda given, environment, kept: given.outputs[position].to_sparse(sparse_dim)
-        return lambda given, environment, kept: given.outputs[position]
+            return lambda values, environment, kept: values.outputs[position].to_sparse(sparse_dim)
+        return lambda values, environment, kept: values.outputs[position]
     if isinstance(result, schema.InputResult):
         primal = result.primal
         if result.laid_out:
-            return lambda given, environment, kept: given.laid_out[primal]
-        return lambda given, environment, kept: given.primals[primal]
+            return lambda values, environment, kept: values.strided_primals[primal]
+        return lambda values, environment, kept: values.primals[primal]
     if isinstance(result, schema.AliasResult):
         return _alias_builder(number, result, wanted)
     if isinstance(result, schema.SizeResult):
         expr = result.expr
-        return lambda given, environment, kept: expressions.evaluate(expr, environment)
+        return lambda values, environment, kept: expressions.evaluate(expr, environment)
     value = literal(result.value)
-    return lambda given, environment, kept: value
+    return lambda values, environment, kept: value
 
 
 def _view_of_primal(result: schema.AliasResult, primal: int, replay: Replay) -> _Build:
-    def build(given: CallValues, environment: Environment, kept: Kept) -> torch.Tensor:
-        own, copy = given.primals[primal], given.laid_out[primal]
+    def build(values: CallValues, environment: Environment, kept: Kept) -> torch.Tensor:
+        own, copy = values.primals[primal], values.strided_primals[primal]
         if own is copy or not (result.laid_out or result.reshaped):
             return replay(own, environment, kept)
         if result.laid_out:
@@ -89,4 +89,4 @@ def _alias_builder(number: int, result: schema.AliasResult, wanted: set[Key]) ->
     if result.primal is not None:
         return _view_of_primal(result, result.primal, replay)
     output = result.output or 0
-    return lambda given, environment, kept: replay(given.outputs[output], environment, kept)
+    return lambda values, environment, kept: replay(values.outputs[output], environment, kept)

@@ -81,8 +81,8 @@ class Memory:
         self._beside = list(_pairs(grown, tensors, expected))
         self.overlap = list(_pairs(written, tensors, expected))
         self._same = list(_pairs(reshaped, tensors, expected))
-        kept_apart = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
-        self.state = [(i, items) for i, items in kept_apart if items]
+        checked_state = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
+        self.state = [(i, items) for i, items in checked_state if items]
 
     def check(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> None:
         """Compare the tensors of a call, which passed all other checks.

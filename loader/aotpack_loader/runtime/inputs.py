@@ -212,7 +212,7 @@ class TensorCheck:
         if value.is_neg() or (self.complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         try:
-            return self._laid_out(value, environment, problems)
+            return self._with_stride(value, environment, problems)
         except RuntimeError as error:  # sizes and strides that no tensor can have
             problems.append(Problem(self.leaf.path, f"cannot be copied to the strides {self.stride}: {error}"))
             return value
@@ -245,7 +245,7 @@ class TensorCheck:
             for actual, size in zip(value.shape, self.leaf.shape, strict=True)
         )
 
-    def _laid_out(self, value: torch.Tensor, environment: Environment, problems: list[Problem]) -> torch.Tensor:
+    def _with_stride(self, value: torch.Tensor, environment: Environment, problems: list[Problem]) -> torch.Tensor:
         """The tensor with the strides the graphs rely on. If its strides differ, a copy that autograd can follow."""
         if self.stride is None:
             return value

@@ -32,9 +32,9 @@ class ByteRange(NamedTuple):
                     reach = sign * (size - 1)
                     ranges[step * byte_range.width] = (first + min(reach, 0), last + max(reach, 0))
         # Do two elements exist whose addresses differ by less than the size of an element?
-        apart = other.start - self.start
+        distance = other.start - self.start
         steps = [(step, *ranges[step]) for step in sorted(ranges, reverse=True)]
-        return _reaches(steps, apart - self.width + 1, apart + other.width - 1)
+        return _reaches(steps, distance - self.width + 1, distance + other.width - 1)
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -127,18 +127,18 @@ class Layouts:
                 from_start = mutation.kind != "metadata" and mutation.geometry is not None and mutation.geometry.absolute
                 self._leaves.append((primal.leaf, method.leaves[primal.leaf].path, from_start))
 
-    def check(self, given: Sequence[Any], laid_out: Sequence[Any]) -> None:
-        """Check the caller's leaves. ``laid_out`` has a copy instead of a leaf that has other strides than at build.
+    def check(self, leaves: Sequence[Any], strided_leaves: Sequence[Any]) -> None:
+        """Check the caller's leaves. ``strided_leaves`` has a copy instead of a leaf that has other strides than at build.
 
         Raises:
             InputError: names all arguments that do not fit; nothing was run.
         """
         problems = []
         for leaf, path, from_start in self._leaves:
-            if laid_out[leaf] is not given[leaf]:
-                problems.append(Problem(path, f"has the strides {list(given[leaf].stride())}, the example had others"))
-            elif from_start and given[leaf].storage_offset():
-                problems.append(Problem(path, f"has the storage offset {given[leaf].storage_offset()}, expected 0"))
+            if strided_leaves[leaf] is not leaves[leaf]:
+                problems.append(Problem(path, f"has the strides {list(leaves[leaf].stride())}, the example had others"))
+            elif from_start and leaves[leaf].storage_offset():
+                problems.append(Problem(path, f"has the storage offset {leaves[leaf].storage_offset()}, expected 0"))
         if problems:
             raise InputError(
                 "The model changes sizes or strides of arguments in place, so they must have the layout of the example inputs.",
@@ -157,14 +157,14 @@ class WrittenLeaves:
             if isinstance(primal, schema.InputPrimal) and mutation.requires_grad and not mutation.hidden_from_autograd:
                 self.leaves.append((primal.leaf, method.leaves[primal.leaf].path))
 
-    def check(self, given: Sequence[Any]) -> None:
+    def check(self, leaves: Sequence[Any]) -> None:
         """Check the caller's leaves.
 
         Raises:
             InputError: names all that are leaves and require a gradient; nothing was run.
         """
         if torch.is_grad_enabled():
-            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self.leaves if _is_leaf(given[i])]
+            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self.leaves if _is_leaf(leaves[i])]
             if problems:
                 raise InputError(
                     "The model writes to arguments in place, which autograd does not allow for leaves that require a gradient.",

@@ -111,7 +111,7 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
         "ties": call.state.ties,
         "constants": [call.constants[name] for name in constants],
         "primals": [_primal_index(primal, names, stored) for primal in method.primals],
-        "apart": [] if call.memory is None else _apart(call.memory, names),
+        "apart": [] if call.memory is None else _separate_memory(call.memory, names),
         "written": [leaf for leaf, _ in call.written_leaves.leaves],
         "forward": _executable(call.forward, {}),
         "unviewed": call.own,
@@ -153,7 +153,7 @@ def _sizes(sizes: Sequence[schema.Dim], environment: Environment) -> list[int]:
     return [expressions.evaluate(size, environment) for size in sizes]
 
 
-def _apart(memory: Memory, indices: Mapping[str, int]) -> list[tuple[int, int]]:
+def _separate_memory(memory: Memory, indices: Mapping[str, int]) -> list[tuple[int, int]]:
     return [*memory.overlap, *[(leaf, indices[name]) for leaf, items in memory.state for name, _, _ in items]]
 
 

@@ -66,7 +66,7 @@ class SubclassCall(MethodCall):
         graphs = self._boundary, backward
         return _Differentiable(self.method, convention, *graphs, self._classes, self.checks, native=native)
 
-    def _kept_apart(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
+    def _memory_rules(self, method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> Memory:
         return _Memory(method, entries)
 
     def _without_gradients(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
@@ -122,7 +122,7 @@ class _Boundary:
         self.forward, self.primals, self.sizes, self.outputs = forward, primals, sizes, outputs
 
     def __call__(self, primals: list[torch.Tensor], run: _Run = _plainly, *, environment: Environment) -> list[Any]:
-        arguments = _taken_apart(self.primals, primals, environment)
+        arguments = _flattened(self.primals, primals, environment)
         arguments += [expressions.evaluate(size, environment) for size in self.sizes]
         primals.clear()
         return _put_together(self.outputs, run(self.forward, arguments), environment)
@@ -167,16 +167,16 @@ class _Differentiable(Differentiable):
             for item, value in zip(self._items, arguments[: len(self._items)], strict=True)
         ]
         tangents = arguments[len(self._items) :]
-        apart = [
-            _taken_apart([wrapper], [tangent], environment) for wrapper, tangent in zip(self._tangents, tangents, strict=True)
+        flattened = [
+            _flattened([wrapper], [tangent], environment) for wrapper, tangent in zip(self._tangents, tangents, strict=True)
         ]
         arguments.clear()
         # Primals and tangents stay alive, so no gradient may use their memory. Activations are
         # freed as they are used.
         lent = [value for item, value in zip(self._items, saved, strict=True) if isinstance(item, schema.SavedPrimal)]
-        lent += itertools.chain(*apart)
-        saved += itertools.chain(*apart)
-        return self._gradients(run(backward, saved), list(zip(tangents, apart, strict=True)), lent, environment)
+        lent += itertools.chain(*flattened)
+        saved += itertools.chain(*flattened)
+        return self._gradients(run(backward, saved), list(zip(tangents, flattened, strict=True)), lent, environment)
 
     def _part(self, item: schema.SavedPrimal, value: Any, environment: Environment) -> torch.Tensor:
         """A saved primal, or a part of it. A subclass is saved whole, so that changes are detected as in eager."""
@@ -188,7 +188,7 @@ class _Differentiable(Differentiable):
                 f"A {wrapper.kind.__name__} was saved for the backward, and a {type(value).__name__} came back.",
                 hint="The unpack hook for saved tensors must return a tensor of the class that was packed.",
             )
-        return wrapper.take_apart(value, environment)[item.part]  # type: ignore[no-any-return]
+        return wrapper.flatten(value, environment)[item.part]  # type: ignore[no-any-return]
 
 
 class _Tangent(Tangent):
@@ -315,13 +315,13 @@ def _wrappers(subclasses: Sequence[schema.Subclass | None], classes: Classes) ->
     return [None if subclass is None else Wrapper(subclass, classes) for subclass in subclasses]
 
 
-def _taken_apart(wrappers: _Wrappers, values: Sequence[Any], environment: Environment) -> list[Any]:
+def _flattened(wrappers: _Wrappers, values: Sequence[Any], environment: Environment) -> list[Any]:
     plain: list[Any] = []
     for wrapper, value in zip(wrappers, values, strict=True):
         if wrapper is None:
             plain.append(value)
         else:
-            plain += wrapper.take_apart(value, environment)
+            plain += wrapper.flatten(value, environment)
     return plain
 
 

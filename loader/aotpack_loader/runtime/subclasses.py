@@ -76,14 +76,14 @@ class Wrapper:
         # A copy, because the class may keep the dictionary or list that it gets.
         return self.kind.__tensor_unflatten__(inner, copy.deepcopy(self.metadata), shape, stride)  # type: ignore[no-any-return]
 
-    def take_apart(self, value: Any, environment: Environment) -> list[torch.Tensor]:
+    def flatten(self, value: Any, environment: Environment) -> list[torch.Tensor]:
         """The plain tensors of ``value``, with the strides the graphs rely on.
 
         ``value`` must have no :meth:`mismatch`.
         """
         found: list[torch.Tensor] = []
         for name, part in zip(self.attributes, self.parts, strict=True):
-            found += part.take_apart(getattr(value, name), environment)
+            found += part.flatten(getattr(value, name), environment)
         return found
 
     def mismatch(self, value: Any, environment: Environment) -> Iterator[tuple[str, str]]:
@@ -136,7 +136,7 @@ class Plain:
     def put_together(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
         return next(values)
 
-    def take_apart(self, value: torch.Tensor, environment: Environment) -> list[torch.Tensor]:
+    def flatten(self, value: torch.Tensor, environment: Environment) -> list[torch.Tensor]:
         if value.is_neg() or value.is_conj():
             value = value.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
         stride = self._stride(environment)

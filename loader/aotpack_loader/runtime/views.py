@@ -21,12 +21,12 @@ Replay = Callable[[torch.Tensor, Environment, Kept], torch.Tensor]
 class CallValues(NamedTuple):
     """What results are built from.
 
-    ``primals`` are the caller's own tensors. ``laid_out`` are the tensors that the graphs got.
+    ``primals`` are the caller's own tensors. ``strided_primals`` are the tensors that the graphs got.
     ``outputs`` come from the forward.
     """
 
     primals: list[torch.Tensor]
-    laid_out: list[torch.Tensor]
+    strided_primals: list[torch.Tensor]
     outputs: list[Any]
 
 

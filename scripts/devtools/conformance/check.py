@@ -132,8 +132,8 @@ class Checker:
         for sizes, others in at_other_sizes(samples, self.path, self.target):
             outcome = self.again(together(others), made=True)
             if outcome is not None and outcome.status != "pass":
-                told = ", ".join(f"{name}={size}" for name, size in sizes.items())
-                return replace(outcome, reason=f"with {told}: {outcome.reason}"[:600])
+                recorded = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                return replace(outcome, reason=f"with {recorded}: {outcome.reason}"[:600])
         return None
 
     def _compared(self, sample: Sample, eager: Observation, bundle: Observation, *, made: bool = False) -> Outcome:

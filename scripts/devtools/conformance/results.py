@@ -94,11 +94,11 @@ class Results:
         results = Results()
         if not file.exists():
             return results
-        told = json.loads(file.read_text())
-        if told["versions"]["torch"] != results.source["versions"]["torch"]:
+        recorded = json.loads(file.read_text())
+        if recorded["versions"]["torch"] != results.source["versions"]["torch"]:
             return results
         kinds: dict[str, Counter[Kind]] = {}
-        for operator, failures in told["failures"].items():
+        for operator, failures in recorded["failures"].items():
             for failure in failures:
                 kind = Kind(failure["status"], failure["reason"], failure.get("peer", ""))
                 for where, count in failure["samples"].items():
@@ -108,9 +108,9 @@ class Results:
                 unit = _unit(operator, where)
                 counter = Counter(counts if isinstance(counts, dict) else {"pass": counts})
                 results.units[unit] = Known(counter, kinds.get(unit, Counter()))
-        source = {key: told[key] for key in results.source}
-        older = {row: Counter(counts) for row, counts in told.get("older", {}).items()}
-        return Results(results.units, told["fresh_process"], source, told["first"], older)
+        source = {key: recorded[key] for key in results.source}
+        older = {row: Counter(counts) for row, counts in recorded.get("older", {}).items()}
+        return Results(results.units, recorded["fresh_process"], source, recorded["first"], older)
 
     def with_later(self, later: Results, done: Collection[str]) -> Results:
         """These results and ``later`` ones, combined.
@@ -140,7 +140,7 @@ class Results:
 
     def write(self, file: Path) -> None:
         """Write the two files."""
-        file.write_text(json.dumps(self.told(), indent=1) + "\n")
+        file.write_text(json.dumps(self.recorded(), indent=1) + "\n")
         operators: dict[str, dict[str, Any]] = {}
         for unit, known in sorted(self.units.items()):
             operator, where = _operator(unit)
@@ -149,7 +149,7 @@ class Results:
         lines = [f"{json.dumps(operator)}: {json.dumps(units)}" for operator, units in operators.items()]
         _units_file(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
-    def told(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """Everything to store: totals, totals for each row of the table, and for each failing operator the reasons."""
         rows = self.rows()
         older = {row: counts for row, counts in self.older.items() if rows[row] is counts}
@@ -245,5 +245,5 @@ def _order(row: str) -> tuple[str, int, int, str]:
 
 def _told(counts: Mapping[str, int]) -> dict[str, int]:
     """Counts by status. ``total`` leaves out samples that eager itself refuses."""
-    told = {status: counts.get(status, 0) for status in COUNTS}
-    return told | {"total": sum(told[status] for status in STATUSES)}
+    recorded = {status: counts.get(status, 0) for status in COUNTS}
+    return recorded | {"total": sum(recorded[status] for status in STATUSES)}

@@ -79,7 +79,7 @@ def main() -> None:
     results.write(options.results)
     if options.results == RECORD:
         replace(PAGE, "conformance", markdown(results))
-    print(json.dumps(later.told(), indent=2) if options.json else markdown(results))
+    print(json.dumps(later.recorded(), indent=2) if options.json else markdown(results))
     if options.strict and later.failed:
         sys.exit(1)
 
@@ -307,15 +307,15 @@ class Worker:
                     current,
                     f"the process ended with {code}" if code != -9 else f"not done after {2 * self.limit:.0f} s",
                 )
-            told = json.loads(line)
-            if "end" in told:
+            recorded = json.loads(line)
+            if "end" in recorded:
                 return True, [], ""
-            if "total" in told:
-                self.totals[told["unit"]] = told["total"]
-            elif "begin" in told:
-                current = told["begin"]
+            if "total" in recorded:
+                self.totals[recorded["unit"]] = recorded["total"]
+            elif "begin" in recorded:
+                current = recorded["begin"]
             else:
-                outcomes[told.pop("unit")].append(told)
+                outcomes[recorded.pop("unit")].append(recorded)
 
     def end(self) -> None:
         """Let the process finish."""

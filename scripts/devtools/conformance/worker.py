@@ -49,11 +49,11 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
     gc.freeze()  # a collection would walk all objects of torch: 0.3 s, several times for an operator
     tell(ready=True)
     for line in sys.stdin:
-        told = json.loads(line)
-        units = [Unit(**unit) for unit in told["units"]]
+        recorded = json.loads(line)
+        units = [Unit(**unit) for unit in recorded["units"]]
         until = time.monotonic() + limit * len(units)
-        works = [BuildContext(unit, set(told["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
-        tried = {(unit, name) for unit, name in told["tried"]}
+        works = [BuildContext(unit, set(recorded["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
+        tried = {(unit, name) for unit, name in recorded["tried"]}
         while (group := next_group(works, tried, size)) is not None:
             several(group)
         for work in works:

@@ -45,11 +45,11 @@ console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty(
 def main() -> None:
     options = parse()
     found = dict(run(options))
-    told = summary(found, options)
+    recorded = summary(found, options)
     if options.results:
-        options.results.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told, indent=2) if options.json else text(told))
-    if options.strict and told["failures"]:
+        options.results.write_text(json.dumps(recorded, indent=1) + "\n")
+    print(json.dumps(recorded, indent=2) if options.json else text(recorded))
+    if options.strict and recorded["failures"]:
         sys.exit(1)
 
 
@@ -166,11 +166,14 @@ def summary(found: dict[str, Outcome], options: argparse.Namespace) -> dict[str,
     }
 
 
-def text(told: dict[str, Any]) -> str:
+def text(recorded: dict[str, Any]) -> str:
     """The summary as text, without failures, which were printed earlier."""
-    counts = ", ".join(f"{count} {status}" for status, count in told["counts"].items())
-    lines = [f"{told['programs']} programs of {told['lines']} lines for {told['target']}, seed {told['seed']}: {counts}"]
-    lines += [f"{name} refused: {' '.join(reason.split())}"[:300] for name, reason in told["refused"].items()]
+    counts = ", ".join(f"{count} {status}" for status, count in recorded["counts"].items())
+    lines = [
+        f"{recorded['programs']} programs of {recorded['lines']} lines for {recorded['target']}, "
+        f"seed {recorded['seed']}: {counts}"
+    ]
+    lines += [f"{name} refused: {' '.join(reason.split())}"[:300] for name, reason in recorded["refused"].items()]
     return "\n".join(lines)
 
 

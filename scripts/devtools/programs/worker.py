@@ -76,17 +76,17 @@ def _check(programs: Mapping[str, Program], target: str, attempts: int) -> dict[
     passed = {name: Outcome("pass", program=program) for name, program in programs.items()}
     if found.status == "pass":
         return passed
-    apart: dict[str, Outcome] = {}
+    separately: dict[str, Outcome] = {}
     if len(programs) > 1:
         for suspects in _suspects(programs, found):
-            apart |= _check({name: programs[name] for name in suspects}, target, attempts)
-        if not found.failed or any(one.status != "pass" for one in apart.values()):
-            return passed | apart
+            separately |= _check({name: programs[name] for name in suspects}, target, attempts)
+        if not found.failed or any(one.status != "pass" for one in separately.values()):
+            return passed | separately
         found = outcome(whole, target)  # Only several programs together fail. The first one reports it.
     if found.failed and attempts:
         whole = reduced(whole, lambda less: outcome(less, target).status == found.status, attempts)
         found = outcome(whole, target)
-    return passed | apart | {next(iter(programs)): replace(found, program=whole)}
+    return passed | separately | {next(iter(programs)): replace(found, program=whole)}
 
 
 def _suspects(programs: Mapping[str, Program], found: Outcome) -> list[list[str]]:

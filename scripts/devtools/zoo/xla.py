@@ -81,13 +81,13 @@ def run(name: str) -> Line:
             process([BIN / "python", "-I", xla_steps.__file__, folder])
         except (aotpack.AotpackError, subprocess.SubprocessError) as error:
             return {"status": "failed", "reason": str(getattr(error, "stderr", "") or error).strip()[-600:]}
-        told = json.loads((folder / "xla.json").read_text())
+        measured = json.loads((folder / "xla.json").read_text())
         found = load_file(folder / "xla.safetensors")
         size = (folder / "xla.aotpack").stat().st_size
     errors = compared(expected, found)
-    line = {"status": "passed", "compile_seconds": round(seconds, 1), "bundle_bytes": size, **told, **errors}
+    line = {"status": "passed", "compile_seconds": round(seconds, 1), "bundle_bytes": size, **measured, **errors}
     line["losses"] = [[round(value, 6) for value in side["losses"].tolist()] for side in (expected, found)]
-    if told["imported"] or not max(errors.values()) <= TOLERANCE:
+    if measured["imported"] or not max(errors.values()) <= TOLERANCE:
         line["status"] = "failed"
     return line
 

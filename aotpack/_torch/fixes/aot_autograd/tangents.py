@@ -38,14 +38,14 @@ def copy_overlapping_gradients() -> Iterator[None]:
     """
     described = MemoryFormatMeta.from_tensor
 
-    def apart(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> MemoryFormatMeta | None:
+    def contiguous_if_overlapping(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> MemoryFormatMeta | None:
         found = described(tensor, *args, **kwargs)
         if found is None or found.stride is None or _is_nested(found.size or (), found.stride):
             return found
         reached("aot-gradients-of-overlapping-results")
         return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
 
-    with replaced(MemoryFormatMeta, "from_tensor", apart):
+    with replaced(MemoryFormatMeta, "from_tensor", contiguous_if_overlapping):
         yield
 
 

@@ -32,7 +32,7 @@ def enlarge_wrapper_storages(inputs: Any) -> Iterator[None]:
     """
     plain = [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and not is_wrapper_subclass(x)]
     sizes = [(x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in plain if x.layout == torch.strided]
-    room = [size for size, own in sizes if statically_known_true(size > own)]
+    sizes_within = [size for size, own in sizes if statically_known_true(size > own)]
     make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
     def make_wrapper(cls: type, *described: Any, **named: Any) -> Any:
@@ -43,9 +43,9 @@ def enlarge_wrapper_storages(inputs: Any) -> Iterator[None]:
         reached("aot-wrappers-with-room")
         # From torch 2.15 on, one more positional argument describes the size of the storage. It is
         # the last one.
-        return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(room), **named)
+        return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(sizes_within), **named)
 
-    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", make_wrapper) if room else contextlib.nullcontext():
+    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", make_wrapper) if sizes_within else contextlib.nullcontext():
         yield
 
 

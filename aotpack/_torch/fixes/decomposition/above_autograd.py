@@ -94,16 +94,16 @@ def _covariance(
             torch.ops.aten._assert_async.msg(given.min() >= 0, f"cov(): {name} cannot be negative")
             weights = given if weights is None else weights * given
     if weights is None:
-        apart = x - (x.sum(1) / x.shape[1]).unsqueeze(1)
-        return apart.matmul(apart.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
+        centered = x - (x.sum(1) / x.shape[1]).unsqueeze(1)
+        return centered.matmul(centered.t().conj()).div(torch.sym_max(x.shape[1] - correction, 0)).squeeze()
     total = weights.sum()
     torch.ops.aten._assert_async.msg(total != 0, "cov(): weights sum to zero, can't be normalized")
     mean = (x * weights).sum(1) / total  # in this order, so that gradients are summed in eager's order
     freedom = total - correction
     if aweights is not None and correction:
         freedom = total - correction * (weights * aweights).sum() / total
-    apart = x - mean.unsqueeze(1)
-    return apart.matmul((apart * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
+    centered = x - mean.unsqueeze(1)
+    return centered.matmul((centered * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
 
 
 def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:

@@ -193,7 +193,7 @@ def fix_fake_strides() -> Iterator[None]:
     """Give fake tensors the strides that real kernels return."""
     dispatch = FakeTensorMode.dispatch
 
-    def told(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch_with_strides(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs or {})
         strides = KERNELS.get(func)
         first = _first(found) if strides else None
@@ -201,9 +201,9 @@ def fix_fake_strides() -> Iterator[None]:
             return found
         reached("fake-strides-of-kernels")
         with mode:
-            return _laid_out(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
+            return _with_strides(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
 
-    with replaced(FakeTensorMode, "dispatch", told):
+    with replaced(FakeTensorMode, "dispatch", dispatch_with_strides):
         yield
 
 
@@ -340,13 +340,13 @@ def _faithful(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
             return found
         mode = next(leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor))
         with _disable_current_modes(), mode:
-            told = _first(op(*args, **kwargs))
-        return found if told is None else _laid_out(found, told.stride(), _copy)
+            reference = _first(op(*args, **kwargs))
+        return found if reference is None else _with_strides(found, reference.stride(), _copy)
 
     return decomposed
 
 
-def _laid_out(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
+def _with_strides(found: Any, strides: Sequence[Any], make: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]) -> Any:
     """A kernel's results; those that have the first result's sizes but not ``strides`` are
     recreated with ``strides``.
     """

@@ -30,7 +30,7 @@ def keep_signs_of_indices() -> Iterator[None]:
     """
     simplify = ModularIndexing.eval.__func__  # type: ignore[attr-defined]
 
-    def apart(cls: Any, base: Any, divisor: Any, modulus: Any) -> Any:
+    def evaluate(cls: Any, base: Any, divisor: Any, modulus: Any) -> Any:
         if isinstance(base, sympy.Add) and divisor == 1 and modulus != 1:
             rest = [term for term in base.args if functions.safe_gcd(term, modulus) != modulus]
             if not all(term.is_nonnegative for term in rest):
@@ -38,7 +38,7 @@ def keep_signs_of_indices() -> Iterator[None]:
         return simplify(cls, base, divisor, modulus)
 
     sympy.core.cache.clear_cache()  # it holds earlier simplifications
-    with patched("inductor-negative-indices", ModularIndexing, "eval", apart):
+    with patched("inductor-negative-indices", ModularIndexing, "eval", evaluate):
         yield
 
 

@@ -110,9 +110,9 @@ def return_views_separately(saved: Collection[int]) -> Iterator[None]:
         lines = wrapper.wrapper_call._lines
         before = len(lines)
         generate(wrapper, results)
-        _rewrite(lines, before, apart)
+        _rewrite(lines, before, rewritten)
 
-    def apart(line: str) -> str:
+    def rewritten(line: str) -> str:
         indices = set(map(int, re.findall(r"\d+", line)))
         return line if indices & set(saved) else _SAME_RESULT.sub(_view_of_all, line)
 

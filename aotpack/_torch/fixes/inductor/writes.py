@@ -29,7 +29,7 @@ def copy_expanded() -> Iterator[None]:
     (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
     """
 
-    def apart(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
+    def with_overlap_check(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
         def check(node: torch.fx.Node) -> bool:
             target: Any = node.args[0]
             return operation.extra_check(node) and not (_may_meet_itself(target.meta["val"]) or _is_of_itself(node, target))
@@ -42,7 +42,7 @@ def copy_expanded() -> Iterator[None]:
         torch.ops.aten._unsafe_index_put.default,
         reinplace._generalized_scatter,
     ]
-    checked = {write: replace(known[write], extra_check=apart(known[write])) for write in writes}
+    checked = {write: replace(known[write], extra_check=with_overlap_check(known[write])) for write in writes}
     with mock.patch.dict(known, checked):
         yield
 
