@@ -202,9 +202,9 @@ def _run(
         leaves = {
             i: leaf for i, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))) if isinstance(leaf, torch.Tensor)
         }
-        given = (*leaves.values(), *state.values())
-        before = {id(tensor): tensor._version for tensor in given}
-        known = [tensor.grad_fn for tensor in given]
+        inputs = (*leaves.values(), *state.values())
+        before = {id(tensor): tensor._version for tensor in inputs}
+        known = [tensor.grad_fn for tensor in inputs]
         watched = _RefusedFunctions(leaves, state)
         with contextlib.ExitStack() as stack:
             if operators is not None:
@@ -228,7 +228,7 @@ def _run(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
         )
-        reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, given)) if isinstance(leaf, torch.Tensor)]
+        reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, inputs)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
         return FakeRun(result, leaves, touched, records, watched.reads_nodes)
 

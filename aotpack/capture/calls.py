@@ -37,9 +37,9 @@ class Calls(TorchFunctionMode):
         self.made: list[Call] = []
         self._names: dict[int, tuple[str, torch.Tensor]] = {}
 
-    def begin(self, given: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Name the model's inputs: its arguments, parameters and buffers."""
-        self._names = {id(tensor): (name, tensor) for name, tensor in given.items()}
+        self._names = {id(tensor): (name, tensor) for name, tensor in inputs.items()}
 
     def returned(self, result: Any) -> None:
         """Record what the run returns."""

@@ -21,10 +21,10 @@ from .front_end_input import FrontEndInput, lost, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
 
-def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
-    model, args, kwargs = given.model, given.args, given.kwargs
-    shapes = given.shapes
+    model, args, kwargs = source.model, source.args, source.kwargs
+    shapes = source.shapes
     mode = compat.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
     fakes: dict[int, torch.Tensor] = {}
@@ -42,7 +42,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
-            joint = compat.export_joint(model, fake_args, fake_kwargs, given.decompositions, observe=given.returned.observe)
+            joint = compat.export_joint(model, fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe)
     return with_dry_run(dry_run, joint), lost(regions, joint)
 
 
@@ -56,10 +56,10 @@ def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicS
     forward = model.forward
 
     def fixed(*args: Any, **kwargs: Any) -> Any:
-        given, spec = pytree.tree_flatten((args, kwargs))
+        replaced_leaves, spec = pytree.tree_flatten((args, kwargs))
         values = [
             old if isinstance(old, int) and i not in shapes.integers else new
-            for i, (old, new) in enumerate(zip(leaves, given, strict=True))
+            for i, (old, new) in enumerate(zip(leaves, replaced_leaves, strict=True))
         ]
         args, kwargs = pytree.tree_unflatten(values, spec)
         return forward(*args, **kwargs)

@@ -20,10 +20,10 @@ from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes
 
 
-def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints it does not recompute."""
-    model, args, kwargs = given.model, given.args, given.kwargs
-    with compat.marked_dynamic(given.shapes.of_tensors(args, kwargs)):
+    model, args, kwargs = source.model, source.args, source.kwargs
+    with compat.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
         refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
@@ -31,7 +31,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
             with checkpoints.checked_reentrant():
                 compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
         with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
-            joint = compat.export_joint(captured, args, kwargs, given.decompositions, observe=given.returned.observe)
+            joint = compat.export_joint(captured, args, kwargs, source.decompositions, observe=source.returned.observe)
         if joint.side_effects:
             repeat.check_repeats(model, args, kwargs)
         if joint.metadata.mutated_inp_runtime_indices or compat.may_move_versions(captured.graph):

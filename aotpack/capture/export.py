@@ -23,10 +23,10 @@ from .functions import FunctionModule
 from .inputs.examples import spelled_out
 
 
-def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
-    model, args, kwargs = given.model, given.args, given.kwargs
-    shapes = given.shapes
+    model, args, kwargs = source.model, source.args, source.kwargs
+    shapes = source.shapes
     if shapes.original is None and shapes.dims:
         raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
     if shapes.original is not None:
@@ -43,7 +43,7 @@ def traced(given: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
         joint = compat.export_joint(
-            exported.module(check_guards=False), fake_args, fake_kwargs, given.decompositions, observe=given.returned.observe
+            exported.module(check_guards=False), fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
         )
     _check_bounds(joint.graph_module.graph)
     return with_dry_run(dry_run, joint), lost(regions, joint)

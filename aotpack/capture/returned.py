@@ -85,9 +85,9 @@ class Returned:
                 hint=_CACHE_HINT if any(_is_cache(self.constants[i]) for i in bad) else _HINT,
             )
         self.families = _families(leaves, first)
-        given = _with_bases(arguments)
+        known = _with_bases(arguments)
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-        self.independent = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & given}
+        self.independent = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & known}
         return leaves
 
 

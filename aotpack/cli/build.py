@@ -43,7 +43,7 @@ from .making import (
     "methods",
     multiple=True,
     default=None,
-    callback=lambda context, option, given: given or None,
+    callback=lambda context, option, value: value or None,
     metavar="NAME",
     help="train, infer, eval (gradients in eval mode). May be repeated. Default: train, and infer where it can be built.",
 )

@@ -69,10 +69,10 @@ def trust_option(function: F) -> F:
 
 def passphrase_of(*, confirm: bool = False) -> bytes:
     """Return the passphrase of a private key: ``$AOTPACK_PASSPHRASE``, else what is typed."""
-    given = os.environ.get("AOTPACK_PASSPHRASE")
-    if given is None:
-        given = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
-    return str(given).encode()
+    value = os.environ.get("AOTPACK_PASSPHRASE")
+    if value is None:
+        value = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+    return str(value).encode()
 
 
 def as_options(text: str, command: click.Command | None) -> str:

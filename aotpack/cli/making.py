@@ -54,9 +54,9 @@ def specialize_option(function: F) -> F:
     )(function)
 
 
-def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> list[dict[str, int]]:
+def _sizes(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[dict[str, int]]:
     found = []
-    for text in given:
+    for text in values:
         pairs = [part.partition("=") for part in text.split(",")]
         if not all(name.strip() and size.strip().isdecimal() for name, _, size in pairs):
             raise click.BadParameter(f"{text!r} is not of the form batch=8 or batch=8,length=128.", context, option)

@@ -207,10 +207,10 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     flat = pytree.tree_leaves((args, kwargs))
     with mode:
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
-    given = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
+    call_inputs = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
     try:
         with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
-            run = compat.run_on_fake_tensors(mode, model, *given, operators=operators)
+            run = compat.run_on_fake_tensors(mode, model, *call_inputs, operators=operators)
     except Exception as error:  # eager rejects this layout (view), or the model depends on data
         repeat.refuse_if_broken(error)
         return None

@@ -303,8 +303,8 @@ class SizeRun:
         for value, leaf in zip(flat, self.convention.method.leaves, strict=True):
             if any(isinstance(size, str) for size in leaf_sizes(leaf)):
                 made.setdefault(id(value), self._argument(value, leaf))
-        given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten([made.get(id(x), x) for x in flat], spec)
-        return given
+        example: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten([made.get(id(x), x) for x in flat], spec)
+        return example
 
     def _argument(self, value: Any, leaf: schema.InputLeaf) -> Any:
         if isinstance(leaf, schema.IntegerLeaf):

@@ -138,10 +138,10 @@ def _prepare(
         from ..model.entry import load_entry
 
         entry = load_entry(model)
-        given: Any = entry.args, entry.kwargs
+        example: Any = entry.args, entry.kwargs
     else:
-        given = recorded or random_inputs(program, method, seed, subclasses)
-    torch.save(given, inputs)
+        example = recorded or random_inputs(program, method, seed, subclasses)
+    torch.save(example, inputs)
     return [name for name, reason in reasons.items() if not reason], method.autocast
 
 

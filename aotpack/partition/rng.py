@@ -173,15 +173,15 @@ def _share(first: Node, second: Node) -> tuple[Node, Node]:
     with first.graph.inserting_before(first):
         saved = first.graph.call_function(random_state)
     with second.graph.inserting_before(next(iter(second.graph.nodes))):
-        given = second.graph.placeholder(f"{saved.name}_of_{second.name}")
+        restored = second.graph.placeholder(f"{saved.name}_of_{second.name}")
     with second.graph.inserting_before(second):
-        own = second.graph.call_function(exchange_random_state, (given,))
+        own = second.graph.call_function(exchange_random_state, (restored,))
     with second.graph.inserting_after(second):
         back = second.graph.call_function(exchange_random_state, (own,))
-    for node in (saved, given, own, back):
+    for node in (saved, restored, own, back):
         node.meta = {"val": state, KEPT: True}
     second.meta[KEPT] = True
-    return saved, given
+    return saved, restored
 
 
 def _state_value(node: Node) -> torch.Tensor:

@@ -93,37 +93,37 @@ def _make_functional(module: GraphModule, call: Node) -> None:
     values after their results.
     """
     kind: Any = call.args[0]
-    given: dict[str, Any] = dict(call.kwargs)
-    bases = given.pop("_all_bases")
-    given.pop("_op_schema")
-    index = {match[1]: given.pop(key) for key in list(given) if (match := re.fullmatch(r"_(.+)_base_index", key))}
+    arguments: dict[str, Any] = dict(call.kwargs)
+    bases = arguments.pop("_all_bases")
+    arguments.pop("_op_schema")
+    index = {match[1]: arguments.pop(key) for key in list(arguments) if (match := re.fullmatch(r"_(.+)_base_index", key))}
     written = sorted(index, key=lambda name: -1 if index[name] is None else index[name])
-    if any(name.startswith("_") for name in given) or [index[name] for name in written] != [*range(len(bases))]:
+    if any(name.startswith("_") for name in arguments) or [index[name] for name in written] != [*range(len(bases))]:
         raise _unsupported(call, kind, "writes to a view of its operand, or to an operand that is passed twice")
-    given |= {name: bases[index[name]] for name in written}
+    arguments |= {name: bases[index[name]] for name in written}
 
     def numbered(prefix: str) -> list[str]:
-        found = [name for name in given if re.fullmatch(rf"{prefix}\d+", name)]
+        found = [name for name in arguments if re.fullmatch(rf"{prefix}\d+", name)]
         return sorted(found, key=lambda name: int(name.removeprefix(prefix)))
 
     def values(names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(given[name] for name in names)
+        return tuple(arguments[name] for name in names)
 
     with module.graph.inserting_before(call):
         match kind:
             case _HIGHER_ORDER.cond:
                 operands = numbered("operand")
                 branches = [_writing(module, branch, operands, written) for branch in values(["true_fn", "false_fn"])]
-                args: tuple[Any, ...] = (given["pred"], *branches, values(operands))
+                args: tuple[Any, ...] = (arguments["pred"], *branches, values(operands))
             case _HIGHER_ORDER.invoke_subgraph:
                 operands = numbered("arg")
-                args = (_writing(module, given["subgraph"], operands, written), given["identifier"], *values(operands))
+                args = (_writing(module, arguments["subgraph"], operands, written), arguments["identifier"], *values(operands))
             case _HIGHER_ORDER.while_loop if {*written} <= {*numbered("additional_input")}:
                 before = numbered("carried_input") + numbered("additional_input")
                 carried = [*numbered("carried_input"), *written]
                 kept = [name for name in before if name not in carried]
-                body = _writing(module, given["body_fn"], before, written)
-                turns = [_reordered(module, region, before, carried + kept) for region in (given["cond_fn"], body)]
+                body = _writing(module, arguments["body_fn"], before, written)
+                turns = [_reordered(module, region, before, carried + kept) for region in (arguments["cond_fn"], body)]
                 args = (*turns, values(carried), values(kept))
             case _:
                 raise _unsupported(call, kind, "writes to its operand")

@@ -62,14 +62,14 @@ def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
 
     Storages of primals do not count.
     """
-    given = {
+    arguments = {
         compat.StorageWeakRef(value.untyped_storage())
         for value in map(tensor_of, subclass_leaves.flat(primals.nodes))
         if value is not None
     }
     saved = [value.untyped_storage() for node, _ in trace.parts.saved if (value := tensor_of(node)) is not None]
     kept = {compat.StorageWeakRef(storage): storage for storage in saved}
-    return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in given)
+    return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in arguments)
 
 
 # ------------------------------------------------------------------ saved tensors

@@ -150,8 +150,8 @@ class CpuTarget:
         layouts: _Layouts = {}
         own: set[int] = set()
         for item in graphs:  # a forward graph comes before its backward
-            given = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
-            call = _prepare(item, given, {i for i, output in item.saved.items() if output in own})
+            saved_layouts = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
+            call = _prepare(item, saved_layouts, {i for i, output in item.saved.items() if output in own})
             made_by = {
                 "facts": _FACTS,
                 "revision": revision_of(*_SOURCES),
@@ -275,21 +275,21 @@ def _prepare(item: GraphToCompile, layouts: _Layouts, own: Collection[int]) -> _
     if layouts:
         _views_of_any_layout(graph)
     placeholders = graph.find_nodes(op="placeholder")
-    given: list[tuple[Node, schema.GivenInput | schema.SizeCarrier]] = []
+    bindings: list[tuple[Node, schema.GivenInput | schema.SizeCarrier]] = []
     for index, node in enumerate(placeholders):
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
                 value = node.meta["val"] = compat.with_stride_order(value, order)
-            given.append((node, schema.GivenInput(index)))
+            bindings.append((node, schema.GivenInput(index)))
         elif not _read_off_a_tensor(graph, node, placeholders):
-            given.append((_to_carrier(graph, node), schema.SizeCarrier(index)))
-    given.sort(key=lambda pair: _has_derived_sizes(pair[0].meta["val"]))
+            bindings.append((_to_carrier(graph, node), schema.SizeCarrier(index)))
+    bindings.sort(key=lambda pair: _has_derived_sizes(pair[0].meta["val"]))
     start = next(node for node in graph.nodes if node.op != "placeholder")
-    for node, _ in given:
+    for node, _ in bindings:
         start.prepend(node)
-    examples = [node.meta["val"] for node, _ in given]
-    inputs = [source for _, source in given]
+    examples = [node.meta["val"] for node, _ in bindings]
+    inputs = [source for _, source in bindings]
     distinct: list[Node] = []
     positions: list[int] = []
     for value in graph.output_node().args[0]:  # type: ignore[union-attr]

@@ -116,8 +116,8 @@ def _copy(module: GraphModule, graph: Graph, root: torch.nn.Module, copies: dict
             copies[node] = graph.get_attr(_registered(root, str(node.target), getattr(module, node.target), kept))
         elif node.target is _CALL and node.args[0].target not in kept:
             region = getattr(module, node.args[0].target)
-            given = dict(zip(region.graph.find_nodes(op="placeholder"), copied(node.args[2:]), strict=True))
-            copies[node] = _copy(region, graph, root, given)
+            values = dict(zip(region.graph.find_nodes(op="placeholder"), copied(node.args[2:]), strict=True))
+            copies[node] = _copy(region, graph, root, values)
         elif node.target is operator.getitem and isinstance(copies[node.args[0]], (tuple, list)):
             copies[node] = copies[node.args[0]][node.args[1]]
         else:
@@ -203,18 +203,18 @@ class _Split:
         name: Any = call.args[0].target  # type: ignore[union-attr]
         region: GraphModule = getattr(self.whole, name)
         results: Any = region.graph.output_node().args[0]
-        given = [i for i, result in enumerate(results) if isinstance(result, Node)]
+        computed = [i for i, result in enumerate(results) if isinstance(result, Node)]
         if name not in self.regions:
             self.regions[name] = len(self.modules)
             body = without_calls(region)
             output = body.graph.output_node()
-            output.args = (tuple(output.args[0][i] for i in given),)  # type: ignore[index]
+            output.args = (tuple(output.args[0][i] for i in computed),)  # type: ignore[index]
             body.recompile()
             self.modules.append(body)
         self.calls.append((self.regions[name], [self.numbers[arg] for arg in call.args[2:]]))  # type: ignore[index]
         for item in call.users:
-            self.numbers[item] = self.count + given.index(item.args[1])  # type: ignore[arg-type]
-        self.count += len(given)
+            self.numbers[item] = self.count + computed.index(item.args[1])  # type: ignore[arg-type]
+        self.count += len(computed)
 
     def _between(self, group: Sequence[Node]) -> None:
         inside = set(group)

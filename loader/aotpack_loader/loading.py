@@ -155,13 +155,13 @@ def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[S
             unusable[chosen.target.name] = error
 
 
-def _classes(required: list[str], given: Collection[type]) -> Classes:
+def _classes(required: list[str], provided: Collection[type]) -> Classes:
     """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
-    if not required and not given:
+    if not required and not provided:
         return {}
     from .runtime.subclasses import resolve
 
-    return resolve(required, given)
+    return resolve(required, provided)
 
 
 def _state(bundle: Bundle, program: schema.Program, weights: bool, classes: Classes) -> dict[str, torch.Tensor]:

@@ -210,13 +210,13 @@ def _method(program: schema.Program) -> schema.Method:
     return methods.get("train") or next(iter(methods.values()))
 
 
-def _classes(program: schema.Program, given: Collection[type]) -> Mapping[str, type[torch.Tensor]]:
+def _classes(program: schema.Program, provided: Collection[type]) -> Mapping[str, type[torch.Tensor]]:
     required = program.requirements.subclasses
     if not required:
         return {}
     from .runtime.subclasses import resolve  # most programs have none
 
-    return resolve(required, given)
+    return resolve(required, provided)
 
 
 def _sizes(method: schema.Method) -> dict[str, int]:

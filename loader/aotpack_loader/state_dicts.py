@@ -67,8 +67,8 @@ def _prepared(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool)
 
 
 def _problems(module: nn.Module, prepared: Prepared, *, strict: bool) -> Iterator[Problem]:
-    own, given = _own(module), prepared.entries
-    for name, value in given.items():
+    own, entries = _own(module), prepared.entries
+    for name, value in entries.items():
         if name not in own:
             continue
         if not isinstance(value, torch.Tensor):
@@ -77,8 +77,8 @@ def _problems(module: nn.Module, prepared: Prepared, *, strict: bool) -> Iterato
             yield Problem(name, f"expected shape {list(own[name].shape)}, got {list(value.shape)}")
     yield from (Problem("", message) for message in prepared.errors)
     if strict:
-        absent = [name for name in own if name not in given and not _is_optional(module, name, given)]
-        unknown = [name for name in given if name not in own]
+        absent = [name for name in own if name not in entries and not _is_optional(module, name, entries)]
+        unknown = [name for name in entries if name not in own]
         yield from (Problem(name, "missing") for name in dict.fromkeys([*absent, *prepared.missing]))
         yield from (Problem(name, "unexpected") for name in dict.fromkeys([*unknown, *prepared.unexpected]))
 
@@ -94,9 +94,9 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     return own
 
 
-def _is_optional(module: nn.Module, name: str, given: Mapping[str, Any]) -> bool:
+def _is_optional(module: nn.Module, name: str, entries: Mapping[str, Any]) -> bool:
     """Whether this is BatchNorm's counter, which checkpoints before its version 2 lack. torch accepts that."""
     path, _, key = name.rpartition(".")
-    version = (getattr(given, "_metadata", None) or {}).get(path, {}).get("version")
+    version = (getattr(entries, "_metadata", None) or {}).get(path, {}).get("version")
     counted = key == "num_batches_tracked" and (version is None or version < 2)
     return counted and isinstance(module.get_submodule(path), nn.modules.batchnorm._NormBase)

@@ -69,9 +69,9 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
 
     @functools.wraps(torchs)  # its signature is then read where replacements are nested
     def generated(function: Any, *args: Any, **how: Any) -> Iterator[None]:
-        given = signature.bind(function, *args, **how)
-        given.apply_defaults()
-        keeps, contexts = given.arguments["preserve_rng_state"], given.arguments["context_fn"]
+        bound = signature.bind(function, *args, **how)
+        bound.apply_defaults()
+        keeps, contexts = bound.arguments["preserve_rng_state"], bound.arguments["context_fn"]
         return generate(Checkpointed(function, keeps, contexts, partial(torchs, function, *args, **how)))
 
     with mock.patch.object(checkpoint, name, generated):

@@ -27,17 +27,17 @@ def own_aliases() -> Iterator[None]:
     def applied(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = apply(self, tx, args, kwargs).realize()
         values = [value.realize() for value in (*args, *kwargs.values())]
-        given = {value.as_proxy().node for value in values if isinstance(value, TensorVariable)}
+        proxies = {value.as_proxy().node for value in values if isinstance(value, TensorVariable)}
         if type(result) is TupleVariable:
-            return TupleVariable([_apart(tx, item.realize(), given) for item in result.items])
-        return _apart(tx, result, given)
+            return TupleVariable([_copied_if_input(tx, item.realize(), proxies) for item in result.items])
+        return _copied_if_input(tx, result, proxies)
 
     with mock.patch.object(AutogradFunctionVariable, "call_apply", applied):
         yield
 
 
-def _apart(tx: Any, result: Any, given: set[Any]) -> Any:
-    if not isinstance(result, TensorVariable) or result.as_proxy().node not in given:
+def _copied_if_input(tx: Any, result: Any, proxies: set[Any]) -> Any:
+    if not isinstance(result, TensorVariable) or result.as_proxy().node not in proxies:
         return result
     if result.requires_grad:
         return result.call_method(tx, "detach", [], {})

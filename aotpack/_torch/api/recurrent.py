@@ -73,10 +73,10 @@ def _lstm_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequ
 
 
 def _gru(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
-    given, hidden = from_input.chunk(3, -1), from_hidden.chunk(3, -1)
-    r, z = (given[0] + hidden[0]).sigmoid(), (given[1] + hidden[1]).sigmoid()
-    n = (given[2] + hidden[2] * r).tanh()
-    return ((state[0] - n) * z + n,), (torch.cat([r, z, n], -1), hidden[2].clone())
+    input_gates, hidden_gates = from_input.chunk(3, -1), from_hidden.chunk(3, -1)
+    r, z = (input_gates[0] + hidden_gates[0]).sigmoid(), (input_gates[1] + hidden_gates[1]).sigmoid()
+    n = (input_gates[2] + hidden_gates[2] * r).tanh()
+    return ((state[0] - n) * z + n,), (torch.cat([r, z, n], -1), hidden_gates[2].clone())
 
 
 def _gru_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
@@ -138,7 +138,7 @@ class _Layer:
             hidden = linear(hidden.to(weights.projection.dtype), weights.projection)
         return (hidden, *rest), kept
 
-    def scan(self, given: Tensor, operands: State) -> tuple[State, State, State]:
+    def scan(self, sequence: Tensor, operands: State) -> tuple[State, State, State]:
         """Return the last state, the states after each step, and the further values that the
         gradient needs.
         """
@@ -148,10 +148,10 @@ class _Layer:
             state, kept = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
             return [*state, *(value.clone() for value in state), *kept]
 
-        found = _SCANS.scan_op(step, list(operands[:count]), [given], tuple(operands[count:]))
+        found = _SCANS.scan_op(step, list(operands[:count]), [sequence], tuple(operands[count:]))
         return found[:count], found[count : 2 * count], found[2 * count :]
 
-    def inference(self, given: Tensor, operands: State) -> State:
+    def inference(self, sequence: Tensor, operands: State) -> State:
         """Return the last state, and the hidden state after each step."""
         count = self.states
 
@@ -159,25 +159,25 @@ class _Layer:
             state, _ = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
             return [*state, state[0].clone()]
 
-        found: State = _SCANS.scan_op(step, list(operands[:count]), [given], tuple(operands[count:]))
+        found: State = _SCANS.scan_op(step, list(operands[:count]), [sequence], tuple(operands[count:]))
         return found
 
-    def unrolled(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
+    def unrolled(self, sequence: Tensor, operands: State) -> tuple[Tensor, ...]:
         """Compute the results of :class:`_Scanned` step by step, without a loop."""
         state, weights, rows = operands[: self.states], self.weights(operands[self.states :]), []
-        for row in given.unbind(0):
+        for row in sequence.unbind(0):
             state, _ = self.step(row, state, weights)
             rows.append(state[0])
         return torch.stack(rows), *state
 
-    def types(self, given: Tensor, operands: State) -> tuple[Tensor, ...]:
+    def types(self, sequence: Tensor, operands: State) -> tuple[Tensor, ...]:
         """Values with the types and ``requires_grad`` of the results of :class:`_Scanned`; their
         contents differ.
         """
-        state, _ = self.step(given[0], operands[: self.states], self.weights(operands[self.states :]))
-        return state[0].expand(given.shape[0], *state[0].shape).clone(), *state
+        state, _ = self.step(sequence[0], operands[: self.states], self.weights(operands[self.states :]))
+        return state[0].expand(sequence.shape[0], *state[0].shape).clone(), *state
 
-    def gradients(self, gradients: State, given: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
+    def gradients(self, gradients: State, sequence: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
         """The gradients of the input and of the operands, from the gradients of the results of
         :class:`_Scanned`.
         """
@@ -191,7 +191,7 @@ class _Layer:
             hidden = hidden + row
             inner = hidden if weights.projection is None else hidden @ constants[1]
             of_input, of_hidden, (beside, *of_rest) = cell.backward((inner, *rest), picked)
-            of_input, of_hidden = of_input.to(given.dtype), of_hidden.to(given.dtype)
+            of_input, of_hidden = of_input.to(sequence.dtype), of_hidden.to(sequence.dtype)
             through = (of_hidden @ constants[0]).to(hidden.dtype)
             of_states: list[Any] = [through if beside is None else through + beside, *of_rest]
             results = [value.to(state.dtype) for value, state in zip(of_states, (hidden, *rest), strict=True)]
@@ -211,9 +211,9 @@ class _Layer:
         return results
 
 
-def _of_weight(gradient: Tensor, given: Tensor) -> Tensor:
-    """The gradient of a weight over all steps, from the gradient of its product with ``given``."""
-    return gradient.flatten(0, 1).t() @ given.flatten(0, 1).to(gradient.dtype)
+def _of_weight(gradient: Tensor, sequence: Tensor) -> Tensor:
+    """The gradient of a weight over all steps, from the gradient of its product with ``sequence``."""
+    return gradient.flatten(0, 1).t() @ sequence.flatten(0, 1).to(gradient.dtype)
 
 
 class _Scanned(torch.autograd.Function):
@@ -222,51 +222,51 @@ class _Scanned(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, layer: _Layer, given: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-        last, rows, kept = layer.scan(given, operands)
+    def forward(ctx: Any, layer: _Layer, sequence: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        last, rows, kept = layer.scan(sequence, operands)
         ctx.layer, ctx.kept = layer, len(kept)
-        ctx.save_for_backward(given, *operands, *rows, *kept)
+        ctx.save_for_backward(sequence, *operands, *rows, *kept)
         return rows[0], *last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         layer: _Layer = ctx.layer
-        given, *saved = ctx.saved_tensors
+        sequence, *saved = ctx.saved_tensors
         count = len(saved) - layer.states - ctx.kept
         operands, rows, kept = saved[:count], saved[count : count + layer.states], saved[count + layer.states :]
         if not torch.is_grad_enabled():
-            return None, *layer.gradients(gradients, given, operands, rows, kept)
+            return None, *layer.gradients(gradients, sequence, operands, rows, kept)
         # For gradients of gradients, run step by step: the stacked values are no results, and have
         # no gradients.
-        inputs = [value for value, needed in zip((given, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
-        found = iter(torch.autograd.grad(layer.unrolled(given, operands), inputs, gradients, create_graph=True))
+        inputs = [value for value, needed in zip((sequence, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
+        found = iter(torch.autograd.grad(layer.unrolled(sequence, operands), inputs, gradients, create_graph=True))
         return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
 
 
-def _run(cell: _Cell, given: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
+def _run(cell: _Cell, sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
     """``(hidden states over time, last state…)`` of one layer in one direction, like torch's
     functions for one layer.
     """
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
-    given = linear(given, weight, bias)
+    sequence = linear(sequence, weight, bias)
     weights = [value for value in (product, own_bias, projection) if value is not None]
-    casts = torch.is_autocast_enabled(given.device.type)
+    casts = torch.is_autocast_enabled(sequence.device.type)
     layer = _Layer(cell, len(state), own_bias is not None, projection is not None)
-    given = given.flip(0) if reverse else given
-    with torch.autocast(given.device.type, enabled=False):
+    sequence = sequence.flip(0) if reverse else sequence
+    with torch.autocast(sequence.device.type, enabled=False):
         if casts:
-            weights = [value.to(given.dtype) for value in weights]
-            made, _ = layer.step(given[0], state, layer.weights(weights))  # the loop carries the dtypes that a step returns
+            weights = [value.to(sequence.dtype) for value in weights]
+            made, _ = layer.step(sequence[0], state, layer.weights(weights))  # the loop carries the dtypes that a step returns
             state = [value.to(after.dtype) for value, after in zip(state, made, strict=True)]
         operands = [*state, *weights]
         if torch.compiler.is_exporting():  # torch.export keeps the operator
-            rows, *last = layer.types(given, operands)
-        elif torch.is_grad_enabled() and any(value.requires_grad for value in (given, *operands)):
-            rows, *last = _Scanned.apply(layer, given, *operands)  # type: ignore[no-untyped-call]
+            rows, *last = layer.types(sequence, operands)
+        elif torch.is_grad_enabled() and any(value.requires_grad for value in (sequence, *operands)):
+            rows, *last = _Scanned.apply(layer, sequence, *operands)  # type: ignore[no-untyped-call]
         else:
-            *last, rows = layer.inference(given, operands)
+            *last, rows = layer.inference(sequence, operands)
     return rows.flip(0) if reverse else rows, *last
 
 
@@ -314,7 +314,7 @@ def recurrent_scans() -> Iterator[None]:
 
 
 class PackedSequenceError(Exception):
-    """A recurrent layer is given a packed sequence, whose step sizes are values of a tensor."""
+    """A recurrent layer gets a packed sequence, whose step sizes are values of a tensor."""
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ def written(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         found = []
     else:
         declared = operator._schema.arguments
-        given = {**dict(zip((argument.name for argument in declared), args, strict=False)), **kwargs}
-        found = [given.get(argument.name) for argument in declared if argument.is_write]
+        by_name = {**dict(zip((argument.name for argument in declared), args, strict=False)), **kwargs}
+        found = [by_name.get(argument.name) for argument in declared if argument.is_write]
     return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 

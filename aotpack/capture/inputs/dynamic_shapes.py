@@ -42,29 +42,29 @@ class DynamicShapes:
         return DynamicShapes(None, {i + count: sizes for i, sizes in self.dims.items()}, integers)
 
 
-def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> DynamicShapes:
-    """Match ``given`` with the arguments.
+def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any) -> DynamicShapes:
+    """Match ``spec`` with the arguments.
 
     Raises:
         BuildError: an argument does not exist, or a tensor does not have the dimension of a size.
             Lists all problems.
     """
-    if not given:
+    if not spec:
         return DynamicShapes(None, {})
     problems: list[Problem] = []
     found = DynamicShapes(None, {})
     numbers = iter(range(10**9))
-    args_by_position, kwargs_by_name = _by_position(model, args, kwargs, given, problems)
+    args_by_position, kwargs_by_name = _by_position(model, args, kwargs, spec, problems)
     for i, (name, value) in enumerate(zip(argument_names(model, len(args)), args, strict=True)):
         _match(value, args_by_position.get(i), name, numbers, found, problems)
     for name, value in kwargs.items():
         _match(value, kwargs_by_name.get(name), name, numbers, found, problems)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
-    given = _by_parameter(
+    spec = _by_parameter(
         model, [args_by_position.get(i) for i in range(len(args))], {name: kwargs_by_name.get(name) for name in kwargs}
     )
-    return DynamicShapes(given, found.dims, found.integers)
+    return DynamicShapes(spec, found.dims, found.integers)
 
 
 def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,16 +79,16 @@ def _by_parameter(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _by_position(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, problems: list[Problem]
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, problems: list[Problem]
 ) -> tuple[dict[int, Any], dict[str, Any]]:
-    if isinstance(given, (tuple, list)):
-        return dict(enumerate(given[: len(args)])), dict(zip(kwargs, given[len(args) :], strict=False))
+    if isinstance(spec, (tuple, list)):
+        return dict(enumerate(spec[: len(args)])), dict(zip(kwargs, spec[len(args) :], strict=False))
     known = parameters(model)
     ordered = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
     positions: dict[int, Any] = {}
     names: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in spec.items():
         if name in kwargs:
             names[name] = value
         elif name in ordered and ordered.index(name) < len(args):
@@ -100,17 +100,17 @@ def _by_position(
     return positions, names
 
 
-def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes, problems: list[Problem]) -> None:
+def _match(value: Any, spec: Any, path: str, numbers: Any, found: DynamicShapes, problems: list[Problem]) -> None:
     """Walk a value and its specification together, and number the leaves as pytree does."""
     children = _children(value)
     if children is None:
         number = next(numbers)
-        if given is not None and isinstance(value, torch.Tensor):
-            found.dims[number] = _sizes(value, given, path, problems)
-        elif given is None or isinstance(given, int) or given is torch.export.Dim.STATIC or _bounds(given).automatic:
+        if spec is not None and isinstance(value, torch.Tensor):
+            found.dims[number] = _sizes(value, spec, path, problems)
+        elif spec is None or isinstance(spec, int) or spec is torch.export.Dim.STATIC or _bounds(spec).automatic:
             return
         elif type(value) is int and value >= 0:
-            found.integers[number] = _bounds(given)
+            found.integers[number] = _bounds(spec)
         else:
             problems.append(
                 Problem(path, f"a build fixes this {type(value).__name__}; only tensor sizes and integers from 0 can be dynamic")
@@ -118,10 +118,10 @@ def _match(value: Any, given: Any, path: str, numbers: Any, found: DynamicShapes
         return
     for key, child in children:
         part = None
-        if isinstance(given, Mapping):
-            part = given.get(key)
-        elif isinstance(given, Sequence) and isinstance(key, int) and key < len(given):
-            part = given[key]
+        if isinstance(spec, Mapping):
+            part = spec.get(key)
+        elif isinstance(spec, Sequence) and isinstance(key, int) and key < len(spec):
+            part = spec[key]
         _match(child, part, f"{path}[{key!r}]", numbers, found, problems)
 
 
@@ -134,8 +134,8 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     return None if spec.is_leaf() else list(enumerate(leaves))
 
 
-def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem]) -> dict[int, Bounds]:
-    items = given.items() if isinstance(given, Mapping) else enumerate(given)
+def _sizes(tensor: torch.Tensor, spec: Any, path: str, problems: list[Problem]) -> dict[int, Bounds]:
+    items = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
     sizes: dict[int, Bounds] = {}
     for dim, size in items:
         where = f"{path}.shape[{dim}]"
@@ -150,7 +150,7 @@ def _sizes(tensor: torch.Tensor, given: Any, path: str, problems: list[Problem])
 
 
 def _bounds(size: Any) -> Bounds:
-    """Return the bounds of a ``torch.export.Dim``. A ``min`` of 0 means that none was given."""
+    """Return the bounds of a ``torch.export.Dim``. A ``min`` of 0 means that there is none."""
     minimum, maximum = getattr(size, "min", None), getattr(size, "max", None)
     low = minimum if isinstance(minimum, int) and minimum > 0 else None
     high = maximum if isinstance(maximum, int) and maximum < 2**62 else None

@@ -42,8 +42,10 @@ def named_leaves(
     model: torch.nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors among the arguments with their paths (``img``, ``batch['labels']``)."""
-    given = [*zip(argument_names(model, len(args)), args, strict=True), *kwargs.items()]
-    leaves = [(name + pytree.keystr(path), leaf) for name, tree in given for path, leaf in pytree.tree_leaves_with_path(tree)]
+    named_trees = [*zip(argument_names(model, len(args)), args, strict=True), *kwargs.items()]
+    leaves = [
+        (name + pytree.keystr(path), leaf) for name, tree in named_trees for path, leaf in pytree.tree_leaves_with_path(tree)
+    ]
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 

@@ -55,7 +55,7 @@ def _within(module: GraphModule, call: Node, late: Collection[Node]) -> None:
     inputs = region.graph.find_nodes(op="placeholder")
     if any(node.target is barrier for node in region.graph.nodes):
         return  # another call was processed before
-    order_recomputation(region, [own for own, given in zip(inputs, call.args[2:], strict=True) if given in late])
+    order_recomputation(region, [own for own, operand in zip(inputs, call.args[2:], strict=True) if operand in late])
 
 
 def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
@@ -67,14 +67,14 @@ def _wait(again: Sequence[Node], done: Sequence[Node]) -> None:
     if gradient is None:
         return
     inside = set(again)
-    given = dict.fromkeys(
+    sources = dict.fromkeys(
         source
         for node in again
         if node.target is not exchange_random_state  # a seed must stay a known input of the graph
         for source in node.all_input_nodes
         if source not in inside and _is_tensor(source)
     )
-    graph, waiting = first.graph, [gradient, *given]
+    graph, waiting = first.graph, [gradient, *sources]
     with graph.inserting_before(first):
         together = graph.call_function(barrier, (waiting,))
         together.meta = {**first.meta, "val": [node.meta["val"] for node in waiting]}

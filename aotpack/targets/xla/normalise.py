@@ -100,21 +100,21 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
     """
     leaves, spec = pytree.tree_flatten((_unfrozen(node.args), _unfrozen(node.kwargs)))
     leaves = [_graph_of(leaf) if isinstance(leaf, Node) and leaf.op == "get_attr" else leaf for leaf in leaves]
-    given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
+    operands = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def run(*values: Any) -> Any:
-        value_of = dict(zip(given, values, strict=True))
+        value_of = dict(zip(operands, values, strict=True))
         args, kwargs = pytree.tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], spec)
         result = rule(*args, **kwargs)
         if result is NotImplemented:  # the rule does not support these arguments
             result = node.target(*args, **kwargs)  # type: ignore[operator]
         return list(result) if isinstance(result, tuple) else result  # a named tuple would become a node
 
-    letter = _letter(node, leaves, spec, given)
+    letter = _letter(node, leaves, spec, operands)
     if letter not in known:
         with fake_mode_of(node.graph):
-            known[letter] = trace(run, [item.meta["val"] for item in given], decompositions.table())
-    results = _inline(known[letter], node, given)
+            known[letter] = trace(run, [item.meta["val"] for item in operands], decompositions.table())
+    results = _inline(known[letter], node, operands)
     if isinstance(results, Node):
         node.replace_all_uses_with(results)
     else:
@@ -131,13 +131,13 @@ def _graph_of(node: Node) -> Any:
     return node.graph.owning_module.get_submodule(str(node.target))
 
 
-def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, given: list[Node]) -> str:
+def _letter(node: Node, leaves: Sequence[Any], spec: pytree.TreeSpec, operands: list[Node]) -> str:
     """A key that is equal for nodes with the same operator, constants, argument types and pattern
     of equal arguments.
     """
-    described: list[Any] = [("argument", given.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    described: list[Any] = [("argument", operands.index(leaf)) if isinstance(leaf, Node) else leaf for leaf in leaves]
     described = [("graph", id(leaf)) if isinstance(leaf, GraphModule) else leaf for leaf in described]
-    return repr((node.target, spec, described, [_type(item.meta["val"]) for item in given]))
+    return repr((node.target, spec, described, [_type(item.meta["val"]) for item in operands]))
 
 
 def _type(value: Any) -> Any:
@@ -147,7 +147,7 @@ def _type(value: Any) -> Any:
 
 
 def _unfrozen(value: Any) -> Any:
-    """Arguments in mutable containers: some rules change the lists that they are given."""
+    """Arguments in mutable containers: some rules change the lists that they get."""
     if isinstance(value, dict):
         return {key: _unfrozen(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -156,11 +156,11 @@ def _unfrozen(value: Any) -> Any:
     return value
 
 
-def _inline(inner: Graph, node: Node, given: list[Node]) -> Any:
+def _inline(inner: Graph, node: Node, operands: list[Node]) -> Any:
     """Copy ``inner`` before ``node`` and return its results; the new nodes keep the source line of
     ``node``.
     """
-    known = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
+    known = dict(zip(inner.find_nodes(op="placeholder"), operands, strict=True))
     with node.graph.inserting_before(node):
         for item in inner.nodes:
             if item.op == "get_attr":

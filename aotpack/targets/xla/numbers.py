@@ -96,7 +96,7 @@ def _rewritten(module: GraphModule, taken: Collection[int]) -> tuple[GraphModule
     if taken:
         rewriting.return_tensors()
     for name, region in regions(module).items():
-        copied.register_module(name, _rewritten(region, rewriting.given.get(name, ()))[0])
+        copied.register_module(name, _rewritten(region, rewriting.converted_operands.get(name, ()))[0])
     copied.recompile()
     return copied, rewriting.made
 
@@ -105,7 +105,7 @@ class _Rewriting:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.made: set[Node] = set()
-        self.given: dict[str, set[int]] = {}
+        self.converted_operands: dict[str, set[int]] = {}
 
     def becomes_tensor(self, node: Node) -> None:
         """Record that a node, an input or a loop's result, is a tensor from now on."""
@@ -148,7 +148,7 @@ class _Rewriting:
         operands = [item for item in arguments if item not in graphs and not isinstance(item, str)]
         indices = {i for i, item in enumerate(operands) if item in self.made}
         for graph in graphs if indices else ():
-            self.given[str(graph.target)] = indices
+            self.converted_operands[str(graph.target)] = indices
         numbers = {i for i in indices if i < len(carried)}
         if numbers:
             node.meta = {**node.meta, "val": self._with_tensors(node.meta["val"], numbers)}

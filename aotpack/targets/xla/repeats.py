@@ -180,7 +180,7 @@ def _bound(nodes: Sequence[Node], positions: dict[Node, int]) -> Iterator[tuple[
 
 def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> None:
     """Replace these blocks by calls of one region, made from the first block."""
-    columns = list(zip(*map(_given, blocks), strict=True))  # for each argument from outside, its value in each block
+    columns = list(zip(*map(_inputs_of, blocks), strict=True))  # for each argument from outside, its value in each block
     inputs = list(dict.fromkeys(columns))
     members = [frozenset(block) for block in blocks]
     results = [
@@ -190,8 +190,8 @@ def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> N
     ]
     module.register_module(name, _region(blocks[0], [inputs.index(column) for column in columns], results))
     for block in blocks:
-        given, values = _given(block), [block[position] for position in results]
-        arguments = [given[columns.index(column)] for column in inputs]
+        inputs_of_block, values = _inputs_of(block), [block[position] for position in results]
+        arguments = [inputs_of_block[columns.index(column)] for column in inputs]
         graph = module.graph
         with graph.inserting_before(block[0]):
             call = graph.call_function(CALL, (graph.get_attr(name), name, *arguments))
@@ -204,7 +204,7 @@ def _call(module: GraphModule, name: str, blocks: Sequence[Sequence[Node]]) -> N
             graph.erase_node(node)
 
 
-def _given(block: Sequence[Node]) -> list[Node]:
+def _inputs_of(block: Sequence[Node]) -> list[Node]:
     """The values that a block's nodes take from outside the block, in order."""
     inside = frozenset(block)
     return [source for node in block for source in _sources(node) if source not in inside]
@@ -217,10 +217,10 @@ def _region(block: Sequence[Node], slots: Sequence[int], results: Sequence[int])
     nodes.
     """
     graph = Graph()
-    given = dict(zip(slots, _given(block), strict=True))
-    inputs = [graph.placeholder(f"input_{slot}") for slot in range(len(given))]
+    inputs_of_block = dict(zip(slots, _inputs_of(block), strict=True))
+    inputs = [graph.placeholder(f"input_{slot}") for slot in range(len(inputs_of_block))]
     for slot, node in enumerate(inputs):
-        node.meta = {"val": given[slot].meta["val"]}
+        node.meta = {"val": inputs_of_block[slot].meta["val"]}
     known: dict[Node, Node] = {}
     outside = iter(slots)
 

@@ -37,8 +37,10 @@ def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool 
     for i, node in enumerate(returned):
         if isinstance(node, Node) and i not in private:
             together.setdefault(root(node), []).append(i)
-    if parts and (given := [returned[i] for base, positions in together.items() if base.op == "placeholder" for i in positions]):
-        problems = [Problem(source_line(node) or node.name, "is in the memory of an argument") for node in given]
+    if parts and (
+        affected := [returned[i] for base, positions in together.items() if base.op == "placeholder" for i in positions]
+    ):
+        problems = [Problem(source_line(node) or node.name, "is in the memory of an argument") for node in affected]
         raise UnsupportedError(
             "XLA devices cannot return parts of tensor subclasses in this way.", problems, hint="Return copies (clone())."
         )

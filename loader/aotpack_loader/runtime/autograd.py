@@ -221,8 +221,8 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         method = call.method
-        given = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
-        if not given:
+        received = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
+        if not received:
             return (None,) * (1 + len(method.gradients))
         if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
             raise batched_gradient_error()
@@ -233,27 +233,27 @@ class _Step(torch.autograd.Function):
             for tangent, shape in zip(method.tangents, call.shapes, strict=True)
         ]
         if method.second is not None and torch.is_grad_enabled():
-            return _again(call, method.second, tangents, given)
+            return _again(call, method.second, tangents, received)
         arguments += tangents
         results = _run(_backward_of(call), arguments, device)
         if torch.is_grad_enabled():
             results = _refuse_second_derivative(
                 method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
             )
-        # A primal that none of the given tangents reaches gets no gradient in eager, not zeros.
+        # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
         for i, needed in enumerate(method.depends):
-            if needed and not needed & given:
+            if needed and not needed & received:
                 results[i] = None
         return (None, *[None if position is None else results[position] for position in method.gradients])
 
 
-def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], given: set[int]) -> tuple[Any, ...]:
+def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]) -> tuple[Any, ...]:
     """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
-    found = iter(second(call.primals, tangents, given, call.before))
+    found = iter(second(call.primals, tangents, received, call.before))
     values = [None if position is None else next(found) for position in method.gradients]
     for i, position in enumerate(method.gradients):
-        if position is not None and method.depends and method.depends[position] and not method.depends[position] & given:
+        if position is not None and method.depends and method.depends[position] and not method.depends[position] & received:
             values[i] = None
     return (None, *values)
 

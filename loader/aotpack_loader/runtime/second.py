@@ -42,9 +42,9 @@ class SecondDerivative:
         return [primals[i]._version for i in self._watched], torch.get_rng_state() if self._random else None
 
     def __call__(
-        self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], given: set[int], before: Before
+        self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], received: set[int], before: Before
     ) -> list[Any]:
-        """The gradients of the primals that have one, in order. Tangents that are not ``given`` are zeros.
+        """The gradients of the primals that have one, in order. Tangents that are not ``received`` are zeros.
 
         Raises:
             AutogradError: a primal was changed in place since the forward.
@@ -58,7 +58,7 @@ class SecondDerivative:
                 hint="Take them before the optimizer's step, or clone what has to be changed.",
             )
         # A primal that only missing tangents reach gets no gradient rather than zeros.
-        idle = [bool(self._depends) and not self._depends[i] & given for i in range(len(primals))]
+        idle = [bool(self._depends) and not self._depends[i] & received for i in range(len(primals))]
         primals = [primal.detach() if skip else primal for primal, skip in zip(primals, idle, strict=True)]
         arguments = (*tangents, *[primals[i] for i in self._leaves])
         state = {name: primals[i] for name, i in self._state.items()}

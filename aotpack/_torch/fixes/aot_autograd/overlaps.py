@@ -48,8 +48,10 @@ class SymbolicOverlapMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in _AS_STRIDED and torch.is_grad_enabled():
-            given = dict(zip(_PARAMETERS, args, strict=False)) | {_NAMES.get(name, name): value for name, value in kwargs.items()}
-            view = in_windows(**given) if _would_fix(**given) else None
+            arguments = dict(zip(_PARAMETERS, args, strict=False)) | {
+                _NAMES.get(name, name): value for name, value in kwargs.items()
+            }
+            view = in_windows(**arguments) if _would_fix(**arguments) else None
             if view is not None:
                 reached("aot-sizes-of-overlapping-strides")
                 return view
@@ -201,7 +203,7 @@ def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any])
     name = getattr(function, "__name__", "").partition(".")[0]
     if not (name.startswith("_foreach_") and name.endswith("_") and args):
         return False
-    at = [(i, tensor) for given in args if isinstance(given, Sequence) for i, tensor in enumerate(given)]
+    at = [(i, tensor) for sequence in args if isinstance(sequence, Sequence) for i, tensor in enumerate(sequence)]
     at = [(i, tensor) for i, tensor in at if isinstance(tensor, torch.Tensor) and is_plain(tensor)]
     written = [tensor for tensor in args[0] if is_plain(tensor)]
     return any(

@@ -47,14 +47,14 @@ class UnfoldMutationMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in _UNFOLD:
-            given = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
-            given |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
-            if isinstance(given["tensor"], FunctionalTensor) and _leaves_out(**given):
+            arguments = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
+            arguments |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
+            if isinstance(arguments["tensor"], FunctionalTensor) and _leaves_out(**arguments):
                 reached("aot-windows-with-gaps")
-                view = _of_other_views(**given)
+                view = _of_other_views(**arguments)
                 if view is not None:
                     return view
-                self._memories.add(memory_of(given["tensor"]))
+                self._memories.add(memory_of(arguments["tensor"]))
         for tensor in written(function, args, kwargs) if self._memories else ():
             if isinstance(tensor, FunctionalTensor) and tensor._is_view() and memory_of(tensor) in self._memories:
                 raise GapError("the windows of unfold do not cover the last elements; write to a copy, or to slices")

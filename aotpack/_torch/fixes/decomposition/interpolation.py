@@ -26,10 +26,10 @@ def interpolate_by_sizes() -> Iterator[None]:
         x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], multiples: Sequence[int]
     ) -> list[float | None]:
         """The factors, with None for each size that changes by exactly one of the ``multiples``."""
-        given = x.shape[-len(sizes) :]
+        shape = x.shape[-len(sizes) :]
         return [
             None if _is_fraction(factor) and any(new == multiple * old for multiple in multiples) else factor
-            for old, new, factor in zip(given, sizes, factors, strict=True)
+            for old, new, factor in zip(shape, sizes, factors, strict=True)
         ]
 
     def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:

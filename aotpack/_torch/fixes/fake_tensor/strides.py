@@ -58,8 +58,8 @@ def _elementwise(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 
 def _noisy(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """In training, the strides of noise times gradient; else, of input times gradient."""
-    gradient, given, noise, lower, upper, training = args[:6]
-    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(given, gradient)).stride()
+    gradient, tensor, noise, lower, upper, training = args[:6]
+    return (torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.mul(tensor, gradient)).stride()
 
 
 def _volumes(one: int, several: int) -> Strides:
@@ -282,11 +282,11 @@ def keep_strides_in_place() -> Iterator[None]:
                         _keep(kept)
         return found
 
-    def with_gaps(number: int, given: Any, metadata: Any) -> Any:
-        copy = fresh(number, given, metadata)
-        if type(given) is not FunctionalTensor or copy is given or _alike(copy, given.stride()):
+    def with_gaps(number: int, tensor: Any, metadata: Any) -> Any:
+        copy = fresh(number, tensor, metadata)
+        if type(tensor) is not FunctionalTensor or copy is tensor or _alike(copy, tensor.stride()):
             return copy
-        return given.new_empty_strided(given.shape, given.stride()).copy_(given)
+        return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     with (
         replaced(FunctionalTensorMode, "__torch_dispatch__", keeping),
@@ -390,8 +390,8 @@ def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """All arguments of a call in the order of the operator's schema; null for each that is not
-    given.
+    """All arguments of a call in the order of the operator's schema; null for each that the
+    call leaves out.
     """
     names = [argument.name for argument in func._schema.arguments]
     return [*args, *(kwargs.get(name) for name in names[len(args) :])]
