@@ -33,7 +33,7 @@ def _part(item: int | schema.GivenInput | schema.ResultView) -> Callable[[list[A
         return lambda results, passed: results[item]
     if isinstance(item, schema.GivenInput):
         return lambda results, passed: passed[item.index]
-    steps = [(operators.resolve_view(step.op), literals(step.args), literals(step.kwargs), step.select) for step in item.view]
+    steps = [(operators.view_step(step), literals(step.args), literals(step.kwargs), step.select) for step in item.view]
 
     def view(results: list[Any], passed: Passed) -> Any:
         value = results[item.result]

@@ -21,7 +21,8 @@ import torch
 
 from .._torch_compat import is_dispatched, register_late
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
-from . import control_flow
+from ..format import schema
+from . import arguments, control_flow
 from .generator import exchange_random_state, random_state
 
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -259,6 +260,17 @@ def resolve_view(name: str) -> torch._ops.OpOverload:
     return function
 
 
+def view_step(step: schema.ViewStep) -> torch._ops.OpOverload:
+    """The operator of a step of view replay, whose arguments fit it.
+
+    Raises:
+        CorruptBundleError, UnsupportedVersionError: as :func:`resolve_view`; or arguments do not fit.
+    """
+    operator = resolve_view(step.op)
+    arguments.check_view(step, operator)
+    return operator
+
+
 def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
     """The function that computes ``name`` here: the operator, its replacement, a built-in or control flow.
 
@@ -270,6 +282,23 @@ def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., A
     if name.startswith("higher_order."):
         return _higher_order(name)
     return STAND_INS.get(name) or _functional(resolve(name, declared))
+
+
+def check_arguments(node: schema.Node, declared: Collection[str] = ()) -> None:
+    """Compare the arguments of a node with the schema of its operator (G11).
+
+    Built-ins check their operands when they run, and control flow is checked by rule G7.
+
+    Raises:
+        CorruptBundleError, UnsupportedVersionError: as :func:`resolve`, or lists the arguments that do not fit.
+    """
+    if node.op.partition(".")[0] in ("builtin", "higher_order"):
+        if node.kwargs:
+            raise CorruptBundleError(f"G11: the node {node.name!r} names arguments of {node.op}, which takes none by name.")
+        return
+    operator = resolve(node.op, declared)
+    if isinstance(operator, torch._ops.OpOverload):
+        arguments.check(node.name, operator, node.args, node.kwargs)
 
 
 def _functional(operator: Callable[..., Any]) -> Callable[..., Any]:

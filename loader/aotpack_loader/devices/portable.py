@@ -19,6 +19,7 @@ from .literals import literal
 
 if TYPE_CHECKING:
     from .call_library import CallLibrary
+    from .untrusted import Budget
 
 _Slots = list[Any]
 Refused = Callable[[Exception, tuple[str, str]], Exception]
@@ -37,7 +38,7 @@ class PortableExecutable:
     ) -> None:
         self._device, self._refused = device, refused
         self._nodes = [(node.name, node.op) for node in graph.nodes]
-        self._subgraphs = {name: PortableExecutable(sub, device, declared, refused) for name, sub in graph.subgraphs.items()}
+        self._subgraphs = {name: self._subgraph(sub, declared) for name, sub in graph.subgraphs.items()}
         self._slots = {name: i for i, name in enumerate(graph.inputs)}
         self._count_inputs = len(graph.inputs)
         for node in graph.nodes:
@@ -69,6 +70,12 @@ class PortableExecutable:
             raise shown from error
         return self._outputs(slots)
 
+    def _subgraph(self, graph: schema.Graph, declared: Collection[str]) -> PortableExecutable:
+        return PortableExecutable(graph, self._device, declared, self._refused)
+
+    def _implementation(self, node: schema.Node, declared: Collection[str]) -> Callable[..., Any]:
+        return operators.implementation(node.op, declared)
+
     def _last_uses(self, graph: schema.Graph) -> dict[str, list[int]]:
         """For each node name the slots that are not read after it; under the empty name, inputs that are never read."""
         seen = set(_names(graph.outputs))
@@ -81,7 +88,8 @@ class PortableExecutable:
         return ends
 
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
-        function = operators.implementation(node.op, declared)
+        function = self._implementation(node, declared)
+        operators.check_arguments(node, declared)
         args = self._list_builder(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
         return function, args, kwargs, self._slots[node.name], tuple(last_use[node.name])
@@ -119,6 +127,37 @@ class PortableExecutable:
         return literal(arg, self._device)
 
 
+class UntrustedExecutable(PortableExecutable):
+    """A graph of an untrusted bundle: arguments are checked before each call, and runs are counted."""
+
+    def __init__(
+        self,
+        graph: schema.Graph,
+        device: torch.device,
+        declared: Collection[str],
+        refused: Refused,
+        budget: Budget | None = None,
+    ) -> None:
+        from . import untrusted  # not imported for trusted bundles
+
+        self._implement = untrusted.implementation
+        self._is_root = budget is None
+        self._budget = untrusted.Budget() if budget is None else budget
+        super().__init__(graph, device, declared, refused)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self._is_root:
+            self._budget.renew()
+        self._budget.spend(len(self._nodes))
+        return super().__call__(inputs)
+
+    def _subgraph(self, graph: schema.Graph, declared: Collection[str]) -> PortableExecutable:
+        return UntrustedExecutable(graph, self._device, declared, self._refused, self._budget)
+
+    def _implementation(self, node: schema.Node, declared: Collection[str]) -> Callable[..., Any]:
+        return self._implement(node.op, declared)
+
+
 def _names(args: list[Any]) -> list[str]:
     """Names of the values read by ``args``."""
     found: list[str] = []
@@ -131,12 +170,27 @@ def _names(args: list[Any]) -> list[str]:
 
 
 class PortableDevice(CpuDevice):
-    """Runs any bundle from its graphs alone."""
+    """Runs any bundle from its graphs alone.
 
-    def __init__(self, bundle: Bundle, device: torch.device) -> None:
+    ``untrusted`` says why nothing vouches for the bundle; empty: something does. Without trust only
+    operators of a list run, with checked arguments.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, untrusted: str = "") -> None:
         self.device = device
+        self._untrusted = untrusted
+        if untrusted:
+            self._require_views(bundle)
         self.call_library: tuple[CallLibrary | None, str] = (None, "portable graphs are interpreted")
         self._bundle = bundle
+
+    def _require_views(self, bundle: Bundle) -> None:
+        """Refuse views of results that are not on the list."""
+        from .untrusted import refuse_unlisted  # not imported for trusted bundles
+
+        results = [result for method in bundle.program.methods.values() for result in method.results]
+        steps = [step for result in results if isinstance(result, schema.AliasResult) for step in result.view]
+        refuse_unlisted({step.op for step in steps}, (), self._untrusted, bundle.digest)
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PortableExecutable:
         """The graph itself.
@@ -159,4 +213,9 @@ class PortableDevice(CpuDevice):
 
             return of_operator(error, node, self._bundle.program, key)
 
-        return PortableExecutable(program, self.device, declared, refused)
+        if not self._untrusted:
+            return PortableExecutable(program, self.device, declared, refused)
+        from . import untrusted  # not imported for trusted bundles
+
+        untrusted.require_allowed(program, declared, self._untrusted, self._bundle.digest)
+        return UntrustedExecutable(program, self.device, declared, refused)

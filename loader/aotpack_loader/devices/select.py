@@ -74,9 +74,12 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         try:
             if target.kind == PORTABLE:
-                _require_consent(bundle, options.operators, trust)
+                decision = decide_trust(bundle.digest, trust, bundle)
+                untrusted = "" if decision.trusted else decision.reason
+                _require_consent(bundle, options.operators, untrusted)
                 why = _why(backend, "runs anywhere")
-                return Selection(target, _open(bundle, target, device), why, rejected, _fallback(bundle, rejected, backend))
+                opened = _open(bundle, target, device, untrusted)
+                return Selection(target, opened, why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust, bundle)
             opened = _open(bundle, target, device)
         except TrustError as error:
@@ -115,12 +118,15 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
 
-def _open(bundle: Bundle, target: schema.Target, device: torch.device | None) -> Device:
-    """The device of a target that may run. Modules of other kinds of targets are not imported."""
+def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str = "") -> Device:
+    """The device of a target that may run. Modules of other kinds of targets are not imported.
+
+    ``untrusted`` says why the bundle is not trusted; empty: it is.
+    """
     if target.kind == PORTABLE:
         from .portable import PortableDevice
 
-        return PortableDevice(bundle, _CPU)
+        return PortableDevice(bundle, _CPU, untrusted)
     if _is_compiled_by_xla(target):
         from .pjrt import PjrtDevice
 
@@ -145,13 +151,12 @@ def _elsewhere(target: schema.Target, device: torch.device | None, backend: str 
     return f"runs on {'an XLA device' if target.device == XLA else 'the CPU'}, and device={str(device)!r} was asked for"
 
 
-def _require_consent(bundle: Bundle, agreed: Collection[str], trust: str | Collection[str] | None) -> None:
+def _require_consent(bundle: Bundle, agreed: Collection[str], untrusted: str) -> None:
     declared = bundle.program.requirements.operators
     if declared:
         from . import operators
 
-        decision = decide_trust(bundle.digest, trust, bundle)
-        operators.require_consent(declared, agreed, "" if decision.trusted else decision.reason)
+        operators.require_consent(declared, agreed, untrusted)
 
 
 def unfit(

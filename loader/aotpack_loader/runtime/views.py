@@ -9,6 +9,7 @@ import torch
 from msgspec import structs
 
 from ..devices.literals import literal
+from ..errors import OperatorError
 from ..format import expressions, schema
 
 Environment = Mapping[str, int]
@@ -99,10 +100,13 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     def run(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         value = base if start is None else kept[start]
         for operate, select, keep_call, keep in links:
-            found = operate(value, environment, kept)
-            if keep_call is not None:
-                kept[keep_call] = found
-            value = found if select is None else found[select]
+            try:
+                found = operate(value, environment, kept)
+                if keep_call is not None:
+                    kept[keep_call] = found
+                value = found if select is None else found[select]
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                raise _failed(number, error) from error
             if keep is not None:
                 kept[keep] = value
         return value
@@ -127,6 +131,17 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     return replay
 
 
+def _failed(number: int, error: Exception) -> OperatorError:
+    """The error for a view that cannot be made."""
+    if isinstance(error, OperatorError):
+        return error
+    reason = str(error).partition("\n")[0]
+    return OperatorError(
+        f"Result {number} of the model is a view that torch refuses to make: {reason}",
+        hint="Types and sizes of the arguments are as the bundle expects them: the bundle may be damaged.",
+    )
+
+
 def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:
     return lambda value, environment, kept: kept[key]
 
@@ -134,7 +149,7 @@ def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:
 def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment, Kept], Any]:
     from ..devices import operators  # most results are no views
 
-    function, args, kwargs = operators.resolve_view(step.op), step.args, step.kwargs
+    function, args, kwargs = operators.view_step(step), step.args, step.kwargs
 
     def run(value: torch.Tensor, environment: Environment, kept: Kept) -> Any:
         filled = [_argument(arg, environment) for arg in args]

@@ -40,6 +40,16 @@ def _name_of_one(graph: Json) -> Json:
     return {"type": "graph", "name": next(iter(graph["subgraphs"]))}
 
 
+def _with_clone(graph: Json, kwargs: Json, op: str = "aten.clone.default") -> None:
+    """Replace the first node by a call with these named arguments."""
+    node = graph["nodes"][0]
+    node.update(op=op, args=node["args"][:1], kwargs=kwargs)
+
+
+def _with_copy(graph: Json, kwargs: Json) -> None:
+    _with_clone(graph, kwargs, "aten._to_copy.default")
+
+
 def _aliased(method: Json) -> Json:
     return next(result for result in method["results"] if result["type"] == "alias")
 
@@ -159,6 +169,15 @@ MORE_INVALID: dict[str, Invalid] = {
     "subgraph_output": Invalid("G7", "G7:", _graph(lambda g: g["outputs"].append(_name_of_one(g))), base="control_flow"),
     "subgraphs_too_deep": Invalid("G8", "G8:", _deep_graph),
     "in_place_operator": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.mul_.Tensor"))),
+    "integer_as_memory_format": Invalid("G11", "G11:", _graph(lambda g: _with_clone(g, {"memory_format": 4}))),
+    "string_as_device": Invalid("G11", "G11:", _graph(lambda g: _with_copy(g, {"device": "meta"}))),
+    "view_with_an_integer_as_dtype": Invalid(
+        "G11",
+        "G11:",
+        _method(lambda m: _aliased(m)["view"][0].update(op="aten.view.dtype", args=[-1], kwargs={})),
+        backward=True,
+        base="only_views",
+    ),
     "view_that_is_none": Invalid(
         "C37",
         "view",

@@ -1,0 +1,293 @@
+"""What a bundle of a hostile author may not do on the portable tier, although all its digests are right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zstandard
+from support.archive import Documents, digest_of, pack, write_tiny
+
+import aotpack
+from aotpack_loader.archive import compression
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices import allowed, operators, untrusted
+from aotpack_loader.devices.portable import PortableExecutable, UntrustedExecutable
+from aotpack_loader.devices.untrusted import implementation
+from aotpack_loader.errors import CorruptBundleError, OperatorError, TrustError
+from aotpack_loader.format import media_types, schema
+from aotpack_loader.runtime.views import replayer
+from devtools.fuzz.operators import built, known_calls
+
+CPU = torch.device("cpu")
+X = schema.ValueRef("x")
+VALUE = schema.TensorValue("float32", [4], [1])
+
+
+def graph_of(op: str, args: list[Any], kwargs: dict[str, Any] | None = None, inputs: tuple[str, ...] = ("x",)) -> schema.Graph:
+    node = schema.Node("y", op, args, VALUE, kwargs or {})
+    return schema.Graph(list(inputs), [VALUE] * len(inputs), [node], [schema.ValueRef("y")])
+
+
+def regraph(documents: Documents, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the graph of a bundle, with all digests."""
+    raw = b""
+
+    def rewrite(data: bytes) -> bytes:
+        nonlocal raw
+        graph = json.loads(zstandard.ZstdDecompressor().decompress(data, max_output_size=1 << 20))
+        change(graph)
+        raw = json.dumps(graph).encode()
+        return compression.compress(raw)
+
+    documents.replace_blob(media_types.GRAPH, rewrite)
+    sizes = {media_types.ANNOTATION_RAW_SIZE: str(len(raw)), media_types.ANNOTATION_RAW_DIGEST: digest_of(raw)}
+    for descriptor in (*documents.manifest["layers"], documents.program["methods"]["infer"]["forward"]):
+        if descriptor["mediaType"] == media_types.GRAPH:
+            descriptor["annotations"] = sizes
+
+
+# ---------------------------------------------------------------- arguments and schemas (G11)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs", "message"),
+    [
+        ("aten._to_copy.default", [X], {"dtype": -1}, "dtype: is -1, expected an element type"),  # crashed
+        ("aten._to_copy.default", [X], {"dtype": 128}, "expected an element type"),  # did not end
+        ("aten.clone.default", [X], {"memory_format": 4}, "expected a memory format"),  # crashed
+        ("aten.empty_like.default", [X], {"layout": 9}, "expected a layout"),
+        ("aten._to_copy.default", [X], {"device": "meta"}, "expected a device"),  # was not mapped to the CPU
+        ("aten._to_copy.default", [X], {"dtype": X}, "is a value of the graph, expected an element type"),
+        ("aten.view.dtype", [X, 1], {}, "expected an element type"),
+        ("prims.convert_element_type.default", [X, 200], {}, "expected an element type"),
+        ("prims.iota.default", [4], {"start": 0, "step": 1, "dtype": 3, "device": None, "requires_grad": False}, "dtype: is 3"),
+        ("aten.bernoulli.default", [X], {"generator": 7}, "nothing that a graph can hold"),
+        ("aten.add.Tensor", [X, X], {"beta": 1}, "beta: there is no such argument"),
+        ("aten.add.Tensor", [X, X], {"other": X}, "other: is given twice"),
+        ("aten.add.Tensor", [X], {}, "other: is missing"),
+        ("aten.add.Tensor", [X, X, 1], {}, "3 positional arguments, there are 2"),
+        ("aten.cat.default", [X, 0], {}, ""),  # a value may be a list of tensors
+        ("aten.sum.dim_IntList", [X, ["a"]], {}, "dim: is a, expected a list, each an integer"),
+        ("aten.sum.dim_IntList", [X, [10**5000]], {}, "is no 64-bit integer"),
+        ("aten.mul.Tensor", [X, "a"], {}, "other: is a, expected"),
+        ("aten.sum.dim_IntList", [[X], [0]], {}, "self: is a list"),
+        ("builtin.add", [1, 2], {"x": 1}, "takes none by name"),
+    ],
+)
+def test_arguments_fit_the_schema_of_their_operator(op: str, args: list[Any], kwargs: dict[str, Any], message: str) -> None:
+    if not message:
+        PortableExecutable(graph_of(op, args, kwargs), CPU)
+        return
+    with pytest.raises(CorruptBundleError, match="G11") as caught:
+        PortableExecutable(graph_of(op, args, kwargs), CPU)
+    assert message in str(caught.value)
+
+
+def test_all_arguments_that_do_not_fit_are_listed() -> None:
+    with pytest.raises(CorruptBundleError) as caught:
+        PortableExecutable(graph_of("aten._to_copy.default", [X], {"dtype": 1, "layout": 2, "device": 3, "what": 4}), CPU)
+    assert [problem.where for problem in caught.value.problems] == ["what", "dtype", "layout", "device"]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs"),
+    [
+        ("aten.add.Tensor", [X, 1], {"alpha": schema.FloatArg(2.0)}),
+        ("aten.index.Tensor", [X, [None, X]], {}),
+        ("aten.max_pool2d_with_indices.default", [X, 2, [2]], {}),
+        ("aten.full.default", [[2, X], schema.FloatArg("-inf")], {"device": schema.DeviceArg("cuda"), "pin_memory": False}),
+        ("aten.div.Tensor_mode", [X, X], {"rounding_mode": None}),
+    ],
+)
+def test_honest_forms_of_arguments(op: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    PortableExecutable(graph_of(op, args, kwargs), CPU)
+
+
+# ---------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (schema.ViewStep("aten.view.dtype", [-1]), "G11"),
+        (schema.ViewStep("aten.unsqueeze.default", [X]), "C37"),
+        (schema.ViewStep("aten.unbind.int", [0]), "C37"),
+        (schema.ViewStep("aten.t.default", [], {}, 0), "C37"),
+        (schema.ViewStep("aten.unsqueeze.default", []), "G11"),
+    ],
+)
+def test_steps_of_views_that_do_not_fit(step: schema.ViewStep, message: str) -> None:
+    with pytest.raises(CorruptBundleError, match=message):
+        replayer(0, schema.AliasResult([step], primal=0), ())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        schema.ViewStep("aten.unbind.int", [0], {}, 4),  # raised IndexError
+        schema.ViewStep("aten.unsqueeze.default", [9]),
+        schema.ViewStep("aten.as_strided.default", [[1 << 40], [1]]),
+        schema.ViewStep("aten.as_strided.default", [[4], [1], 1]),
+    ],
+)
+def test_views_that_torch_refuses(step: schema.ViewStep) -> None:
+    replay = replayer(0, schema.AliasResult([step], primal=0), ())
+    with pytest.raises(OperatorError, match="Result 0 of the model is a view that torch refuses"):
+        replay(torch.zeros(4), {}, {})
+
+
+def test_a_view_of_an_expression() -> None:
+    step = operators.view_step(schema.ViewStep("aten.select.int", [0, schema.ExprArg("s0 - 1")]))
+    assert step is torch.ops.aten.select.int
+
+
+# ---------------------------------------------------------------- operators of untrusted bundles
+
+
+def with_operator(path: Path, op: str, args: list[Any]) -> Path:
+    """A bundle built by nobody here, whose one node calls ``op``."""
+    write_tiny(path)
+    documents = Documents(path)
+    regraph(documents, lambda graph: graph["nodes"][0].update(op=op, args=args))
+    path.write_bytes(pack(documents.files()))
+    return path
+
+
+def test_operators_that_are_not_listed_need_trust(tmp_path: Path) -> None:
+    value = {"type": "value", "name": "x"}
+    path = with_operator(tmp_path / "m", "aten.segment_reduce.default", [value, "max"])
+    with pytest.raises(TrustError, match="not known to be safe") as caught:
+        aotpack.load(path)
+    assert [problem.where for problem in caught.value.problems] == ["aten.segment_reduce.default"]
+    with Bundle.open(path) as bundle:
+        digest = bundle.digest
+    assert f'trust="{digest}"' in caught.value.hint
+    aotpack.load(path, trust=digest)
+
+
+def test_operators_that_no_bundle_may_use_stay_refused(tmp_path: Path) -> None:
+    path = with_operator(tmp_path / "m", "aten.resize_.default", [{"type": "value", "name": "x"}, [4]])
+    with pytest.raises(CorruptBundleError, match="may not use"):
+        aotpack.load(path)
+
+
+def test_a_trusted_bundle_runs_without_checks(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m")
+    untrusted = aotpack.load(tmp_path / "m").eval()
+    trusted = aotpack.load(tmp_path / "m", trust="all").eval()
+    kinds = [type(model._aotpack_calls[False, False].forward) for model in (untrusted, trusted)]
+    assert kinds == [UntrustedExecutable, PortableExecutable]
+    with torch.no_grad():
+        assert torch.equal(untrusted(torch.ones(4)), trusted(torch.ones(4)))
+
+
+def test_every_listed_operator_exists_and_may_be_used() -> None:
+    for name in allowed.OPERATORS:
+        assert callable(operators.resolve(name)), name
+
+
+HONEST = known_calls()
+RANDOM = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")  # their samples are drawn by other rules here
+
+
+def test_honest_calls_pass_the_rules() -> None:
+    """What torch's own databases call is not refused, unless torch refuses it."""
+    ran, refused = 0, []
+    for name in allowed.OPERATORS:
+        plain, checked = operators.resolve(name), implementation(name)
+        for args, kwargs in HONEST[name]:
+            given, named = built(args), {key: built(arg) for key, arg in kwargs.items()}
+            try:
+                plain(*given, **named)
+            except Exception:  # it needs other values than these
+                continue
+            ran += 1
+            try:
+                checked(*given, **named)
+            except (ValueError, IndexError) as error:
+                refused.append((name, str(error)))
+    assert ran > 1400
+    assert {name.removeprefix("aten.") for name, _ in refused} <= set(RANDOM), refused
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        # wrote into the heap
+        ("max_pool2d_with_indices_backward", [torch.ones(1, 1, 2, 2), torch.ones(1, 1, 4, 4), [2, 2], [2, 2], [0, 0],
+         [1, 1], False, torch.full((1, 1, 2, 2), 10**6)]),
+        ("native_layer_norm_backward", [torch.ones(2, 3), torch.ones(2, 3), [3], torch.ones(1), torch.ones(1), None, None,
+         [True] * 3]),
+        ("native_batch_norm_backward", [torch.ones(2, 3), torch.ones(2, 3), None, None, None, None, None, True, 0.1, [True] * 3]),
+        ("_fft_c2c", [torch.ones(2, 3, dtype=torch.complex64), [10**6], 0, True]),
+        ("_pdist_backward", [torch.ones(1), torch.ones(4, 3), 2.0, torch.ones(1)]),
+        ("reflection_pad1d_backward", [torch.ones(1, 1, 110), torch.ones(1, 1, 100), []]),
+        ("_adaptive_avg_pool2d_backward", [torch.ones(1, 8, 5, 5), torch.ones(0, 8, 5, 5)]),
+        ("multi_margin_loss_backward", [torch.ones(()), torch.ones(2, 3), torch.tensor([0, 10**9]), 1, 1.0, None, 1]),
+        ("_embedding_bag_dense_backward", [torch.ones(1, 2), torch.tensor([10**9]), torch.tensor([0]), torch.tensor([1]),
+         torch.tensor([0]), 4, False, 0, None]),
+        ("lcm", [torch.tensor([-(2**63)]), torch.tensor([-1])]),
+        ("remainder.Tensor", [torch.tensor([-(2**63)]), torch.tensor([-1])]),
+        ("lu_unpack", [torch.ones(2, 3, 3), torch.full((2, 3), 10**6, dtype=torch.int32)]),
+        ("repeat_interleave.Tensor", [torch.tensor([100000])]),
+        ("full", [[2**40], 1.0]),
+        ("unbind.int", [torch.ones(1).expand(2**20)]),
+        ("special_hermite_polynomial_h", [torch.ones(1), torch.tensor([1e9])]),
+        ("add.Tensor", [torch.ones(1), None]),
+    ],
+)  # fmt: skip
+def test_what_kernels_do_not_check(op: str, args: list[Any]) -> None:
+    name = f"aten.{op}" if "." in op else f"aten.{op}.default"
+    kwargs = {"output_size": 5} if op.startswith("repeat_interleave") else {}
+    with pytest.raises((ValueError, IndexError)):
+        implementation(name)(*args, **kwargs)
+
+
+def test_batch_norm_writes_to_no_argument() -> None:
+    mean, variance = torch.zeros(3), torch.ones(3)
+    implementation("aten.native_batch_norm.default")(torch.randn(4, 3), None, None, mean, variance, True, 0.1, 1e-5)
+    assert torch.equal(mean, torch.zeros(3))
+    assert torch.equal(variance, torch.ones(3))
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def subgraph(*nodes: schema.Node, out: str = "a", subgraphs: dict[str, schema.Graph] | None = None) -> schema.Graph:
+    return schema.Graph(["a"], [VALUE], list(nodes), [schema.ValueRef(out)], subgraphs or {})
+
+
+def test_a_loop_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "MAX_STEPS", 1000)
+    always = subgraph(schema.Node("t", "aten.ones.default", [[]], VALUE, {"dtype": schema.DTypeArg("bool")}), out="t")
+    body = subgraph(schema.Node("b", "aten.neg.default", [schema.ValueRef("a")], VALUE), out="b")
+    loop = schema.Node("y", "higher_order.while_loop", [schema.GraphArg("c"), schema.GraphArg("b"), [X], []], VALUE)
+    graph = schema.Graph(["x"], [VALUE], [loop], [schema.ValueRef("y")], {"c": always, "b": body})
+    run = UntrustedExecutable(graph, CPU, (), lambda error, node: error)
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="runs more than 1000 operators"):
+            run([torch.zeros(4)])
+
+
+def test_calls_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "MAX_STEPS", 1000)
+    graph = subgraph()
+    for _ in range(40):
+        calls = [
+            schema.Node(n, "higher_order.invoke_subgraph", [schema.GraphArg("s"), None, schema.ValueRef("a")], VALUE)
+            for n in "pq"
+        ]
+        graph = subgraph(*calls, subgraphs={"s": graph})
+    with pytest.raises(OperatorError, match="runs more than 1000 operators"):
+        UntrustedExecutable(graph, CPU, (), lambda error, node: error)([torch.zeros(4)])
+
+
+def test_rows_are_bounded() -> None:
+    rows = torch.zeros(1).expand(2**40)
+    with pytest.raises(ValueError, match="rows"):
+        implementation("higher_order.scan")(None, [], [rows], [])
