@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,27 +20,42 @@ from aotpack_loader.format.containers import shown
 from aotpack_loader.format.labels import Labels
 
 from .console import json_option, print_json, size_text, stdout, verbose_option
+from .transfers import connection_options, documents, mirror_option
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
 
 
 @click.command("inspect", short_help="Show what is in a bundle.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle")
+@mirror_option
+@connection_options
 @json_option
 @verbose_option
-def command(bundle: Path, as_json: bool, verbose: bool) -> None:
-    """Show what is in BUNDLE: methods, signatures, state, targets, sizes. With -v, every parameter and buffer too."""
+def command(
+    bundle: str,
+    mirrors: tuple[str, ...],
+    plain_http: tuple[str, ...],
+    ca_file: str,
+    concurrency: int,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Show what is in BUNDLE: methods, signatures, state, targets, sizes. With -v, every parameter and buffer too.
+
+    BUNDLE is a file, a directory, or oci://HOST/REPOSITORY:TAG. Of a bundle in a registry only the
+    manifests, the program and the targets' documents are fetched.
+    """
     from aotpack_loader.archive.bundle import Bundle
 
-    with Bundle.open(bundle) as opened:
+    with documents(bundle, plain_http, ca_file, concurrency, mirrors) if "://" in bundle else Bundle.open(bundle) as opened:
         if as_json:
             print_json(_as_json(bundle, opened))
         else:
             _show(stdout(), bundle, opened, verbose=verbose)
 
 
-def _as_json(path: Path, bundle: Bundle) -> dict[str, Any]:
+def _as_json(path: str, bundle: Bundle) -> dict[str, Any]:
     """Return the contents of all documents, with the names of the format."""
     return {
         "bundle": str(path),
@@ -64,7 +78,7 @@ def _plain(document: schema.Document | None) -> Any:
     return msgspec.to_builtins(document)
 
 
-def _show(console: Console, path: Path, bundle: Bundle, *, verbose: bool) -> None:
+def _show(console: Console, path: str, bundle: Bundle, *, verbose: bool) -> None:
     console.print(_overview(path, bundle))
     for name, method in bundle.program.methods.items():
         console.print()
@@ -85,7 +99,7 @@ def _show(console: Console, path: Path, bundle: Bundle, *, verbose: bool) -> Non
 # ---------------------------------------------------------------- the program
 
 
-def _overview(path: Path, bundle: Bundle) -> Table:
+def _overview(path: str, bundle: Bundle) -> Table:
     program = bundle.program
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -157,11 +171,13 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
         name, top = labels.name(symbol.name), symbol.maximum
         yield f"{name} >= {symbol.minimum}" if top is None else f"{symbol.minimum} <= {name} <= {top}"
     yield from map(labels.text, method.constraints)
-    forward = len(bundle.graph(method.forward).nodes)
-    if method.backward is None:
+    if not bundle.has(method.forward):
+        yield "graphs: not fetched"
+    elif method.backward is None:
+        forward = len(bundle.graph(method.forward).nodes)
         yield f"graph: {_count(forward, 'operation')}"
     else:
-        backward = len(bundle.graph(method.backward.graph).nodes)
+        forward, backward = len(bundle.graph(method.forward).nodes), len(bundle.graph(method.backward.graph).nodes)
         saved = sum(isinstance(item, schema.SavedOutput) for item in method.backward.saved)
         saved_text = _count(saved, "activation")
         yield f"graphs: {_count(forward, 'operation')} forward, {backward} backward; {saved_text} saved"
@@ -195,8 +211,9 @@ def _inputs(method: schema.Method) -> RichTree:
 
 
 def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
-    graph = bundle.graph(method.forward)
-    leaves = map(Labels(method.symbols).text, [_result(method, graph, result) for result in method.results])
+    graph = bundle.graph(method.forward) if bundle.has(method.forward) else None
+    found = ["tensor" if graph is None else _result(method, graph, result) for result in method.results]
+    leaves = map(Labels(method.symbols).text, found)
     root = RichTree("results")
     if isinstance(method.outputs, schema.LeafNode):
         root.label = Text(f"result: {next(leaves, '')}")

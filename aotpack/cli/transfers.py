@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from .console import F, stderr
 
 if TYPE_CHECKING:
+    from aotpack_loader.archive.bundle import Bundle
     from aotpack_loader.format.schema import Descriptor
     from aotpack_loader.registry.progress import Outcome
     from aotpack_loader.registry.reference import Reference
@@ -54,6 +55,13 @@ def parsed(text: str) -> Reference:
     from aotpack_loader.registry.reference import Reference
 
     return Reference.parse(text)
+
+
+def documents(text: str, plain_http: Sequence[str], ca_file: str, concurrency: int, mirrors: Sequence[str]) -> Bundle:
+    """Open a bundle in a registry, of which only the documents are fetched."""
+    from aotpack_loader.registry.pull import Puller
+
+    return Puller(parsed(text), transport=transport(plain_http, ca_file, concurrency, mirrors=mirrors)).documents()
 
 
 class Bars:

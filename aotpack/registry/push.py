@@ -80,7 +80,7 @@ def push(
             raise RegistryError(f"The bundle has the digest {opened.digest}, and {reference} names another.")
         report = Pushed(reference, opened.digest, dry_run)
         descriptors = opened.descriptors()
-        blobs = sorted((d for d in descriptors if d.media_type not in _MANIFESTS), key=lambda d: -d.size)
+        blobs = sorted((d for d in descriptors if not is_manifest(d)), key=lambda d: -d.size)
 
         def send(descriptor: Descriptor) -> None:
             observer.begin(descriptor)
@@ -89,7 +89,9 @@ def push(
                 outcome: Any = "exists" if exists else "to upload"
             else:
                 advance = functools.partial(observer.advance, descriptor)
-                outcome = Upload(repository, descriptor, opened.map(descriptor), advance).run(tuple(mounts))
+                outcome = Upload(repository, descriptor, functools.partial(_bytes, opened, descriptor), advance).run(
+                    tuple(mounts)
+                )
             observer.end(descriptor, outcome)
             report.blobs.setdefault(outcome, []).append(descriptor.digest)
             report.sizes[outcome] = report.sizes.get(outcome, 0) + descriptor.size
@@ -102,6 +104,21 @@ def push(
     for digests in report.blobs.values():
         digests.sort()
     return report
+
+
+def is_manifest(descriptor: Descriptor) -> bool:
+    """Whether a registry keeps a blob as a manifest."""
+    return descriptor.media_type in _MANIFESTS
+
+
+def _bytes(bundle: Bundle, descriptor: Descriptor) -> memoryview:
+    """Return the bytes of a blob, which the registry checks."""
+    if not bundle.has(descriptor):
+        raise RegistryError(
+            f"This copy of the bundle lacks the blob {descriptor.digest}, and so does the registry.",
+            hint="It was pulled for some targets only. Pull it without `--target`, or push from where the whole bundle is.",
+        )
+    return bundle.map(descriptor)
 
 
 def put_manifest(repository: Repository, descriptor: Descriptor, data: bytes, tag: str = "") -> str:

@@ -23,14 +23,37 @@ _SMALLER = 64 << 20
 """The size of a chunk after a proxy refused a larger body."""
 
 
-class Upload:
-    """The upload of one blob whose bytes are ``data``."""
+def mount(repository: Repository, digest: str, source: str) -> tuple[bool, str]:
+    """Ask for a blob of another repository of the registry.
 
-    def __init__(self, repository: Repository, descriptor: Descriptor, data: memoryview, advance: Callable[[int], None]) -> None:
+    Returns whether it was mounted, and else the upload that the registry opened instead, if it did.
+    """
+    made = repository.request("POST", f"blobs/uploads/?mount={digest}&from={source}", what=f"the blob {digest}")
+    request = replace(made, scopes=repository.scopes(source), headers={"Content-Length": "0"})
+    answer = repository.transport.fetch(request)
+    if answer.status == 201:
+        return True, ""
+    return False, _location(request, answer) if answer.status == 202 else ""  # else no right to read the source
+
+
+def _location(request: Request, answer: Answer) -> str:
+    location = answer.headers.get("Location", "")
+    if not location:
+        raise RegistryError(f"{request.where}: the registry opened an upload without an address.")
+    return location
+
+
+class Upload:
+    """The upload of one blob. ``read`` returns its bytes, and is called only if they are sent."""
+
+    def __init__(
+        self, repository: Repository, descriptor: Descriptor, read: Callable[[], memoryview], advance: Callable[[int], None]
+    ) -> None:
         self._repository = repository
         self._transport = repository.transport
         self._descriptor = descriptor
-        self._data = data
+        self._read = read
+        self._data = memoryview(b"")
         self._advance = advance
         self._sent = 0
         self._chunk = self._transport.settings.chunk_size
@@ -46,22 +69,14 @@ class Upload:
             return "exists"
         location = ""
         for source in mounts:
-            mounted, location = self._mount(source)
+            mounted, location = mount(self._repository, self._descriptor.digest, source)
             if mounted:
                 return "mounted"
             if location:
                 break
+        self._data = self._read()
         self._send(location or self._begin())
         return "uploaded"
-
-    def _mount(self, source: str) -> tuple[bool, str]:
-        """Ask for a mount. Returns whether it was made, and else the upload that the registry opened instead."""
-        path = f"blobs/uploads/?mount={self._descriptor.digest}&from={source}"
-        request = self._request("POST", path, scopes=self._repository.scopes(source), headers={"Content-Length": "0"})
-        answer = self._transport.fetch(request)
-        if answer.status == 201:
-            return True, ""
-        return False, self._location(request, answer) if answer.status == 202 else ""  # else no right to read the source
 
     def _begin(self) -> str:
         request = self._request("POST", "blobs/uploads/", headers={"Content-Length": "0"})
@@ -71,7 +86,7 @@ class Upload:
         least = answer.headers.get("OCI-Chunk-Min-Length", "")
         if self._chunk and least.isdigit():
             self._chunk = max(self._chunk, int(least))
-        return self._location(request, answer)
+        return _location(request, answer)
 
     def _send(self, location: str) -> None:
         """Send the bytes and close the upload. After a failure it goes on where the registry says it is."""
@@ -117,7 +132,7 @@ class Upload:
             raise ConnectionResetError  # the registry may know how far it came
         if answer.status != 202:
             raise self._transport.failure(request, answer)
-        return self._location(request, answer)
+        return _location(request, answer)
 
     def _close(self, location: str) -> tuple[Request, Answer]:
         """Close the upload, with the bytes that were not sent yet."""
@@ -138,7 +153,7 @@ class Upload:
             count = int(arrived) + 1 if int(arrived) else 0
             if count <= len(self._data) and count:
                 self._set_back(count)
-                return self._location(request, answer)
+                return _location(request, answer)
         self._set_back(0)
         return self._begin()
 
@@ -153,12 +168,6 @@ class Upload:
             yield piece
             self._sent += len(piece)
             self._advance(len(piece))
-
-    def _location(self, request: Request, answer: Answer) -> str:
-        location = answer.headers.get("Location", "")
-        if not location:
-            raise RegistryError(f"{request.where}: the registry opened an upload without an address.")
-        return location
 
     def _request(
         self,

@@ -16,11 +16,11 @@ from . import _collector
 from .archive.bundle import Bundle
 from .archive.weights import View, WeightMap
 from .devices.select import Selection, select
-from .errors import DirectoryError
+from .errors import BundleError, DirectoryError
 from .format import schema
 from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from .format.versions import torch_satisfies
-from .options import LoadOptions
+from .options import LoadOptions, pinned
 from .own_class import class_of
 from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
@@ -48,6 +48,8 @@ def load(
     check: Literal["arguments", "full"] = "arguments",
     donate: bool = False,
     allow_untested_torch: bool = False,
+    digest: str | None = None,
+    lock: str | os.PathLike[str] | None = None,
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
 
@@ -80,9 +82,14 @@ def load(
         allow_untested_torch: run native code on a release of torch on which it was not tried. torch
             must have all functions that the code calls. Compare the results with
             ``backend="portable"``.
+        digest: the digest that the bundle must have. It also permits its native code, as the same
+            digest does in ``trust`` or in a reference (``"oci://host/repository@sha256:…"``).
+        lock: a lock file that must have an entry for the reference. None: ``aotpack.lock`` in the
+            working directory (or ``$AOTPACK_LOCK``) is used where it has one.
 
     Raises:
-        BundleError: the file is not a valid bundle.
+        BundleError: the file is not a valid bundle, or has another digest.
+        RegistryError: the bundle cannot be pulled.
         TargetError: no target can run here, or not the requested one.
         SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
         TrustError: a native target was requested, or third-party operators are called, and it is
@@ -91,7 +98,7 @@ def load(
             used.
     """
     untested = allow_untested_torch
-    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested)
+    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested, digest, lock)
     with _collector.paused():
         module, fallback = _load(bundle, options)
     if fallback:
@@ -104,12 +111,15 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bo
 
     With ``self_test``, native code of another release of torch is tested before its first use.
     """
-    where = bundle
+    where: str | os.PathLike[str]
     if isinstance(bundle, str) and bundle.startswith("oci://"):
         from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
 
-        where = fetch(bundle, options)
+        where, options = fetch(bundle, options)
+    else:
+        where, options = bundle, pinned(options, options.digest)
     opened = Bundle.open(where)
+    _check_pin(opened, options.digest)
     if options.verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, options.subclasses)
@@ -134,6 +144,13 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bo
         calls={name: _natively(call, chosen.device) for name, call in calls.items()},
     )
     return class_of(program)(info, chosen.device.moved(state), _by_mode(program, calls)), warning
+
+
+def _check_pin(bundle: Bundle, digest: str | None) -> None:
+    """Refuse a bundle of another digest than the caller's."""
+    if digest is not None and bundle.digest != digest:
+        bundle.close()
+        raise BundleError(f"The bundle {bundle.path!r} has the digest {bundle.digest}, and {digest} is wanted.")
 
 
 def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import AotpackError
 
 if TYPE_CHECKING:
     import torch
+
+
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,23 @@ class LoadOptions:
     check: str = "arguments"
     donate: bool = False
     allow_untested_torch: bool = False
+    digest: str | None = None
+    lock: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.verify not in ("code", "full"):
             raise AotpackError(f"verify={self.verify!r} is not known.", hint='Use "code" or "full".')
         if self.check not in ("arguments", "full"):
             raise AotpackError(f"check={self.check!r} is not known.", hint='Use "arguments" or "full".')
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise AotpackError(f"digest={self.digest!r} is not a digest.", hint='Pass "sha256:<64 hex digits>".')
         if isinstance(self.operators, str):
             hint = f"Pass a collection: operators=({self.operators!r},)."
             raise AotpackError(f"operators={self.operators!r} is not understood.", hint=hint)
+
+
+def pinned(options: LoadOptions, digest: str | None) -> LoadOptions:
+    """Return the options of a load whose caller named the bundle's digest, which permits its native code."""
+    if digest is None:
+        return options
+    return replace(options, digest=digest, trust=digest if options.trust is None else options.trust)

@@ -46,6 +46,9 @@ class Registry:
         return f"oci://{self.host}/{name}"
 
 
+LogIn = Callable[..., None]
+
+
 def need(program: str) -> str:
     found = shutil.which(program)
     if found is None:
@@ -88,7 +91,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def log_in(tmp_path: Path) -> Callable[..., None]:
+def log_in(tmp_path: Path) -> LogIn:
     """Write a credential file as ``docker login`` does."""
 
     def write(host: str, **entry: str) -> None:

@@ -6,11 +6,12 @@ A :class:`Fault` applies to requests whose method and path match, ``times`` time
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -34,6 +35,8 @@ class Fault:
     delay: float = 0.0
     change: Callable[[bytes], bytes] | None = None
     """The body that is sent instead."""
+    body: bytes = b""
+    """The body that goes with ``status``."""
     without: tuple[str, ...] = ()
     """Headers of the request that are not passed on."""
 
@@ -57,6 +60,12 @@ class Proxy:
         self.upstream = upstream
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
+        self.token = ""
+        """A Bearer token that requests need. ``/token`` gives it."""
+        self.moved = ""
+        """A host to which downloads are redirected."""
+        self.uploads: dict[str, bytearray] | None = None
+        """If it is a dictionary, the proxy keeps what arrived of an upload, as the specification of registries has it."""
         self._lock = threading.Lock()
         proxy = self
 
@@ -86,7 +95,18 @@ class Proxy:
                 if fault.times and fault.method == method and re.search(fault.path, path):
                     fault.times -= 1
                     return fault
+        if path.startswith("/token"):
+            return Fault("", status=200, body=json.dumps({"token": self.token}).encode())
+        if self.moved and method == "GET" and "/blobs/sha256" in path:
+            return Fault("", status=307, headers={"Location": f"http://{self.moved}{path}"})
         return None
+
+    def challenge(self, headers: Mapping[str, str]) -> Fault | None:
+        """Return the refusal of a request without the token."""
+        if not self.token or headers.get("Authorization") == f"Bearer {self.token}":
+            return None
+        text = f'Bearer realm="http://{self.host}/token",service="test"'
+        return Fault("", status=401, headers={"WWW-Authenticate": text})
 
     def bodies(self, method: str) -> int:
         """Return how many bytes of bodies requests of that method brought (PATCH, PUT) or fetched (GET)."""
@@ -108,19 +128,23 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         seen = Seen(self.command, self.path, dict(self.headers))
         self.owner.seen.append(seen)
-        fault = self.owner.take(self.command, self.path) or Fault("")
+        refused = None if self.path.startswith("/token") else self.owner.challenge(dict(self.headers))
+        fault = refused or self.owner.take(self.command, self.path) or Fault("")
         time.sleep(fault.delay)
         if fault.status is not None and fault.cut_request is None:
             self._drain(seen)
             seen.status = fault.status
             self.send_response(fault.status)
-            for name, value in {"Content-Length": "0", **fault.headers}.items():
+            for name, value in {"Content-Length": str(len(fault.body)), **fault.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(fault.body if self.command != "HEAD" else b"")
             return
         upstream = http.client.HTTPConnection(self.owner.upstream, timeout=20)
         try:
-            if self._forward(upstream, fault, seen):
+            if self.owner.uploads is not None and "/blobs/uploads/" in self.path and self.command in ("PATCH", "GET", "PUT"):
+                self._keep(self.owner.uploads.setdefault(self.path.partition("?")[0], bytearray()), upstream, fault, seen)
+            elif self._forward(upstream, fault, seen):
                 self._answer(upstream.getresponse(), fault, seen)
             else:
                 self.close_connection = True
@@ -149,6 +173,30 @@ class _Handler(BaseHTTPRequestHandler):
         if left:
             time.sleep(0.05)  # the registry must see what came before the connection breaks
         return not left
+
+    def _keep(self, kept: bytearray, upstream: http.client.HTTPConnection, fault: Fault, seen: Seen) -> None:
+        """Append to an upload, say how far it is, or close it."""
+        left = int(self.headers.get("Content-Length") or 0)
+        start = (self.headers.get("Content-Range") or f"{len(kept)}-").partition("-")[0]
+        seen.status = 202 if int(start) == len(kept) else 416
+        while left and (fault.cut_request is None or seen.received < fault.cut_request):
+            piece = self.rfile.read(min(BLOCK, left))
+            kept += piece
+            seen.received += len(piece)
+            left -= len(piece)
+        if left:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if self.command == "PUT":
+            upstream.request("PUT", self.path, body=bytes(kept), headers={"Content-Type": "application/octet-stream"})
+            self._answer(upstream.getresponse(), fault, seen)
+            return
+        self.send_response(204 if self.command == "GET" else seen.status)
+        answer = {"Location": self.path, "Range": f"0-{max(len(kept) - 1, 0)}"}
+        for name, value in (answer if self.command == "GET" else {**answer, "Content-Length": "0"}).items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def _answer(self, answer: http.client.HTTPResponse, fault: Fault, seen: Seen) -> None:
         seen.status = answer.status

@@ -260,6 +260,14 @@ class Bundle:
             found.setdefault(descriptor.digest, descriptor)
         return list(found.values())
 
+    def has(self, descriptor: Descriptor) -> bool:
+        """Whether this copy has a blob. A pull of some targets leaves out the layers of the others."""
+        return self._layout.has(descriptor)
+
+    def is_here(self, target: str) -> bool:
+        """Whether this copy has all layers of a target."""
+        return all(map(self._layout.has, self._manifests[target].manifest.layers))
+
     def documents(self) -> list[Descriptor]:
         """Return a descriptor of each blob that opening the bundle reads: what a copy with some targets has of all."""
         found = {self._index.digest: self._index, self._config.digest: self._config}
@@ -269,13 +277,18 @@ class Bundle:
         return list(found.values())
 
     def verify(self) -> None:
-        """Hash every blob.
+        """Hash every blob. Of a copy with some targets, those of the targets that are here.
 
         Raises:
             CorruptBundleError: some do not match; lists all of them.
         """
         problems: list[Problem] = []
+        absent = [name for name in self._manifests if not self.is_here(name)]
+        here = {layer.digest for name, m in self._manifests.items() if name not in absent for layer in m.manifest.layers}
+        documents = {descriptor.digest for descriptor in self.documents()}
         for descriptor in self.descriptors():
+            if here and descriptor.digest not in here | documents and not self.has(descriptor):
+                continue
             try:
                 self._layout.verify(descriptor)
             except BundleError as error:
@@ -336,6 +349,11 @@ def _listed(layout: Layout) -> tuple[Descriptor, list[Descriptor]]:
             f"{layout.path!r} is an OCI image layout of {len(top.manifests)} images; a bundle has exactly one index."
         )
     (descriptor,) = bundles
+    if descriptor.media_type == media_types.OCI_MANIFEST:
+        raise NotABundleError(
+            f"{layout.path!r} is an OCI image layout of one image, not of a bundle with its index.",
+            hint="If it is a copy of a bundle, copy all of it: `aotpack copy`, or `skopeo copy --all`.",
+        )
     # Tools that copy layouts (skopeo) drop artifactType here, but the bundle index has it.
     if descriptor.media_type != media_types.OCI_INDEX or descriptor.artifact_type not in ("", media_types.BUNDLE):
         kind = descriptor.artifact_type or descriptor.media_type

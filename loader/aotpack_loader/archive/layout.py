@@ -78,6 +78,10 @@ class Layout(ABC):
         """
 
     @abstractmethod
+    def has(self, descriptor: Descriptor) -> bool:
+        """Whether the layout has a blob of that name. A copy may lack the layers of some targets."""
+
+    @abstractmethod
     def verify(self, descriptor: Descriptor) -> None:
         """Hash a blob of any size in constant memory.
 
@@ -158,6 +162,9 @@ class _TarLayout(Layout):
         base = start - start % mmap.ALLOCATIONGRANULARITY
         return _map_private(self._handle, stop - base, base)[start - base :]
 
+    def has(self, descriptor: Descriptor) -> bool:
+        return "blobs/sha256/" + digest.hex_part(descriptor.digest) in self._entries
+
     def verify(self, descriptor: Descriptor) -> None:
         _verify(self._handle, *self._bounds(descriptor), descriptor)
 
@@ -193,6 +200,11 @@ class _DirectoryLayout(Layout):
             marker = self._read_file("oci-layout", _MAX_MARKER_BYTES)
         except FileNotFoundError:
             marker = None
+        if marker is None and "manifest.json" in os.listdir(handle) and "version" in os.listdir(handle):
+            raise NotABundleError(
+                f"{path!r} is a directory in skopeo's `dir:` form, not an OCI image layout.",
+                hint=f"Copy it into a layout: `skopeo copy --all dir:{path} oci:DIRECTORY:TAG`, or `oci-archive:FILE`.",
+            )
         _check_marker(path, marker)
         self._finalizer = weakref.finalize(self, os.close, handle)
 
@@ -215,6 +227,17 @@ class _DirectoryLayout(Layout):
             return _map_private(handle, descriptor.size, 0)
         finally:
             os.close(handle)
+
+    def has(self, descriptor: Descriptor) -> bool:
+        if not self._finalizer.alive:
+            raise _closed(self.path)
+        try:
+            os.stat("blobs/sha256/" + digest.hex_part(descriptor.digest), dir_fd=self._root, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise digest.bad_blob(descriptor, f"it cannot be read: {error.strerror}") from error
+        return True
 
     def verify(self, descriptor: Descriptor) -> None:
         handle = self._open_blob(descriptor)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .base import Device
 
 PORTABLE = "portable"
+_NOT_HERE = "its layers are not in this copy of the bundle: pull it with `--target`, or fetch or build it again"
 XLA = "xla"
 """A kind of target, and of device: targets for that device run there alone, all others on the CPU alone."""
 
@@ -68,6 +69,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         platform = bundle.manifests[target.name].platform
         untested = options.allow_untested_torch
+        if not bundle.is_here(target.name):
+            rejected[target.name] = _NOT_HERE
+            continue
         reason = _elsewhere(target, device, backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested)
         if reason:
             rejected[target.name] = reason

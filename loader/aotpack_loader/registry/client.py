@@ -17,7 +17,7 @@ from ..archive.digest import is_digest, sha256
 from ..errors import RegistryContentError, RegistryNotFoundError
 from ..format import media_types
 from .reference import Reference
-from .transport import Request, Response, Transport, drained
+from .transport import RETRIED, Request, Response, Transport, drained
 
 MAX_MANIFEST_BYTES: Final = 4 << 20
 """Registries refuse larger manifests."""
@@ -101,7 +101,7 @@ class Repository:
 
     @contextmanager
     def blob(self, digest: str, start: int = 0) -> Iterator[Response]:
-        """Yield the answer to a request for a blob, from byte ``start`` on. Its status may also be 200 or 416 then.
+        """Yield the answer to a request for a blob, from byte ``start`` on: 200, 206, 416, or one that means "later".
 
         It is sent once. The caller retries, because it knows how much has arrived.
         """
@@ -110,7 +110,7 @@ class Repository:
             headers["Range"] = f"bytes={start}-"
         request = self.request("GET", f"blobs/{digest}", what=f"the blob {digest}", headers=headers)
         with self.transport.open(request, attempts=1) as response:
-            if response.status not in (200, 206, 416):
+            if response.status not in (200, 206, 416, *RETRIED):
                 raise self.transport.failure(request, drained(response))
             yield response
 

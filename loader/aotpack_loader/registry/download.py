@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..archive.digest import PREFIX
-from ..errors import RegistryContentError
+from ..errors import AotpackError, RegistryContentError
 from ..format.schema import Descriptor
 from .client import Repository
-from .transport import ERRORS, Response, connection_error
+from .transport import ERRORS, RETRIED, Response, connection_error, drained
 
 _BLOCK = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -90,19 +90,23 @@ def _fill(repository: Repository, descriptor: Descriptor, sink: Sink, advance: A
     while sink.size < descriptor.size:
         before = sink.size
         after = ""
-        error: Exception | None = None
+        error: Exception = ConnectionResetError()
         try:
             with repository.blob(descriptor.digest, sink.size) as response:
-                after = _take(repository, descriptor, response, sink, advance)
+                if response.status in RETRIED:
+                    after = response.headers.get("Retry-After", "")
+                    error = transport.failure(request, drained(response))
+                else:
+                    after = _take(repository, descriptor, response, sink, advance)
         except ERRORS as raised:
-            if _is_ours(raised):
+            if isinstance(raised, AotpackError):
                 raise
             error = raised
         if sink.size >= descriptor.size:
             return
         failures = 1 if sink.size > before else failures + 1
         if failures >= transport.settings.attempts:
-            raise connection_error(request, error or ConnectionResetError())
+            raise error if isinstance(error, AotpackError) else connection_error(request, error)
         transport.pause(failures, after)
 
 
@@ -139,9 +143,3 @@ def _lies(repository: Repository, descriptor: Descriptor, what: str) -> Registry
         f"{repository.host}/{repository.name} sent other bytes for {blob}: {what}.",
         hint="The registry or a proxy in between changes content. Nothing of it was kept.",
     )
-
-
-def _is_ours(error: Exception) -> bool:
-    from ..errors import AotpackError
-
-    return isinstance(error, AotpackError)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..devices.select import wanted
-from ..options import LoadOptions
+from ..errors import RegistryError
+from ..options import LoadOptions, pinned
+from .lock import FILE_NAME, locked
 from .pull import pull
 from .reference import Reference
 
+_VARIABLE = "AOTPACK_LOCK"
 
-def fetch(text: str, options: LoadOptions) -> Path:
-    """Bring the bundle that ``text`` refers to into the cache and return its directory.
+
+def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
+    """Bring the bundle that ``text`` refers to into the cache.
+
+    Returns its directory, and the options with the digest that the caller named. A digest of a lock
+    file decides which bundle it is, but does not permit its code.
 
     Raises:
-        RegistryError: it cannot be pulled.
+        RegistryError: it cannot be pulled, or digests differ.
         TargetError: it has no target that ``options`` ask for.
     """
     reference = Reference.parse(text)
-    return pull(reference, lambda bundle: wanted(bundle, options)).path
+    if options.digest is not None:
+        if reference.digest not in ("", options.digest):
+            raise RegistryError(f"digest={options.digest!r} is wanted, and {reference} names another.")
+        reference = reference.at(options.digest)
+    options = pinned(options, reference.digest or None)
+    file = options.lock or os.environ.get(_VARIABLE) or FILE_NAME
+    reference = locked(reference, file, required=options.lock is not None)
+    return pull(reference, lambda bundle: wanted(bundle, options)).path, options

@@ -92,6 +92,7 @@ class Puller:
         for descriptor in (index, *listed.manifests, *documents.values()):
             self.cache.link(path, descriptor)
         self.cache.write(path, encode(ImageIndex(2, [index], media_types.OCI_INDEX)))
+        os.utime(path)  # `aotpack cache prune` goes by it
         self.pulled.path, self.pulled.digest = path, index.digest
         return Bundle.open(path)
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _MAX_REDIRECTS = 10
 _MAX_PAUSE = 30.0
 _MAX_ERROR_BYTES = 1 << 16
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which a request may succeed later."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _API_HOSTS = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _BLOCK = 1 << 20
@@ -103,8 +104,10 @@ class Response:
         return b"".join(found)[: limit + 1]
 
     def close(self) -> None:
-        """Return the connection to its pool if the body was read, else close it."""
-        if self._raw.closed or getattr(self._raw, "length_remaining", None) == 0:
+        """Return the connection to its pool if little of the body is left, else close it."""
+        left = self._raw.length_remaining
+        if left is not None and left <= _MAX_ERROR_BYTES:
+            self._raw.drain_conn()  # also one of no bytes must be read
             self._raw.release_conn()
         else:
             self._raw.close()
@@ -200,7 +203,7 @@ class Transport:
                     raise connection_error(request, error) from None
                 self.pause(attempt)
                 continue
-            if response.status not in _RETRIED or attempt == attempts:
+            if response.status not in RETRIED or attempt == attempts:
                 return response
             after = response.headers.get("Retry-After", "")
             response.close()
