@@ -117,7 +117,7 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
         untested = options.allow_untested_torch
         if _elsewhere(target, device, options.backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested):
             continue
-        if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust).trusted:
+        if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust, bundle).trusted:
             return [target.name]
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
