@@ -1,16 +1,15 @@
 """The bundle format, version 1: the single source of truth.
 
-Every JSON document of a bundle decodes into one of the types below; the JSON Schemas under
-``spec/schema/`` are generated from them. A type here is data only: rules that span several
-fields live in :mod:`aotpack_loader.format.validate`, and each carries a number that the prose in
-``spec/`` and the tests cite.
+Every JSON document of a bundle decodes into one of the types below. The JSON Schemas under
+``spec/schema/`` are generated from them. The types hold data only. Rules that span several fields
+are in :mod:`aotpack_loader.format.validate`. Each has a number, which ``spec/`` and the tests cite.
 
-Words are AOTAutograd's own: *primals* are the inputs of the forward graph, *tangents* the
-incoming gradients of the backward graph, *saved tensors* what the forward keeps for the backward.
+The terms are those of AOTAutograd. *Primals* are the inputs of the forward graph. *Tangents* are the
+incoming gradients of the backward graph. *Saved tensors* are what the forward keeps for the backward.
 
-Schema rules: fields are only ever added, with a default; a removed name is never used again; a
-new arm of a union needs a new entry in :data:`Program.features`, because an older reader cannot
-decode it.
+Schema rules: fields are only added, always with a default. The name of a removed field is never used
+again. A new arm of a union needs a new entry in :data:`Program.features`, because an older reader
+cannot decode it.
 """
 
 from typing import Annotated, Literal
@@ -33,9 +32,9 @@ Dim = int | str
 
 
 class Document(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Base of all documents: immutable; unknown optional fields are ignored; defaults are not written.
+    """Base of all documents: immutable. Readers ignore unknown optional fields. Defaults are not written.
 
-    Documents hold no cycles, so the garbage collector need not look at them (``gc``).
+    Documents hold no cycles, so the garbage collector does not track them (``gc``).
     """
 
 
@@ -43,7 +42,7 @@ class Document(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Platform(Document, frozen=True, rename={"os_version": "os.version"}):
-    """OCI platform of a manifest; ``variant`` is the x86-64 microarchitecture level (``v2``, ``v3``, ``v4``)."""
+    """OCI platform of a manifest. ``variant`` is the x86-64 level (``v2``, ``v3``, ``v4``)."""
 
     architecture: str
     os: str
@@ -52,7 +51,10 @@ class Platform(Document, frozen=True, rename={"os_version": "os.version"}):
 
 
 class Descriptor(Document, frozen=True, rename={"media_type": "mediaType", "artifact_type": "artifactType"}):
-    """A reference to a blob. A reader MUST compare ``size`` before it hashes and ``digest`` before it parses."""
+    """A reference to a blob.
+
+    A reader MUST compare ``size`` before it hashes the blob, and ``digest`` before it parses it.
+    """
 
     media_type: Name
     digest: Digest
@@ -67,7 +69,7 @@ class Manifest(
     frozen=True,
     rename={"schema_version": "schemaVersion", "media_type": "mediaType", "artifact_type": "artifactType"},
 ):
-    """One target of a bundle: its program and every blob that target needs."""
+    """One target of a bundle: its program and every blob that the target needs."""
 
     schema_version: Literal[2]
     media_type: Literal["application/vnd.oci.image.manifest.v1+json"]
@@ -95,13 +97,13 @@ class ImageIndex(
 
 
 class ValueRef(Document, frozen=True, tag="value", tag_field="type"):
-    """The value called ``name``: a graph input or the result of an earlier node."""
+    """The value called ``name``: an input of the graph or the result of an earlier node."""
 
     name: Name
 
 
 class FloatArg(Document, frozen=True, tag="float", tag_field="type"):
-    """A floating-point literal: JSON alone does not tell 1 from 1.0."""
+    """A floating-point literal. In JSON alone, 1 and 1.0 are the same number."""
 
     value: float | Literal["inf", "-inf", "nan"]
 
@@ -120,7 +122,10 @@ class DTypeArg(Document, frozen=True, tag="dtype", tag_field="type"):
 
 
 class DeviceArg(Document, frozen=True, tag="device", tag_field="type"):
-    """A ``torch.device``: the kind of the device the graph was traced for; a loader maps it to its own."""
+    """A ``torch.device``: the kind of the device that the graph was traced for.
+
+    A loader maps it to its own device.
+    """
 
     value: str
 
@@ -138,7 +143,10 @@ class MemoryFormatArg(Document, frozen=True, tag="memory_format", tag_field="typ
 
 
 class ExprArg(Document, frozen=True, tag="expr", tag_field="type"):
-    """An integer computed from the method's symbols (view replay only; inside graphs sizes are values)."""
+    """An integer computed from the method's symbols.
+
+    It is used in view replay only. Inside graphs, sizes are values.
+    """
 
     value: str
 
@@ -173,7 +181,10 @@ class IntValue(Document, frozen=True, tag="int", tag_field="type"):
 
 
 class OtherValue(Document, frozen=True, tag="other", tag_field="type"):
-    """Several results in one (taken apart by ``builtin.getitem``), a float, a bool, or nothing."""
+    """A value that is neither a tensor nor an integer.
+
+    It is a tuple of results (read by ``builtin.getitem``), a float, a bool, or nothing.
+    """
 
     kind: Literal["tuple", "float", "bool", "none"]
 
@@ -184,8 +195,8 @@ Value = TensorValue | IntValue | OtherValue
 class Node(Document, frozen=True):
     """One operation: ``name = op(*args, **kwargs)``.
 
-    ``op`` is a full ATen overload name (``aten.add.Tensor``), another registered operator
-    (``namespace.name.overload``) or a built-in of the format (``builtin.getitem``; spec/graph.md).
+    ``op`` is one of three: a full ATen overload name (``aten.add.Tensor``), another registered operator
+    (``namespace.name.overload``), or a built-in of the format (``builtin.getitem``; spec/graph.md).
     """
 
     name: Name
@@ -196,7 +207,10 @@ class Node(Document, frozen=True):
 
 
 class Graph(Document, frozen=True):
-    """A straight-line functional program; nodes are in execution order. ``subgraphs`` are what its control flow runs."""
+    """A functional program without branches. ``nodes`` are in execution order.
+
+    ``subgraphs`` are the graphs that its control flow operators run.
+    """
 
     inputs: list[Name]
     input_values: list[Value]
@@ -213,7 +227,7 @@ class LeafNode(Document, frozen=True, tag="leaf", tag_field="type"):
 
 
 class TupleNode(Document, frozen=True, tag="tuple", tag_field="type"):
-    """A tuple; ``size``: of integers, as a ``torch.Size``."""
+    """A tuple. ``size``: it is a ``torch.Size``, a tuple of integers."""
 
     items: list["Tree"]
     size: bool = False
@@ -224,7 +238,7 @@ class ListNode(Document, frozen=True, tag="list", tag_field="type"):
 
 
 class DictNode(Document, frozen=True, tag="dict", tag_field="type"):
-    """A mapping; ``keys`` keep the order in which the caller of the build wrote them."""
+    """A mapping. ``keys`` are in the order of the example's dictionary."""
 
     keys: list[str | int | bool]
     items: list["Tree"]
@@ -232,10 +246,12 @@ class DictNode(Document, frozen=True, tag="dict", tag_field="type"):
 
 
 class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
-    """A named tuple (``kind`` tuple), a mapping with attributes (model output) or a dataclass (``object``).
+    """A named tuple, a model output or a dataclass.
 
-    ``name`` is informative: a reader never imports it. ``none_fields`` are attributes that are always None.
-    ``leaf``: torch's tree functions take the original for one value and do not look inside.
+    ``kind`` is ``tuple`` for a named tuple, ``mapping`` for a mapping with attributes (model output),
+    and ``object`` for a dataclass. ``name`` is informative: a reader never imports it. ``none_fields``
+    are attributes that are always None. ``leaf``: torch's tree functions treat the original as one
+    value and do not look inside.
     """
 
     name: str
@@ -247,9 +263,10 @@ class RecordNode(Document, frozen=True, tag="record", tag_field="type"):
 
 
 class GivenNode(Document, frozen=True, tag="given", tag_field="type"):
-    """In ``outputs`` and ``updates``: the very object that the caller gave at ``path``, which has no leaves here.
+    """In ``outputs`` and ``updates``: the object that the caller passed at ``path``. It has no leaves.
 
-    ``path`` leads through ``inputs`` by the numbers of items, from ``(args, kwargs)`` on. Feature ``containers``.
+    ``path`` leads through ``inputs`` by the indices of items, from ``(args, kwargs)`` on. Feature
+    ``containers``.
     """
 
     path: list[Index]
@@ -259,7 +276,10 @@ Tree = LeafNode | TupleNode | ListNode | DictNode | RecordNode | GivenNode
 
 
 class Update(Document, frozen=True):
-    """A dictionary or list of the caller's, at ``path`` (as in ``GivenNode``), holds what ``tree`` says after the call."""
+    """A dictionary or list of the caller that the call changes. Afterwards it holds what ``tree`` says.
+
+    ``path`` is its path in the arguments, as in ``GivenNode``.
+    """
 
     path: list[Index]
     tree: DictNode | ListNode
@@ -283,8 +303,8 @@ class Producer(Document, frozen=True):
 class Requirements(Document, frozen=True):
     """What a reader needs to run the program.
 
-    ``torch``: releases (a subset of PEP 440: spec/targets.md). ``operators``: namespaces beyond torch's own. ``subclasses``:
-    classes of tensors that the caller must bring, by qualified name.
+    ``torch``: releases (a subset of PEP 440: spec/targets.md). ``operators``: namespaces of operators
+    beyond torch's own. ``subclasses``: qualified names of tensor classes that the caller must provide.
     """
 
     torch: str
@@ -315,7 +335,10 @@ Data = Scalar | DataSequence | DataMapping
 
 
 class InnerTensor(Document, frozen=True, tag="tensor", tag_field="type"):
-    """A plain tensor that a subclass holds. ``storage`` and ``offset`` as those of a state entry, in a state entry only."""
+    """A plain tensor inside a subclass.
+
+    ``storage`` and ``offset`` are as in a state entry. They are used in state entries only.
+    """
 
     dtype: DType
     shape: list[Dim]
@@ -327,9 +350,9 @@ class InnerTensor(Document, frozen=True, tag="tensor", tag_field="type"):
 class Subclass(Document, frozen=True, tag="subclass", tag_field="type"):
     """A traceable wrapper subclass: a tensor that holds others and has no elements of its own.
 
-    ``name`` is the qualified name of its class, which a reader matches with the classes it was given and never imports.
-    ``parts`` are the tensors under ``attributes``; ``metadata`` is whatever else its class needs to put it together
-    (``__tensor_unflatten__``), beside its own ``shape`` and ``stride``.
+    ``name`` is the qualified name of its class. A reader looks it up among the classes that its caller
+    provides, and never imports it. ``parts`` are the tensors under ``attributes``. ``metadata`` is what
+    else ``__tensor_unflatten__`` of the class needs, beside ``shape`` and ``stride``.
     """
 
     name: Name
@@ -343,9 +366,9 @@ class Subclass(Document, frozen=True, tag="subclass", tag_field="type"):
 class StateEntry(Document, frozen=True):
     """A parameter or buffer, by its name in the original module.
 
-    Its elements are those of the stored tensor ``storage`` seen through ``shape``, ``stride`` and
-    ``offset``; of a ``subclass``, those of its parts, and ``storage`` is empty.
-    ``tied_to`` names an earlier entry that is the very same tensor.
+    Its elements are those of the stored tensor ``storage``, read with ``shape``, ``stride`` and
+    ``offset``. A ``subclass`` has the elements of its parts, and an empty ``storage``. ``tied_to`` names
+    an earlier entry that is the same tensor.
     """
 
     name: Name
@@ -362,9 +385,10 @@ class StateEntry(Document, frozen=True):
 
 
 class Symbol(Document, frozen=True):
-    """A size that varies from call to call: ``minimum <= value``, and ``value <= maximum`` unless that is null.
+    """A size that varies from call to call: ``minimum <= value <= maximum``. A null maximum is no limit.
 
-    ``hint`` is its value at the example, ``label`` what the model's author calls it (``batch``), or empty.
+    ``hint`` is its value in the example. ``label`` is the name that the model's author uses
+    (``batch``), or empty.
     """
 
     name: Name
@@ -379,10 +403,10 @@ class Symbol(Document, frozen=True):
 
 
 class OutputSymbol(Document, frozen=True):
-    """A size that depends on data: that of dimension ``dim`` of forward output ``output``; null: the output, an integer.
+    """A size that depends on data: dimension ``dim`` of forward output ``output``.
 
-    ``minimum`` and ``maximum``: what the trace knew of it, both inclusive; null: no limit. ``needed`` false: nothing of a method
-    is computed from it.
+    If ``dim`` is null, the output itself is the integer. ``minimum`` and ``maximum`` are the inclusive
+    limits known at the trace; null: no limit. ``needed`` false: nothing in a method is computed from it.
     """
 
     name: Name
@@ -398,10 +422,11 @@ class OutputSymbol(Document, frozen=True):
 
 
 class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
-    """A tensor argument. ``stride`` null: strides are not relied on. ``subclass`` null: a plain tensor.
+    """A tensor argument. ``stride`` null: the graphs do not rely on its strides.
 
-    ``from_start``: it must begin at the first element of its storage. ``fixed_stride``: a copy with these strides does not do
-    in its place. ``sets_requires_grad``: the original calls ``requires_grad_()`` on it, and so does a call.
+    ``subclass`` null: a plain tensor. ``from_start``: its storage offset must be 0. ``fixed_stride``: it
+    must have these strides; a copy with them is not enough. ``sets_requires_grad``: the original
+    calls ``requires_grad_()`` on it, and so does a call.
     """
 
     path: str
@@ -417,7 +442,7 @@ class TensorLeaf(Document, frozen=True, tag="tensor", tag_field="type"):
 
 
 class ConstantLeaf(Document, frozen=True, tag="constant", tag_field="type"):
-    """An argument the graphs were specialised to: a call must pass the same value."""
+    """An argument that the graphs were specialised to. A call must pass the same value."""
 
     path: str
     value: bool | int | str | FloatArg | ComplexArg | DTypeArg | DeviceArg | LayoutArg | MemoryFormatArg | None
@@ -442,7 +467,10 @@ class BufferPrimal(Document, frozen=True, tag="buffer", tag_field="type"):
 
 
 class ConstantPrimal(Document, frozen=True, tag="constant", tag_field="type"):
-    """A tensor the model's code closes over: part of no state dict. ``name`` is a stored tensor, contiguous."""
+    """A tensor that the model's code closes over. It is in no state dict.
+
+    ``name`` is the name of a stored tensor, which is contiguous.
+    """
 
     name: Name
     dtype: DType
@@ -454,9 +482,9 @@ class InputPrimal(Document, frozen=True, tag="user_input", tag_field="type"):
 
 
 class BaseMember(Document, frozen=True):
-    """A tensor argument inside a base: its first element is the base's element ``offset``, counted in memory.
+    """A tensor argument inside a base. Its first element is element ``offset`` of the base's memory.
 
-    ``written``: the method writes to it. ``detached``: autograd does not know it as a view of the base.
+    ``written``: the method writes to it. ``detached``: autograd does not track it as a view of the base.
     """
 
     leaf: Index
@@ -466,7 +494,10 @@ class BaseMember(Document, frozen=True):
 
 
 class SyntheticBasePrimal(Document, frozen=True, tag="synthetic_base", tag_field="type"):
-    """Memory that several arguments share and that is written to: ``size`` elements in a row, without gradients."""
+    """Memory that several arguments share, if the method writes to it without gradients.
+
+    It has ``size`` adjacent elements.
+    """
 
     members: list[BaseMember]
     dtype: DType
@@ -474,7 +505,10 @@ class SyntheticBasePrimal(Document, frozen=True, tag="synthetic_base", tag_field
 
 
 class ViewBasePrimal(Document, frozen=True, tag="view_base", tag_field="type"):
-    """The tensor that several arguments are views of (or one of them itself), where one is written to with gradients."""
+    """The tensor that several arguments are views of, if the method writes to one with gradients.
+
+    The base may be one of the arguments itself.
+    """
 
     members: list[BaseMember]
     dtype: DType
@@ -486,7 +520,11 @@ Primal = ParameterPrimal | BufferPrimal | ConstantPrimal | InputPrimal | Synthet
 
 
 class Geometry(Document, frozen=True):
-    """Sizes, strides and first element, from the tensor's own first element; ``absolute``: from its storage's first."""
+    """Sizes, strides and offset of the first element.
+
+    ``offset`` counts from the tensor's own first element. ``absolute``: it counts from the start of the
+    storage.
+    """
 
     shape: list[Dim]
     stride: list[Dim]
@@ -497,10 +535,12 @@ class Geometry(Document, frozen=True):
 class Mutation(Document, frozen=True):
     """After the forward, primal ``primal`` takes the value of forward output ``output``.
 
-    ``kind``: ``data`` copies elements; ``metadata`` changes sizes and strides only, to ``geometry``; ``data_and_metadata`` both;
-    ``resize`` too, and the storage grows where it must (``Tensor.resize_``); ``storage`` replaces the storage (``Tensor.set_``).
-    ``hidden_from_autograd``: the original ran under ``no_grad`` or on a detached view, so the write is made on a detached alias.
-    ``unversioned``: the primal's version counter stays, because the original's kernel writes without moving it.
+    ``kind`` says how. ``data`` copies elements. ``metadata`` changes only sizes and strides, to
+    ``geometry``. ``data_and_metadata`` does both. ``resize`` does both, and enlarges the storage if
+    needed (``Tensor.resize_``). ``storage`` replaces the storage (``Tensor.set_``).
+    ``hidden_from_autograd``: the original wrote under ``no_grad`` or to a detached view, so a reader
+    writes to a detached alias. ``unversioned``: the primal's version counter does not change, because
+    the original's kernel does not change it.
     """
 
     primal: Index
@@ -513,7 +553,10 @@ class Mutation(Document, frozen=True):
 
 
 class ViewStep(Document, frozen=True):
-    """One step of view replay: ``op(previous, *args, **kwargs)``, then element ``select`` of the result if not null."""
+    """One step of view replay: ``op(previous, *args, **kwargs)``.
+
+    If ``select`` is not null, the step then takes element ``select`` of the result.
+    """
 
     op: Name
     args: list[Arg] = []
@@ -524,8 +567,9 @@ class ViewStep(Document, frozen=True):
 class FreshResult(Document, frozen=True, tag="fresh", tag_field="type"):
     """Forward output ``output``: a new tensor, differentiable if ``requires_grad``.
 
-    ``unviewed``: it may be a view of a value nobody else sees, and is handed out as a tensor of its own. ``sparse_dim``: it is
-    handed out as a sparse (COO) tensor with that many sparse dimensions; null: as it is.
+    ``unviewed``: it may be a view of an internal value, and the caller gets it as a tensor without a
+    base. ``sparse_dim``: the caller gets a sparse (COO) tensor with that many sparse dimensions; null:
+    a dense tensor.
     """
 
     output: Index
@@ -535,16 +579,20 @@ class FreshResult(Document, frozen=True, tag="fresh", tag_field="type"):
 
 
 class InputResult(Document, frozen=True, tag="is_input", tag_field="type"):
-    """Primal ``primal`` itself. ``laid_out``: as the graphs are given it, a copy where the call's has other strides."""
+    """Primal ``primal`` itself.
+
+    ``laid_out``: the tensor that the graphs got. It is a copy if the argument has other strides.
+    """
 
     primal: Index
     laid_out: bool = False
 
 
 class Shared(Document, frozen=True):
-    """What an alias has in common with the earlier alias ``result``: the values after the first ``steps`` steps.
+    """What an alias has in common with the earlier alias ``result``: the first ``steps`` values.
 
-    They are the same objects. ``call``: the operator of the step that follows was called once too; only ``select`` differs.
+    They are the same objects. ``call``: the operator of the next step was also called only once, and
+    only ``select`` differs.
     """
 
     result: Index
@@ -553,11 +601,12 @@ class Shared(Document, frozen=True):
 
 
 class AliasResult(Document, frozen=True, tag="alias", tag_field="type"):
-    """A view of ``primal``, or of forward output ``output`` (an intermediate base or another result), rebuilt by ``view``.
+    """A view of ``primal``, or of forward output ``output``, rebuilt by the steps in ``view``.
 
-    ``history`` false: the view was taken with gradients off, so it requires a gradient but has no history. ``shared``: the first
-    steps are not repeated, but taken from another alias. ``laid_out``: of the primal as the graphs are given it; ``reshaped``: of
-    a copy where the caller's own tensor allows no such view.
+    The output is an intermediate base or another result. ``history`` false: the view was made with
+    gradients off, so it requires a gradient but has no history. ``shared``: the first steps are taken
+    from another alias. ``laid_out``: it is a view of the tensor that the graphs got for the primal.
+    ``reshaped``: it is a view of a copy if the caller's tensor does not allow this view.
     """
 
     view: list[ViewStep]
@@ -583,7 +632,7 @@ class SizeResult(Document, frozen=True, tag="size", tag_field="type"):
 
 
 class NumberResult(Document, frozen=True, tag="number", tag_field="type"):
-    """Forward output ``output``, which is a number and no tensor: it depends on data, and never meets autograd."""
+    """Forward output ``output``, a number that depends on data. Autograd does not see it."""
 
     output: Index
 
@@ -592,14 +641,20 @@ Result = FreshResult | InputResult | AliasResult | ConstantResult | SizeResult |
 
 
 class SavedPrimal(Document, frozen=True, tag="primal", tag_field="type"):
-    """Primal ``primal``; of a subclass its plain tensor number ``part``, counted through nested ones."""
+    """Primal ``primal``, saved for the backward.
+
+    Of a subclass it is the plain tensor with number ``part``, counted through nested subclasses.
+    """
 
     primal: Index
     part: Index | None = None
 
 
 class SavedOutput(Document, frozen=True, tag="output", tag_field="type"):
-    """Forward output ``output``. ``check_version`` false: eager does not notice an in-place change of it either."""
+    """Forward output ``output``, saved for the backward.
+
+    ``check_version`` false: as in eager, in-place changes of it are not detected.
+    """
 
     output: Index
     check_version: bool = True
@@ -616,9 +671,10 @@ Saved = SavedPrimal | SavedOutput | SavedSize
 
 
 class Tangent(Document, frozen=True):
-    """The gradient of forward output ``output``, brought to ``stride`` before the call (null: to ``memory_format``).
+    """The gradient of forward output ``output``, copied to ``stride`` before the backward if it differs.
 
-    A gradient that is a ``subclass`` goes into the backward graph as its parts, each brought to its own stride.
+    A null ``stride`` means ``memory_format``. A gradient that is a ``subclass`` enters the backward graph
+    as its parts, each with its own stride.
     """
 
     output: Index
@@ -630,10 +686,12 @@ class Tangent(Document, frozen=True):
 
 
 class Second(Document, frozen=True):
-    """Where the gradients can be differentiated again: ``method`` computes them from the tangents and the tensor arguments.
+    """How to differentiate the gradients again.
 
-    ``random``: it draws the random numbers of the forward again. ``depends`` lists for each primal of the first method the
-    tangents that its second derivative is computed from: where none was given it goes in detached. Empty: it depends on all.
+    ``method`` computes them from the tangents and the tensor arguments. ``random``: it draws the random
+    numbers of the forward again. ``depends`` lists for each primal of the first method the tangents
+    that its second derivative depends on. If none of them was passed, the primal is detached. Empty:
+    it depends on all.
     """
 
     method: Name
@@ -644,11 +702,11 @@ class Second(Document, frozen=True):
 class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
-    ``gradients[i]`` is the backward output that holds the gradient of primal i, or null where there is none.
-    ``depends[j]`` lists the tangents that backward output j is computed from: where none of them was given there is no
-    gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
-    ``second``: a method for derivatives of the gradients; null: there are none.
-    ``subclasses[j]`` is what backward output j is put together to; empty: none is a subclass.
+    ``gradients[i]`` is the backward output with the gradient of primal i; null: it has none.
+    ``depends[j]`` lists the tangents that backward output j depends on. If none of them was passed,
+    there is no gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
+    ``second``: a method for derivatives of the gradients; null: there is none. ``subclasses[j]``
+    is the subclass that backward output j is rebuilt as; empty: none is a subclass.
     """
 
     graph: Descriptor
@@ -668,27 +726,34 @@ class Mode(Document, frozen=True):
 
 
 class Method(Document, frozen=True):
-    """One way to call the program: its arguments, its graphs and everything that happens around them.
+    """One way to call the program: its arguments, its graphs, and the steps before and after them.
 
-    The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the tree
-    of ``(args, kwargs)``; ``leaves`` describes its leaves in order; ``results`` those of ``outputs``.
-    ``parameters`` names the positional parameters of the original, so that a call may pass them by name; ``defaults`` holds the
-    values of those the example left out, which a call may spell out. ``non_differentiable`` lists forward outputs that carry no
-    gradient, ``touched`` primals whose version counter moves although nothing is written. ``output_symbols`` are sizes that the
-    forward determines, and that results, tangents and saved sizes may use.
-    ``identical`` lists groups of leaves that must be the same tensor at every call; ``distinct``: all others must be
-    different tensors, because the original asks which of its arguments are the same. ``autocast`` is the element type of
-    the autocast that was on when the method was traced, and must be on when it is called; null: off. Methods of different
-    autocasts may serve one mode, where the program has the feature ``autocast-variants``.
-    ``deterministic``: torch was told to use deterministic algorithms only when the method was compiled. ``rng`` is ``eager``
-    where the graphs draw the random numbers that the original draws, in its order; else they draw some of the same distributions.
-    ``subclasses[i]`` is what forward output i is put together to; empty: none is a subclass. A graph itself takes and returns
-    plain tensors only: a subclass stands there as its parts, and its own sizes as ``sizes``, integers that the forward graph
-    takes after the primals.
-    ``flags`` holds the modes (``training``) of the submodules that must be in these, by path; those of others do not matter.
-    ``updates`` are containers of the caller's that the call changes; their leaves follow those of ``outputs`` in ``results``.
-    ``lines`` says from which line of the original (``model.py:12: return self.embedding(x)``) a node comes whose operator may
-    refuse values: by graph and name (``forward/embedding``). For messages only.
+    The forward graph takes ``primals`` in order and returns ``num_outputs`` values. ``inputs`` is the
+    tree of ``(args, kwargs)``, and ``leaves`` describes its leaves in order. ``results`` describes the
+    leaves of ``outputs``.
+
+    ``parameters`` names the positional parameters of the original, so that a call may pass them by
+    name. ``defaults`` holds the values of those that the example left out; a call may pass these
+    values. ``non_differentiable`` lists forward outputs without a gradient. ``touched`` lists primals
+    whose version counter changes although nothing is written. ``output_symbols`` are sizes that the
+    forward determines. Results, tangents and saved sizes may use them.
+
+    ``identical`` lists groups of leaves that must be the same tensor at every call. ``distinct``: all
+    others must be different tensors, because the original compares its arguments with ``is``.
+    ``autocast`` is the element type of the autocast mode at the trace, which must also be on at a call;
+    null: off. With the feature ``autocast-variants``, methods with different autocast may serve one mode.
+    ``deterministic``: deterministic algorithms were on when the method was compiled. ``rng`` is ``eager``
+    if the graphs draw the same random numbers as the original, in the same order. Otherwise they draw
+    numbers of the same distributions.
+
+    ``subclasses[i]`` is the subclass that forward output i is rebuilt as; empty: none is a subclass. A
+    graph takes and returns plain tensors only. A subclass enters it as its parts, and its own sizes as
+    ``sizes``: integers that the forward graph takes after the primals. ``flags`` holds, by path, the
+    modes (``training``) that submodules must be in. The modes of other submodules have no effect.
+    ``updates`` are containers of the caller that the call changes. Their leaves follow those of
+    ``outputs`` in ``results``. ``lines`` maps nodes whose operators may reject values to source lines of
+    the original (``model.py:12: return self.embedding(x)``). The keys are the graph and the node
+    (``forward/embedding``). It is for messages only.
     """
 
     serves: list[Mode]
@@ -725,9 +790,9 @@ class Method(Document, frozen=True):
 class ModuleClass(Document, frozen=True):
     """A class of modules of the original. A reader never imports it.
 
-    ``base`` is the class of ``torch.nn`` that it is, or the nearest one that it derives from, by its
-    name there (``Conv2d``); empty: ``Module``. ``names`` are its attributes beyond those of ``base``:
-    what compiled code does not look at, so that an edit of them does nothing.
+    ``base`` is its class of ``torch.nn``, or the nearest one that it derives from, by its name there
+    (``Conv2d``); empty: ``Module``. ``names`` are its attributes beyond those of ``base``. Compiled code
+    does not read them, so that changing them has no effect.
     """
 
     name: Name
@@ -736,12 +801,12 @@ class ModuleClass(Document, frozen=True):
 
 
 class Module(Document, frozen=True):
-    """A module of the original, by its path there; that of the root is empty.
+    """A module of the original, by its path there. The path of the root is empty.
 
-    ``kind`` is the number of its class in ``module_classes``. ``training`` is its mode at build,
-    ``trains`` that after ``train()`` of the root, ``evaluates`` whether it is in eval mode after ``eval()`` of
-    the root. ``text`` is what ``repr`` shows of it; ``attributes`` holds those whose values are plain data.
-    ``same_as``: the module at that earlier path is this very module.
+    ``kind`` is the index of its class in ``module_classes``. ``training`` is its mode at build,
+    ``trains`` its mode after ``train()`` of the root. ``evaluates``: it is in eval mode after ``eval()`` of
+    the root. ``text`` is what ``repr`` shows for it. ``attributes`` holds the attributes with plain data
+    as values. ``same_as``: it is the same object as the module at that earlier path.
     """
 
     name: str
@@ -755,9 +820,9 @@ class Module(Document, frozen=True):
 
 
 class Parameter(Document, frozen=True):
-    """A parameter of the original's ``forward``, in order, for who asks for its signature.
+    """A parameter of the original's ``forward``, in order. Tools that read the signature use it.
 
-    ``optional``: it has a default, which is ``default``; ``opaque``: which is no plain data.
+    ``optional``: it has the default ``default``. ``opaque``: that default is not plain data.
     """
 
     name: Name
@@ -768,11 +833,12 @@ class Parameter(Document, frozen=True):
 
 
 class Pretrained(Document, frozen=True):
-    """What tools ask of a model of the library ``transformers`` beside its call. Nothing here changes what is computed.
+    """What tools read from a model of the library ``transformers`` beside its call.
 
-    ``config`` and ``generation_config`` are plain data, null: it has none. ``input_embeddings`` and ``output_embeddings`` are
-    paths of modules. ``attributes`` are plain attributes of its class. ``unsaved`` are state entries that
-    its ``save_pretrained`` leaves out because they are tied to others.
+    Nothing here changes what is computed. ``config`` and ``generation_config`` are plain data; null: it
+    has none. ``input_embeddings`` and ``output_embeddings`` are paths of modules. ``attributes`` are plain
+    attributes of its class. ``unsaved`` are state entries that its ``save_pretrained`` leaves out because
+    they are tied to others.
     """
 
     config: Data = None
@@ -820,10 +886,11 @@ class SizeCarrier(Document, frozen=True, tag="size_carrier", tag_field="type"):
 class Executable(Document, frozen=True):
     """Compiled code of one graph.
 
-    ``inputs`` says what the code expects, from the graph's inputs; ``outputs[i]`` is the position among the code's results of the
-    graph's output i. ``numbers`` are the positions of results that are 0-dimensional tensors and numbers in the graph.
-    ``fallbacks`` lists, as JSON, the operators that the code calls through the dispatcher. ``donated`` are the positions of
-    inputs that the code may overwrite.
+    ``inputs`` says how the code's inputs follow from the graph's. ``outputs[i]`` is the index of the
+    graph's output i among the code's results. ``numbers`` are the indices of results that are
+    0-dimensional tensors in the code and numbers in the graph. ``fallbacks`` lists, as JSON, the
+    operators that the code calls through the dispatcher. ``donated`` are the indices of inputs that
+    the code may overwrite.
     """
 
     code: Descriptor
@@ -835,16 +902,17 @@ class Executable(Document, frozen=True):
 
 
 class PartCall(Document, frozen=True):
-    """One run of the executable called ``part``, on the values with the numbers ``inputs``."""
+    """One run of the executable ``part``. ``inputs`` are the numbers of its input values."""
 
     part: Name
     inputs: list[Index]
 
 
 class Sequence(Document, frozen=True):
-    """A graph as calls of executables, of which one may run several times.
+    """A graph as a sequence of calls of executables. An executable may run several times.
 
-    Values are numbered: the graph's inputs first, then what each call returns. ``outputs`` numbers the graph's outputs.
+    Values are numbered: first the graph's inputs, then the results of each call. ``outputs`` are the
+    numbers of the graph's outputs.
     """
 
     calls: list[PartCall]
@@ -859,27 +927,31 @@ class ArrayType(Document, frozen=True):
 
 
 class XlaParameter(Document, frozen=True):
-    """A parameter of an XLA computation: the graph's input ``input``; null: the seed of its random numbers, new at each call."""
+    """A parameter of an XLA computation: input ``input`` of the graph.
+
+    Null: the seed of its random numbers, which is new at each call.
+    """
 
     type: ArrayType
     input: Index | None = None
 
 
 class ResultView(Document, frozen=True, tag="view", tag_field="type"):
-    """An output that is seen through ``view`` in the memory of the computation's result ``result``."""
+    """An output that is the view ``view`` of the computation's result ``result``."""
 
     result: Index
     view: list[ViewStep]
 
 
 class XlaExecutable(Document, frozen=True):
-    """An XLA computation of one graph, as an ``HloModuleProto`` and as StableHLO: the same parameters and results in order.
+    """An XLA computation of one graph, as an ``HloModuleProto`` and as StableHLO.
 
-    ``outputs[i]`` is the position among the results of the graph's output i, a view of a result where outputs share memory, or
-    the input of the graph that it is. A position may serve several, an input that the computation does not need is no parameter
-    of it. Without ``results`` there is no computation. ``donated`` are positions of parameters whose memory the results may
-    take, where nobody needs them any more. ``code`` is it compiled for the target's device, as XLA's PJRT client serialises
-    executables; null: it is compiled at load.
+    Both have the same parameters and results, in order. ``outputs[i]`` says what the graph's output i
+    is: a result by its index, a view of a result if outputs share memory, or an input of the graph.
+    Several outputs may be the same result. Inputs that the computation does not need are not
+    parameters. Without ``results`` there is no computation. ``donated`` are indices of parameters whose
+    memory the results may reuse, because nothing else needs them. ``code`` is the computation
+    compiled for the target's device, serialised by XLA's PJRT client. Null: it is compiled at load.
     """
 
     parameters: list[XlaParameter]
@@ -902,8 +974,9 @@ class Specialization(Document, frozen=True):
 class CallLibrary(Document, frozen=True):
     """Native code that makes calls, for one release of torch and of Python.
 
-    ``interface`` is the version of what passes between it and a loader; ``torch`` a release with its local part
-    (``2.13.0+cpu``); ``python`` the suffix of that Python's extension modules.
+    ``interface`` is the version of the interface between the library and a loader. ``torch`` is a
+    release with its local part (``2.13.0+cpu``). ``python`` is the suffix of extension modules of that
+    Python.
     """
 
     code: Descriptor
@@ -913,18 +986,20 @@ class CallLibrary(Document, frozen=True):
 
 
 class Target(Document, frozen=True):
-    """How one target runs the program; the first layer of its manifest.
+    """How one target runs the program. It is the first layer of its manifest.
 
-    ``kind`` picks the device module of the loader (``portable``, ``aoti``, ``xla``). Executables are keyed by method and
-    direction: ``train.forward``, ``train.backward``. A graph whose key is in ``sequences`` runs in parts: executables of other
-    names.
-    ``constraints`` holds by method what this target's code assumes of sizes beyond the method's own constraints.
-    ``xla`` has what ``executables`` have for other kinds; ``packages`` the releases of other packages that the code was made for.
-    ``topology`` is the arrangement of devices that code of kind ``xla`` was compiled for (``v5e:2x2``).
-    ``specializations`` has, by method, what ``xla`` has, for methods with symbols: computations are for fixed sizes.
-    ``producer``: what compiled it, where that is not what wrote the program; null: the program's. Informative.
-    ``call`` makes calls faster where it fits.
-    ``imports`` are the names that the code takes from torch's libraries; with them it may run on other releases of torch.
+    ``kind`` selects the device module of the loader (``portable``, ``aoti``, ``xla``). Executables have
+    the method and the direction as keys: ``train.forward``, ``train.backward``. A graph whose key is in
+    ``sequences`` runs in parts, which are executables with other names. ``constraints`` holds, by method,
+    what this target's code assumes of sizes beyond the method's own constraints.
+
+    ``xla`` has the same role as ``executables`` for other kinds. ``packages`` are the releases of other
+    packages that the code was made for. ``topology`` is the arrangement of devices that code of kind
+    ``xla`` was compiled for (``v5e:2x2``). ``specializations`` has, by method, the computations for fixed
+    sizes, for methods with symbols. ``producer`` is what compiled the target, if it did not also write
+    the program; null: the program's producer. Informative. ``call`` is a library that makes calls
+    faster, if it fits. ``imports`` are the names that the code takes from torch's libraries. With them
+    it may run on other releases of torch.
     """
 
     name: Name
