@@ -214,11 +214,11 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"train\.forward, parameter 'weight'\.a: was changed by the forward, which should not write to it",
     ),
     "a result of no class": (
-        lambda call, step: setattr(call._boundary.outputs[0], "put_together", only_a),
+        lambda call, step: setattr(call._boundary.outputs[0], "unflatten", only_a),
         r"train\.forward, output 0 \(result\): expected a TwoTensor, got a Tensor",
     ),
     "a result of other parts": (
-        lambda call, step: setattr(call._boundary.outputs[0], "put_together", half_double),
+        lambda call, step: setattr(call._boundary.outputs[0], "unflatten", half_double),
         r"train\.forward, output 0 \(result\)\.b: expected float32\[2,3\], got float64\[2,3\]",
     ),
     "a tangent of other parts": (
@@ -230,7 +230,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"train\.backward, the gradient of parameter 'weight'\.a: should be float32\[3\] on cpu, is float64\[3\] on cpu",
     ),
     "a gradient of no class": (
-        lambda call, step: setattr(step._gradients.wrappers[0], "put_together", only_a),
+        lambda call, step: setattr(step._gradients.wrappers[0], "unflatten", only_a),
         r"train\.backward, the gradient of parameter 'weight': expected a TwoTensor, got a Tensor",
     ),
 }

@@ -24,7 +24,7 @@ from .api.messages import OLD_IGNORED, message_functions
 from .api.own_functions import own_aliases
 from .fake_run import ASSIGNS_STATE, SideEffectError
 from .fixes.applying import apply_fixes
-from .refusals.changes import Change, as_a_call_leaves_them, refuse_changes, watched_changes
+from .refusals.changes import Change, refuse_changes, state_after_a_call, watched_changes
 
 _SIMPLER = "enable_dynamo_decompositions"
 _AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
@@ -47,7 +47,7 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     _refuse_changed_arguments(model, changes)
     read = {change.name for change in changes.values() if change.read}
     if read and all(change.owner is not None for change in changes.values()):
-        with as_a_call_leaves_them(changes.values()):
+        with state_after_a_call(changes.values()):
             again, changes = _capture(model, args, kwargs)
         if _code(captured) == _code(again) and not any(change.read for change in changes.values()):
             return again

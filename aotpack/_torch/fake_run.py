@@ -213,7 +213,7 @@ def _run(
             if watch is not None:
                 if begin := getattr(watch, "begin", None):
                     begin({f"argument {i}": leaf for i, leaf in leaves.items()} | state)
-                stack.enter_context(_kept_to_itself(mode))
+                stack.enter_context(_internal_calls_hidden(mode))
                 stack.enter_context(watch)
             stack.enter_context(KnownConstants())
             if strict:
@@ -261,7 +261,7 @@ def _recorded_operators(mode: FakeTensorMode, operators: list[OperatorCall]) -> 
 
 
 @contextlib.contextmanager
-def _kept_to_itself(mode: FakeTensorMode) -> Iterator[None]:
+def _internal_calls_hidden(mode: FakeTensorMode) -> Iterator[None]:
     """Hide calls that ``mode`` makes itself from torch function modes: these calls depend on
     torch's caches.
     """
@@ -321,7 +321,7 @@ class _RefusedFunctions(TorchFunctionMode):
                 raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
             self._see_change(args[0])
         result = func(*args, **(kwargs or {}))
-        for tensor in written(func, args, kwargs or {}) if _writes_unseen(func) else []:
+        for tensor in written(func, args, kwargs or {}) if _changes_without_version(func) else []:
             torch.autograd.graph.increment_version(tensor)
         self._note_uses(args, kwargs, result)
         return result
@@ -363,7 +363,7 @@ class _RefusedFunctions(TorchFunctionMode):
             )
 
 
-def _writes_unseen(func: Any) -> bool:
+def _changes_without_version(func: Any) -> bool:
     """Whether an operator's writes move no version counter of fake tensors.
 
     Custom operators may not write in their fake implementations. Operators on lists move no version

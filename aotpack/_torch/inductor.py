@@ -45,11 +45,11 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     return {
         op: rule
         for op, rule in table.items()
-        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_otherwise(op))
+        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_other_numbers(op))
     }
 
 
-def _draws_otherwise(op: Any) -> bool:
+def _draws_other_numbers(op: Any) -> bool:
     """Whether Inductor's decomposition of ``op`` draws other numbers than eager; composite
     operators draw the same ones.
     """

@@ -84,7 +84,7 @@ class _Watched:
         self._generator = generator
 
     def __getattr__(self, name: str) -> Any:
-        if _asked_by_the_model():
+        if _is_called_by_the_model():
             raise RandomStateError(
                 f"the model reads or sets the state of the default generator ({name}), which a bundle cannot repeat; "
                 "seed it before the call"
@@ -92,7 +92,7 @@ class _Watched:
         return getattr(self._generator, name)
 
 
-def _asked_by_the_model() -> bool:
+def _is_called_by_the_model() -> bool:
     """Whether the caller is the model: its frame, past this module and wrappers, is outside torch
     or in a captured graph.
     """

@@ -43,7 +43,7 @@ class Calls(TorchFunctionMode):
 
     def returned(self, result: Any) -> None:
         """Record what the run returns."""
-        self.made.append(("return", tuple(map(self._word, pytree.tree_leaves(result)))))
+        self.made.append(("return", tuple(map(self._record_of, pytree.tree_leaves(result)))))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -52,14 +52,14 @@ class Calls(TorchFunctionMode):
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if name in _SAME_ELEMENTS and leaves and isinstance(leaves[0], torch.Tensor):
             for tensor in results:
-                self._names.setdefault(id(tensor), (self._word(leaves[0]), tensor))
+                self._names.setdefault(id(tensor), (self._record_of(leaves[0]), tensor))
         elif name not in _SILENT or any(isinstance(leaf, torch.Tensor) for leaf in results):
-            self.made.append((name, tuple(map(self._word, leaves))))
+            self.made.append((name, tuple(map(self._record_of, leaves))))
         for i, tensor in enumerate(results):
             self._names.setdefault(id(tensor), (f"{name} {len(self.made)}.{i}", tensor))
         return result
 
-    def _word(self, value: Any) -> Any:
+    def _record_of(self, value: Any) -> Any:
         """Return the record of an argument: a number itself, or a tensor's name."""
         if isinstance(value, torch.Tensor):
             return self._names.setdefault(id(value), (f"tensor {len(self._names)}", value))[0]

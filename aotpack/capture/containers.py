@@ -180,7 +180,7 @@ def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
     new = [[(entry.key, entry.inside) for entry in changed.entries if entry.given is None] for changed in containers.changed]
 
     def with_changes(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _own((args, kwargs))
+        call = _shallow_copy((args, kwargs))
         found = [_at(call, route) for route in routes]
         result = forward(*call[0], **call[1])
         changes = [
@@ -192,17 +192,17 @@ def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
         yield
 
 
-def _own(value: Any) -> Any:
+def _shallow_copy(value: Any) -> Any:
     """Return a copy of a container with the same items."""
     if type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
+        return {key: _shallow_copy(item) for key, item in value.items()}
     if type(value) is OrderedDict:
-        return OrderedDict([(key, _own(item)) for key, item in value.items()])
+        return OrderedDict([(key, _shallow_copy(item)) for key, item in value.items()])
     if type(value) is defaultdict:
-        return defaultdict(value.default_factory, {key: _own(item) for key, item in value.items()})
+        return defaultdict(value.default_factory, {key: _shallow_copy(item) for key, item in value.items()})
     if type(value) is list:
-        return [_own(item) for item in value]
-    return tuple([_own(item) for item in value]) if type(value) is tuple else value
+        return [_shallow_copy(item) for item in value]
+    return tuple([_shallow_copy(item) for item in value]) if type(value) is tuple else value
 
 
 def _without(value: Any, inside: Inside) -> Any:

@@ -21,18 +21,20 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     read their mode.
     """
     below = {name: module for name, module in model.named_modules() if name}
-    others = {id(module) for module in below.values() if not _is_torchs(module)}
+    others = {id(module) for module in below.values() if not _is_torch_module(module)}
     read = others
     if others:
         with contextlib.suppress(Exception), repeat.unchanged(model), _recorded_reads() as recorded:
             compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
             read = recorded
     return {
-        name: module.training for name, module in below.items() if (_reads(module) if _is_torchs(module) else id(module) in read)
+        name: module.training
+        for name, module in below.items()
+        if (_reads(module) if _is_torch_module(module) else id(module) in read)
     }
 
 
-def _is_torchs(module: nn.Module) -> bool:
+def _is_torch_module(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
 

@@ -90,11 +90,11 @@ def by_use(reasons: Sequence[Reason]) -> list[Reason]:
 
 def _same(old: Reason, new: Reason) -> bool:
     in_one_line = old.where == new.where or not (old.where and new.where)
-    alike = old.ours == new.ours if old.ours or new.ours else _bare(old.torch) == _bare(new.torch)
+    alike = old.ours == new.ours if old.ours or new.ours else _without_position(old.torch) == _without_position(new.torch)
     return in_one_line and alike
 
 
-def _bare(text: str) -> str:
+def _without_position(text: str) -> str:
     """Return a message without the class of the exception."""
     return re.sub(r"^\w+: ", "", text).strip().rstrip(".")
 

@@ -61,7 +61,7 @@ def command(
         print_json([asdict(item) for item in figures])
     else:
         stdout().print(_table(figures))
-        stdout().print(_what_was_run(figures, iterations), highlight=False)
+        stdout().print(_description(figures, iterations), highlight=False)
 
 
 def _table(figures: list[Figures]) -> Table:
@@ -92,7 +92,7 @@ def compared(ratio: float) -> str:
     return f"{percent} % less time (faster)" if ratio < 1 else f"{percent} % more time (slower)"
 
 
-def _what_was_run(figures: list[Figures], iterations: int) -> str:
+def _description(figures: list[Figures], iterations: int) -> str:
     """Return the number of processes, steps and threads behind the figures, as text."""
     several = max(item.runs for item in figures)
     threads = sorted({item.threads for item in figures})

@@ -91,7 +91,7 @@ def find_zero_one_guards(
             constraints.append(found.constraint)
     for size in (0, 1):
         names = [symbol.name for symbol in symbols if symbol.minimum <= size]
-        while len(several := _together(names, size, example, constraints)) > 1 and (reason := differs(several, size)):
+        while len(several := _compatible_names(names, size, example, constraints)) > 1 and (reason := differs(several, size)):
             for name in several:
                 fewer = [other for other in several if other != name]
                 if len(fewer) > 1 and take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
@@ -105,7 +105,7 @@ def take(constraints: Sequence[str], sizes: Sizes) -> bool:
     return all(_holds(text, sizes) for text in constraints)
 
 
-def _together(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
+def _compatible_names(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
     """Return those names that may be ``size`` at the same time without breaking a constraint."""
     if take(constraints, example | dict.fromkeys(names, size)):
         return [*names]
@@ -237,7 +237,7 @@ class SizeRun:
             with repeat.unchanged(model), compat.kept_state_changes():
                 run = compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), operators=called)
             if self.convention.backward is not None:
-                self._send_back(run.result)
+                self._run_backward(run.result)
         except Exception as error:  # the model takes no such size, or it depends on data
             repeat.refuse_if_broken(error)
             return None
@@ -335,17 +335,17 @@ class SizeRun:
         with self.mode:
             return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
 
-    def _send_back(self, result: Any) -> None:
+    def _run_backward(self, result: Any) -> None:
         heads = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
         if heads:
             with self.mode:
                 torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
 
-    def _look(self, node: Node, value: Any) -> None:
+    def _compare_number(self, node: Node, value: Any) -> None:
         """Record a number computed from sizes that differs from torch's expression, simplified for positive sizes."""
         described = node.meta.get("val")
         if self.strict and isinstance(described, torch.Tensor) and isinstance(value, torch.Tensor):
-            self._look_at_sizes(node, described, value)
+            self._compare_sizes(node, described, value)
         if self.simplified or not isinstance(described, torch.SymInt) or not isinstance(value, int):
             return
         size = size_expression(described, self.convention.shape_env)
@@ -354,7 +354,7 @@ class SizeRun:
         if (simplified := expressions.evaluate(size, self.sizes)) != value:
             self.simplified = f"{node.target} of sizes is {value}, but torch simplified it to {simplified}"
 
-    def _look_at_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
+    def _compare_sizes(self, node: Node, described: torch.Tensor, value: torch.Tensor) -> None:
         """Record a tensor whose sizes differ from those in the graph.
 
         Compare the strides of the graph's outputs too.
@@ -371,7 +371,7 @@ class SizeRun:
 
     def _run(self, half: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """Run a graph. Return its outputs and the reason why it failed, or an empty string."""
-        runner = _Runner(half, self._look)
+        runner = _Runner(half, self._compare_number)
         try:
             with self.mode, torch.no_grad():
                 return runner.run(*inputs), ""
@@ -387,10 +387,10 @@ class _Runner(Interpreter):
     def __init__(self, graph: GraphModule, look: Callable[[Node, Any], None]) -> None:
         super().__init__(graph)
         self.node: Node | None = None
-        self._look = look
+        self._compare_number = look
 
     def run_node(self, node: Node) -> Any:
         self.node = node
         value = super().run_node(node)
-        self._look(node, value)
+        self._compare_number(node, value)
         return value

@@ -42,7 +42,7 @@ def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema
         numbers[id(module)] = len(modules)
         attributes = {key: value for key, value in vars(module).items() if key not in _OWN}
         number, names = classes.setdefault(type(module), (len(classes), set(_class_names(type(module)))))
-        plain = {key: _plain(value, strings=_is_torchs(type(module))) for key, value in attributes.items()}
+        plain = {key: _plain(value, strings=_is_torch_class(type(module))) for key, value in attributes.items()}
         names |= {key for key, value in plain.items() if value is NOT_A_LITERAL}
         plain |= _absent(module)
         modules.append(
@@ -98,7 +98,7 @@ def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
 def _absent(module: nn.Module) -> dict[str, Any]:
     """Return the parameters, buffers and submodules of a torch module that are None, so that they can be read as None."""
     held = (module._parameters, module._buffers, module._modules)
-    return {name: None for items in held for name, value in items.items() if value is None and _is_torchs(type(module))}
+    return {name: None for items in held for name, value in items.items() if value is None and _is_torch_class(type(module))}
 
 
 def _describe_class(kind: type, names: set[str]) -> schema.ModuleClass:
@@ -116,7 +116,7 @@ def _base(kind: type) -> str:
 _EXPORTED = {getattr(nn.modules, name): name for name in nn.modules.__all__ if name in vars(nn)}
 
 
-def _is_torchs(kind: type) -> bool:
+def _is_torch_class(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.")
 
 

@@ -259,7 +259,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
         _split_regions(joint, split)
         forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         parts = _halves(forward, backward, [()] * num_fwd_outputs)
-        parts.saved = [(_own(value), to) for value, to in parts.saved]
+        parts.saved = [(_copied_view(value), to) for value, to in parts.saved]
         symbols = [value for value, _ in parts.saved if not isinstance(value.meta["val"], torch.Tensor)]
         tensors = [value for value, _ in parts.saved if value not in symbols]
         set_outputs(forward, [*parts.forward_outputs, *tensors, *symbols])
@@ -269,7 +269,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
     _return_no_operands(module)
 
 
-def _own(value: Node) -> Node:
+def _copied_view(value: Node) -> Node:
     """Copy a view, with dynamic sizes, of a region's input: the region's caller could not know that
     it is a view.
     """

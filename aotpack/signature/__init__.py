@@ -62,7 +62,7 @@ def assemble(
         UnsupportedError: names every construct that a bundle cannot reproduce.
     """
     trace = fold_subclasses(joint, parts, returned, model, args, kwargs, stored, arrangement)
-    _refuse_what_is_not_carried(trace)
+    _refuse_unsupported_inputs(trace)
     inputs = describe_inputs(trace)
     primals = describe_primals(trace, inputs)
     sizes, outputs = DataDependentSizes(trace, inputs.leaves), ForwardOutputs()
@@ -109,7 +109,7 @@ def assemble(
     )
 
 
-def _refuse_what_is_not_carried(trace: PartitionedMethod) -> None:
+def _refuse_unsupported_inputs(trace: PartitionedMethod) -> None:
     metadata = trace.metadata
     refuse_shared_state(trace)
     if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:

@@ -50,7 +50,7 @@ def describe_backward(
     backward = trace.parts.backward
     if backward is None:
         return BackwardPart([], [], [], [], [])
-    _save_copies_of_what_is_overwritten(trace, primals)
+    _save_copies_of_overwritten(trace, primals)
     saved = _saved(trace, primals, sizes, outputs)
     tangents = _tangents(trace, primals, sizes, outputs, mutations)
     gradients, nodes = _gradients(trace, primals, backward)
@@ -101,7 +101,7 @@ def _saved_size(trace: PartitionedMethod, sizes: DataDependentSizes, outputs: Fo
     return schema.SavedOutput(outputs.find_or_add(value), check_version=False)
 
 
-def _save_copies_of_what_is_overwritten(trace: PartitionedMethod, primals: Primals) -> None:
+def _save_copies_of_overwritten(trace: PartitionedMethod, primals: Primals) -> None:
     """Save a copy of each saved value that shares storage with a primal which the call changes afterwards.
 
     The change is a write in the epilogue, or a raised version counter.

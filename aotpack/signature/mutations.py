@@ -23,7 +23,7 @@ def describe_mutations(trace: PartitionedMethod, primals: Primals, outputs: Forw
     for index, node in zip(trace.metadata.mutated_inp_runtime_indices, trace.mutated_values, strict=True):
         if isinstance(node, Node) and node is not primals.traced[index]:
             found.append(_mutation(trace, primals, outputs, index, node))
-            _refuse_what_depends_on_the_offset(trace, primals, index, found[-1])
+            _refuse_offset_dependence(trace, primals, index, found[-1])
     for index, info in enumerate(trace.metadata.input_info):
         if getattr(info, "mutation_inductor_storage_resize", False):
             trace.refuse(primals.path(index), "the model resizes its storage (untyped_storage().resize_)")
@@ -133,7 +133,7 @@ def _is_leaf_with_gradient(trace: PartitionedMethod, primal: schema.Primal) -> b
     return bool(example.is_leaf and example.requires_grad)
 
 
-def _refuse_what_depends_on_the_offset(trace: PartitionedMethod, primals: Primals, index: int, mutation: schema.Mutation) -> None:
+def _refuse_offset_dependence(trace: PartitionedMethod, primals: Primals, index: int, mutation: schema.Mutation) -> None:
     primal = primals.described[mutation.primal]
     if mutation.kind == "metadata" or mutation.geometry is None or not isinstance(primal, schema.InputPrimal):
         return

@@ -28,7 +28,7 @@ _F = TypeVar("_F", bound=Any)
 _running_transform = torch._C._functorch.peek_interpreter_stack
 
 
-def register_late(namespace: str) -> None:
+def register_lazy_operators(namespace: str) -> None:
     """Register operators of torch that torch itself registers only at their first use."""
     if namespace in _LATE and find_spec(_LATE[namespace]) is not None:  # an earlier torch has neither
         import_module(_LATE[namespace])

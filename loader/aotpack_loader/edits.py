@@ -80,7 +80,7 @@ class Edits:
             raise EditError(
                 "Hooks of submodules would never run: a bundle is called as a whole.",
                 hooks,
-                hint=_instead([hook for module in below for hook in _hooks_of(module)])
+                hint=_alternative([hook for module in below for hook in _hooks_of(module)])
                 or "Remove them (handle.remove()). Hooks of the bundle itself run. To see a value inside, return it from the "
                 "model, and build the bundle again.",
             )
@@ -111,7 +111,7 @@ def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
             yield module._aotpack_path, module, momentum
 
 
-def _instead(used: Iterable[Any]) -> str:
+def _alternative(used: Iterable[Any]) -> str:
     """What to do instead of using these hooks or wrappers; empty if unknown."""
     from .runtime.parallel import advice  # only for errors
 
@@ -151,7 +151,7 @@ class Submodules(dict[str, Any]):
     def __setitem__(self, name: str, module: Any) -> None:
         if self.get(name) is not module and not is_parametrization(name, module):
             what = f"cannot become a {type(module).__name__}" if name in self else f"a {type(module).__name__} cannot be added"
-            self._refuse(name, what, _instead([type(module)]))
+            self._refuse(name, what, _alternative([type(module)]))
         super().__setitem__(name, module)
 
     def __delitem__(self, name: str) -> None:
@@ -199,7 +199,7 @@ def is_parametrization(name: str, module: Any) -> bool:
     return name == "parametrizations" and isinstance(module, nn.ModuleDict)
 
 
-def _noticed(name: str) -> Callable[..., Any]:
+def _checked_registration(name: str) -> Callable[..., Any]:
     """A hook registration of ``nn.Module`` that makes the next call check for hooks of submodules."""
     register = getattr(nn.Module, name)
 
@@ -272,11 +272,11 @@ class Watched(nn.Module):
         if held is not None and name not in held and tensor is not None:
             raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
 
-    register_forward_pre_hook = _noticed("register_forward_pre_hook")
-    register_forward_hook = _noticed("register_forward_hook")
-    register_full_backward_pre_hook = _noticed("register_full_backward_pre_hook")
-    register_full_backward_hook = _noticed("register_full_backward_hook")
-    register_backward_hook = _noticed("register_backward_hook")
+    register_forward_pre_hook = _checked_registration("register_forward_pre_hook")
+    register_forward_hook = _checked_registration("register_forward_hook")
+    register_full_backward_pre_hook = _checked_registration("register_full_backward_pre_hook")
+    register_full_backward_hook = _checked_registration("register_full_backward_hook")
+    register_backward_hook = _checked_registration("register_backward_hook")
 
     def apply(self, fn: Callable[[nn.Module], object]) -> Self:
         """Apply ``fn`` as any module does.
@@ -318,7 +318,7 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
     if isinstance(value, nn.Module) or name in attributes["_modules"]:
         if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
             what = f"cannot become a {type(value).__name__}" if name in attributes["_modules"] else "a module cannot be added"
-            raise refusal(path, f"{what}; the submodules are compiled in", _instead([type(value)]) or _WRAP)
+            raise refusal(path, f"{what}; the submodules are compiled in", _alternative([type(value)]) or _WRAP)
     elif name in module._aotpack_held or name == "training":
         pass  # looked at by the next call
     elif isinstance(value, (nn.Parameter, nn.Buffer)):

@@ -190,13 +190,13 @@ def _state(bundle: Bundle, program: schema.Program, weights: bool, classes: Clas
 
 
 def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> torch.Tensor:
-    """The tensor of an entry; a subclass is put together from its stored parts."""
+    """The tensor of an entry; a subclass is rebuilt from its stored parts."""
     if entry.subclass is None:
         return stored.tensor(entry)
     from .runtime.subclasses import Wrapper
 
     parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
-    return Wrapper(entry.subclass, classes).put_together(parts, {})
+    return Wrapper(entry.subclass, classes).unflatten(parts, {})
 
 
 def _view(part: schema.InnerTensor) -> View:

@@ -169,9 +169,9 @@ def _class(name: str, base: str, names: tuple[str, ...]) -> type[Submodule]:
     short = name.rpartition(".")[2]
     kind = _class_of_torch(base)
     bases = (Submodule,) if kind is nn.Module else (Submodule, kind)
-    is_torchs = f"{kind.__module__}.{kind.__qualname__}" == name
+    is_torch_class = f"{kind.__module__}.{kind.__qualname__}" == name
     namespace: dict[str, Any] = {"__module__": __name__, "_aotpack_base": kind, "_aotpack_names": frozenset(names)}
-    namespace |= {"_aotpack_is_torchs": True} if is_torchs else {"__class__": OriginalClass(name, kind)}
+    namespace |= {"_aotpack_is_torchs": True} if is_torch_class else {"__class__": OriginalClass(name, kind)}
     if issubclass(kind, nn.modules.batchnorm._NormBase):
         namespace["reset_running_stats"] = _reset_running_stats
     return type(short if short.isidentifier() else "Module", bases, namespace)

@@ -55,14 +55,14 @@ class _RootClass(OriginalClass):
     """Also makes a program a model of transformers if that library is imported after the load."""
 
     def __get__(self, module: Any, owner: type | None = None) -> type:
-        if not self._is_late(module):
+        if not self._is_imported_later(module):
             return super().__get__(module, owner)
         program: schema.Program = module.aotpack.program
         set_type(module, class_of(program))
         found: type = module.__class__
         return found
 
-    def _is_late(self, module: Any) -> bool:
+    def _is_imported_later(self, module: Any) -> bool:
         """Whether the library was imported after the class was made."""
         library = sys.modules.get(_LIBRARY)
         models = getattr(library, "PreTrainedModel", None)  # None while the library is being imported

@@ -74,12 +74,12 @@ def replay(path: str | os.PathLike[str], load: Callable[[], LoadedProgram], subc
     found = step(expected)
     rows = [_compare(name, expected.get(name), value, share) for name, value in found.items()]
     if any(not ok for *_, ok in rows):
-        rows = _as_exact_as_they_can_be(rows, found, expected, step)
+        rows = _with_rounding_tolerances(rows, found, expected, step)
     rows += [(name, float("inf"), 0.0, False) for name in expected if not name.startswith("input.") and name not in found]
     return SelfTestReport(True, all(row[3] for row in rows), rows)
 
 
-def _as_exact_as_they_can_be(
+def _with_rounding_tolerances(
     rows: Sequence[_Row],
     found: _Observed,
     recorded: _Observed,
@@ -105,10 +105,10 @@ def _as_exact_as_they_can_be(
         if name.startswith("input."):
             change(value)
     moved = step(nudged, change)
-    return [_with_room(row, found[row[0]], moved.get(row[0])) for row in rows]
+    return [_with_rounding_tolerance(row, found[row[0]], moved.get(row[0])) for row in rows]
 
 
-def _with_room(row: _Row, found: torch.Tensor, moved: torch.Tensor | None) -> _Row:
+def _with_rounding_tolerance(row: _Row, found: torch.Tensor, moved: torch.Tensor | None) -> _Row:
     name, error, limit, ok = row
     if ok or moved is None or moved.shape != found.shape or not (found.dtype.is_floating_point or found.dtype.is_complex):
         return row
@@ -193,7 +193,7 @@ def random_inputs(
             _random([expressions.evaluate(size, sizes) for size in shape], getattr(torch, dtype), generator)
             for dtype, shape in parts
         ]
-        leaves.append(_together(leaf, values, sizes, classes))
+        leaves.append(_rebuilt(leaf, values, sizes, classes))
     args, kwargs = unflattener(method.inputs)(iter(leaves))
     return args, kwargs
 
@@ -224,7 +224,7 @@ def _sizes(method: schema.Method) -> dict[str, int]:
     return {symbol.name: symbol.hint or symbol.minimum for symbol in method.symbols}
 
 
-def _together(
+def _rebuilt(
     leaf: schema.TensorLeaf, parts: list[torch.Tensor], sizes: Mapping[str, int], classes: Mapping[str, type[torch.Tensor]]
 ) -> torch.Tensor:
     """The argument made from these plain tensors."""
@@ -233,7 +233,7 @@ def _together(
     else:
         from .runtime.subclasses import Wrapper
 
-        value = Wrapper(leaf.subclass, classes).put_together(iter(parts), sizes)
+        value = Wrapper(leaf.subclass, classes).unflatten(iter(parts), sizes)
     return value.requires_grad_(leaf.requires_grad)
 
 
@@ -251,7 +251,7 @@ def _arguments(
             names = [f"input.{i}{part}" for part in held.part_names(leaf.subclass)]
             if not all(name in recorded for name in names):
                 raise CorruptBundleError(f"The self-test lacks the input {leaf.path}.")
-            leaves.append(_together(leaf, [recorded[name] for name in names], sizes, classes))
+            leaves.append(_rebuilt(leaf, [recorded[name] for name in names], sizes, classes))
     args, kwargs = unflattener(method.inputs)(iter(leaves))
     return args, kwargs
 

@@ -79,7 +79,7 @@ class KnownConstants(TorchFunctionMode):
         if func in _READ_BY and self._is_known((args, kwargs)):
             with _disable_current_modes(), torch.no_grad():
                 return func(*self._real(args), **self._real(kwargs))
-        if _writes(func, kwargs) or (_may_write(func) and self._is_given((args, kwargs))):
+        if _writes(func, kwargs) or (_may_write(func) and self._is_known_argument((args, kwargs))):
             self._recipes.clear()  # views of the mutated tensor may have recipes too
         result = func(*args, **kwargs)
         known = func in _MADE_BY or (func in _KEPT_BY and "out" not in kwargs)
@@ -91,7 +91,7 @@ class KnownConstants(TorchFunctionMode):
                     self._recipes[id(tensor)] = recipe
         return result
 
-    def _is_given(self, value: Any) -> bool:
+    def _is_known_argument(self, value: Any) -> bool:
         return len(self._recipes) > 0 and any(id(leaf) in self._recipes for leaf in torch.utils._pytree.tree_leaves(value))
 
     def _is_known(self, value: Any) -> bool:

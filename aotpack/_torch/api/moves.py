@@ -19,7 +19,7 @@ def unmoved_modules() -> Iterator[None]:
     """Let the methods that move or convert a module return it unchanged if they have nothing to do."""
     with contextlib.ExitStack() as stack:
         for name, wanted in _WANTED.items():
-            stack.enter_context(mock.patch.object(nn.Module, name, _unless_needless(getattr(nn.Module, name), wanted)))
+            stack.enter_context(mock.patch.object(nn.Module, name, _unless_redundant(getattr(nn.Module, name), wanted)))
         yield
 
 
@@ -39,17 +39,17 @@ _WANTED: dict[str, _Wanted] = {
 }
 
 
-def _unless_needless(method: Callable[..., Any], wanted: _Wanted) -> Callable[..., Any]:
+def _unless_redundant(method: Callable[..., Any], wanted: _Wanted) -> Callable[..., Any]:
     def moved(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         device, dtype, *rest = wanted(*args, **kwargs)
-        if (not rest or rest[1] is None) and _is_needless(module, device, dtype):
+        if (not rest or rest[1] is None) and _is_redundant(module, device, dtype):
             return module
         return method(module, *args, **kwargs)
 
     return moved
 
 
-def _is_needless(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> bool:
+def _is_redundant(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> bool:
     for tensor in (*module.parameters(), *module.buffers()):
         if device is not None and tensor.device != device:
             return False

@@ -47,7 +47,7 @@ def watched_changes() -> Iterator[dict[str, Change]]:
 
 
 @contextlib.contextmanager
-def as_a_call_leaves_them(changes: Iterable[Change]) -> Iterator[None]:
+def state_after_a_call(changes: Iterable[Change]) -> Iterator[None]:
     """During this block, set the attributes of ``changes`` to the values that a call leaves; all
     changes have an owner.
     """
@@ -97,7 +97,7 @@ def _changes(graph: Any) -> Iterator[Change]:
         if source.startswith("G['__import_torch_"):
             continue  # torch's own state, such as which warnings it has shown
         for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
-            if not _is_as_before(variable, attribute, value):
+            if not _is_unchanged(variable, attribute, value):
                 names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
                 known = _known(variable, attribute, value)
                 yield Change(f"{source}.{attribute}", bool(names & read.keys()), *known)
@@ -112,7 +112,7 @@ _VALUE_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH"}
 _MEMBER_GUARDS = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"}
 
 
-def _is_as_before(owner: Any, attribute: str, value: Any) -> bool:
+def _is_unchanged(owner: Any, attribute: str, value: Any) -> bool:
     """Whether an attribute is set to the plain value that it had before."""
     before = getattr(getattr(owner, "value", None), attribute, value)
     return value.is_python_constant() and bool(value.as_python_constant() == before)

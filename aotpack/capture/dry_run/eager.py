@@ -31,8 +31,8 @@ def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
     The global random state does not change.
     """
-    state = {name: _twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
+    state = {name: _copy_of(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
         return torch.func.functional_call(model, state, args, kwargs)
 
@@ -112,7 +112,7 @@ def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, tr
 
 
 def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> None:
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _twin, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
     try:
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
             model(*args, **kwargs)
@@ -145,5 +145,5 @@ def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
     return b is not None and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _twin(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

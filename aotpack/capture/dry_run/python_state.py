@@ -139,7 +139,7 @@ class Steps(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if name not in _SILENT:
             self.taken.append(
-                Step(f"{name}({', '.join(map(self._word, pytree.tree_leaves((args, kwargs))))})", source_lines.here())
+                Step(f"{name}({', '.join(map(self._record_of, pytree.tree_leaves((args, kwargs))))})", source_lines.here())
             )
         result = func(*args, **(kwargs or {}))
         for value in pytree.tree_leaves(result):
@@ -149,9 +149,9 @@ class Steps(TorchFunctionMode):
 
     def returned(self, result: Any) -> None:
         """Record what the run returns."""
-        self.taken.append(Step(f"return({', '.join(map(self._word, pytree.tree_leaves(result)))})", "the results"))
+        self.taken.append(Step(f"return({', '.join(map(self._record_of, pytree.tree_leaves(result)))})", "the results"))
 
-    def _word(self, value: Any) -> str:
+    def _record_of(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             if id(value) in self._earlier:
                 return KEPT

@@ -96,7 +96,7 @@ def _on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
         run = _run(steps, model, args, kwargs)
         changed = first.changed()
         second = Snapshot(model)
-        error = _other_second_run(steps, model, args, kwargs)
+        error = _repeat_error(steps, model, args, kwargs)
         counted = second.counted()
         changed |= second.changed()
     compat.refuse_changes(seen.changed | counted)
@@ -114,7 +114,7 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     steps = python_state.Steps()
     with unchanged(model):
         _run(steps, model, args, kwargs)
-        error = _other_second_run(steps, model, args, kwargs)
+        error = _repeat_error(steps, model, args, kwargs)
     if error is not None:
         raise error
 
@@ -136,7 +136,7 @@ def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...
     return run
 
 
-def _other_second_run(
+def _repeat_error(
     first: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> UnsupportedError | None:
     """Run the model again. Return an error if it does something else than in the first run."""

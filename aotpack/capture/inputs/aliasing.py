@@ -55,10 +55,10 @@ def sharing(args: tuple[Any, ...], kwargs: dict[str, Any], state: Iterable[torch
     neighbours = {leaf for group in identical for leaf in group}
     neighbours |= {i for i, tensor in tensors.items() if _is_strided(tensor) and tensor.storage_offset()}
     owned = [tensor for tensor in state if _is_strided(tensor)]
-    neighbours |= {i for i, tensor in tensors.items() if any(_is_beside(tensor, other) for other in owned)}
+    neighbours |= {i for i, tensor in tensors.items() if any(_shares_storage(tensor, other) for other in owned)}
     groups = {group[0]: {group[0]} for group in positions.values()}
     for a, b in itertools.combinations(groups, 2):
-        if _is_beside(tensors[a], tensors[b]):
+        if _shares_storage(tensors[a], tensors[b]):
             neighbours |= {a, b}
             if tensors[a].is_meta or overlap(tensors[a], tensors[b]):
                 groups[a] |= groups[b]
@@ -71,7 +71,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
     return is_plain_tensor(tensor) and tensor.layout == torch.strided
 
 
-def _is_beside(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors share a storage."""
     if not (_is_strided(a) and _is_strided(b)):
         return False

@@ -223,9 +223,9 @@ class _Group:
         anchor = tensors[anchors[0]]
         root = anchor if anchor._base is None else anchor._base
         # Without gradients, the relation that autograd sees between them does not matter: a flat base (None) will do.
-        return root if grad or not any(map(self._is_apart, self.leaves, [root] * len(self.leaves))) else None
+        return root if grad or not any(map(self._needs_own_base, self.leaves, [root] * len(self.leaves))) else None
 
-    def _is_apart(self, leaf: int, root: torch.Tensor) -> bool:
+    def _needs_own_base(self, leaf: int, root: torch.Tensor) -> bool:
         """Whether an argument is detached from ``root``, and has its own gradients or reaches beyond ``root``."""
         tensor = self._tensors[leaf]
         outside = span(tensor)[0] < span(root)[0] or span(tensor)[1] > span(root)[1]
@@ -243,7 +243,7 @@ class _Group:
                 message = "under another element type"
             elif leaf in reshaped:
                 message = "and has its sizes or strides changed in place"
-            elif root is not None and self._is_apart(leaf, root):
+            elif root is not None and self._needs_own_base(leaf, root):
                 message = "but autograd does not track them as views of one tensor"
             if message:
                 found.append(Problem(self._paths[leaf], f"shares its memory with {other}, {message}"))

@@ -27,7 +27,7 @@ _MODEL: Final = Path("data", "aotinductor", "model")
 _METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 
 
-def _as_it_is(error: Exception) -> Exception:
+def _unchanged_error(error: Exception) -> Exception:
     return error
 
 
@@ -45,7 +45,7 @@ class AotiExecutable:
         package: Path,
         executable: schema.Executable,
         library: CallLibrary | None = None,
-        refused: Callable[[Exception], Exception] = _as_it_is,
+        refused: Callable[[Exception], Exception] = _unchanged_error,
     ) -> None:
         self._refused = refused
         self.run = aoti_runner(package) if library is None else library.open(os.fspath(package / _MODEL / "code.wrapper.so"))

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from .._torch_compat import is_dispatched, register_late
+from .._torch_compat import is_dispatched, register_lazy_operators
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from ..format import schema
 from . import arguments, control_flow
@@ -193,7 +193,7 @@ def require(names: Iterable[str]) -> None:
     """
     missing = sorted({name for name in names if _find(name) is None})
     for space in {name.partition(".")[0] for name in missing}:
-        register_late(space)
+        register_lazy_operators(space)
     if missing := [name for name in missing if _find(name) is None]:
         spaces = ", ".join(sorted({name.partition(".")[0] for name in missing}))
         raise UnsupportedVersionError(

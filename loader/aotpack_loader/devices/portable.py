@@ -26,7 +26,7 @@ Refused = Callable[[Exception, tuple[str, str]], Exception]
 """What to raise for an error of a node, which is given by its name and operator."""
 
 
-def _as_it_is(error: Exception, node: tuple[str, str]) -> Exception:
+def _unchanged_error(error: Exception, node: tuple[str, str]) -> Exception:
     return error
 
 
@@ -34,7 +34,7 @@ class PortableExecutable:
     """A graph as a list of instructions over numbered slots. A value is dropped after its last use."""
 
     def __init__(
-        self, graph: schema.Graph, device: torch.device, declared: Collection[str] = (), refused: Refused = _as_it_is
+        self, graph: schema.Graph, device: torch.device, declared: Collection[str] = (), refused: Refused = _unchanged_error
     ) -> None:
         self._device, self._refused = device, refused
         self._nodes = [(node.name, node.op) for node in graph.nodes]

@@ -72,7 +72,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         if not bundle.is_here(target.name):
             rejected[target.name] = _NOT_HERE
             continue
-        reason = _elsewhere(target, device, backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested)
+        reason = _device_mismatch(target, device, backend) or unfit(
+            target, bundle.program, platform, allow_untested_torch=untested
+        )
         if reason:
             rejected[target.name] = reason
             continue
@@ -115,7 +117,9 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     for target in candidates:
         platform = bundle.manifests[target.name].platform
         untested = options.allow_untested_torch
-        if _elsewhere(target, device, options.backend) or unfit(target, bundle.program, platform, allow_untested_torch=untested):
+        if _device_mismatch(target, device, options.backend) or unfit(
+            target, bundle.program, platform, allow_untested_torch=untested
+        ):
             continue
         if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust, bundle).trusted:
             return [target.name]
@@ -144,7 +148,7 @@ def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, un
     return AotiDevice(bundle, target, _CPU)
 
 
-def _elsewhere(target: schema.Target, device: torch.device | None, backend: str | None) -> str:
+def _device_mismatch(target: schema.Target, device: torch.device | None, backend: str | None) -> str:
     """Why a target does not run on the requested device, or an empty string."""
     if _is_compiled_by_xla(target) and backend is None:
         return f"runs where it is asked for: load with backend={target.name!r}"

@@ -10,7 +10,7 @@ import torch
 from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked
 from ..errors import AutogradError
 from ..format import expressions, schema
-from .views import as_own, own_outputs
+from .views import detach_outputs, detached_outputs
 
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
@@ -47,7 +47,7 @@ class Differentiable:
         self.depends = [frozenset(tangents) for tangents in convention.depends]
         non_differentiable = frozenset(method.non_differentiable)
         self.non_differentiable = [i for i, output in enumerate(self.visible) if output in non_differentiable]
-        self.own = own_outputs(method.results)
+        self.own = detached_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
         # Some operators of torch give undefined gradients, so an output may lead back to no primal.
         # Such an output requires grad as in eager.
@@ -205,7 +205,7 @@ class _Step(torch.autograd.Function):
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
         _save(ctx, call, primals, outputs)
-        as_own(outputs, method.own, primals)
+        detach_outputs(outputs, method.own, primals)
         idle = method.without_gradient(primals)
         returned = _without_shared_bases([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]
@@ -233,7 +233,7 @@ class _Step(torch.autograd.Function):
             for tangent, shape in zip(method.tangents, call.shapes, strict=True)
         ]
         if method.second is not None and torch.is_grad_enabled():
-            return _again(call, method.second, tangents, received)
+            return _differentiate_again(call, method.second, tangents, received)
         arguments += tangents
         results = _run(_backward_of(call), arguments, device)
         if torch.is_grad_enabled():
@@ -247,7 +247,9 @@ class _Step(torch.autograd.Function):
         return (None, *[None if position is None else results[position] for position in method.gradients])
 
 
-def _again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]) -> tuple[Any, ...]:
+def _differentiate_again(
+    call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]
+) -> tuple[Any, ...]:
     """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
     found = iter(second(call.primals, tangents, received, call.before))

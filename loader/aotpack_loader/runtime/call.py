@@ -21,7 +21,7 @@ from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
 from .tree import holds_given
-from .views import CallValues, as_own, own_outputs
+from .views import CallValues, detach_outputs, detached_outputs
 
 if TYPE_CHECKING:
     from ..devices.call_library import NativeCall, Slots
@@ -69,7 +69,7 @@ class MethodCall:
         # The original enables gradients although its caller has disabled them.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
         self._epilogue = Epilogue(method, checks)
-        self.own = own_outputs(method.results)
+        self.own = detached_outputs(method.results)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols if symbol.needed]
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
@@ -203,7 +203,7 @@ class MethodCall:
         else:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
-                as_own(outputs, self.own, primals)
+                detach_outputs(outputs, self.own, primals)
         # The backward reads these from the same environment.
         for name, output, dim in self._measured:
             environment[name] = _measure(outputs[output], dim)

@@ -270,7 +270,7 @@ class Checks:
                 base = outputs[description.output or 0] if primal is None else primals[primal]
                 if storages_of(result) != storages_of(base):
                     problems.append(Problem(where, "should be a view of its base, and is in other memory"))
-                if _lost(description, base, result):
+                if _is_detached_view(description, base, result):
                     problems.append(Problem(where, "should carry a gradient, as its base does, and carries none"))
             may_require_grad = getattr(description, "requires_grad", True)
             if isinstance(result, torch.Tensor) and result.requires_grad and not may_require_grad:
@@ -341,7 +341,7 @@ class SubclassChecks(Checks):
         """Check as for plain tensors, and that the subclasses made from the outputs match the description."""
         run = super().run_forward
         outputs = forward(list(inputs), lambda graph, plain: run(graph, plain, environment))
-        self._raise([*_made_otherwise(self._made, outputs, environment)])
+        self._raise([*_subclass_mismatches(self._made, outputs, environment)])
         return outputs
 
     def run_backward(
@@ -356,17 +356,17 @@ class SubclassChecks(Checks):
         """Check as for plain tensors, and that the subclasses made from the gradients match the description."""
         run = super().run_backward
         results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
-        self._raise([*_made_otherwise(self._made_gradients, results, environment)])
+        self._raise([*_subclass_mismatches(self._made_gradients, results, environment)])
         return results
 
 
-def _lost(description: schema.AliasResult, base: torch.Tensor, result: torch.Tensor) -> bool:
+def _is_detached_view(description: schema.AliasResult, base: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether a view is detached from a base to which autograd should follow it."""
     followed = description.requires_grad and description.history and torch.is_grad_enabled()
     return bool(followed and base.requires_grad and not result.requires_grad)
 
 
-def _made_otherwise(
+def _subclass_mismatches(
     made: Sequence[tuple[int, str, Wrapper]], values: Sequence[Any], environment: Environment
 ) -> Iterator[Problem]:
     for position, where, wrapper in made:

@@ -73,8 +73,8 @@ class Inputs:
         if problems:
             raise _error(problems)
         for text, holds in self._constraints:
-            if not _is_met(holds, environment):
-                problems.append(self._not_met(text, environment))
+            if not _is_satisfied(holds, environment):
+                problems.append(self._unsatisfied_constraint(text, environment))
         if problems:
             raise _error(problems)
         return leaves, checked, environment
@@ -84,9 +84,9 @@ class Inputs:
         tensors = [check for _, check in self.binding if isinstance(check, TensorCheck)]
         symbols = [symbol for check in tensors for _, symbol in check.binds]
         in_range = all(symbol.takes(environment[symbol.name]) for symbol in symbols)
-        return in_range and all(_is_met(holds, environment) for _, holds in self._constraints)
+        return in_range and all(_is_satisfied(holds, environment) for _, holds in self._constraints)
 
-    def _not_met(self, text: str, environment: Environment) -> Problem:
+    def _unsatisfied_constraint(self, text: str, environment: Environment) -> Problem:
         """The problem for a violated constraint. It shows each size, the argument it comes from and its value."""
         sources = dict(source for _, check in self.binding for source in check.sources())
         labels = _labels(self._symbols, sources)
@@ -106,7 +106,7 @@ def _error(problems: list[Problem]) -> InputError:
     )
 
 
-def _is_met(holds: expressions.Compiled, environment: Environment) -> bool:
+def _is_satisfied(holds: expressions.Compiled, environment: Environment) -> bool:
     """Whether a constraint holds. One that cannot be evaluated counts as violated (A5)."""
     try:
         return bool(holds(environment))

@@ -85,7 +85,7 @@ class TupleRecord(tuple[Any, ...]):
         return _shown(self, self._fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (tuple_class, self._recorded, tuple(self))
+        return _rebuild, (tuple_class, self._recorded, tuple(self))
 
 
 @cache
@@ -114,7 +114,7 @@ class ObjectRecord:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _object_again, (*self._recorded, self.__dict__)
+        return _rebuild_object, (*self._recorded, self.__dict__)
 
 
 @cache
@@ -173,7 +173,7 @@ class MappingRecord(OrderedDict[str, Any]):
         return _shown(self, [field.name for field in dataclasses.fields(self)])  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _mapping_again, (*self._recorded, dict(self))
+        return _rebuild_mapping, (*self._recorded, dict(self))
 
 
 @cache
@@ -235,7 +235,7 @@ def _imported_class(
         found = vars(sys.modules[home]).get(shown) if home in sys.modules else None
         if isinstance(found, type) and issubclass(found, base) and _has_fields(found, {*fields, *nones}):
             return found
-    body = {"__reduce__": lambda record: (_mapping_again, (name, fields, nones, dict(record))), "__hash__": None}
+    body = {"__reduce__": lambda record: (_rebuild_mapping, (name, fields, nones, dict(record))), "__hash__": None}
     return _dataclass(name, base, (), (*fields, *nones), body)
 
 
@@ -283,12 +283,12 @@ def _shown(record: Any, names: Iterable[str]) -> str:
     return f"{type(record).__name__}({', '.join(f'{name}={getattr(record, name)!r}' for name in names)})"
 
 
-def _again(make: Callable[..., Any], recorded: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
+def _rebuild(make: Callable[..., Any], recorded: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
     """Rebuild a copied or unpickled named tuple."""
     return make(*recorded)._make(values)
 
 
-def _object_again(
+def _rebuild_object(
     name: str, fields: tuple[str, ...], nones: tuple[str, ...], registered: bool, values: dict[str, Any]
 ) -> ObjectRecord:
     record = object.__new__(object_class(name, fields, nones, registered=registered))
@@ -296,5 +296,5 @@ def _object_again(
     return record
 
 
-def _mapping_again(name: str, fields: tuple[str, ...], nones: tuple[str, ...], values: dict[str, Any]) -> Any:
+def _rebuild_mapping(name: str, fields: tuple[str, ...], nones: tuple[str, ...], values: dict[str, Any]) -> Any:
     return _MappingMaker(name, fields, nones)([values.get(field) for field in fields])

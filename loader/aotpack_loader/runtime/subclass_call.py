@@ -111,7 +111,7 @@ _Run = Callable[[Executable, list[Any]], list[Any]]
 """Runs a graph on plain tensors; checks do so their own way."""
 
 
-def _plainly(graph: Executable, arguments: list[Any]) -> list[Any]:
+def _call_graph(graph: Executable, arguments: list[Any]) -> list[Any]:
     return graph(arguments)
 
 
@@ -121,11 +121,11 @@ class _Boundary:
     def __init__(self, forward: Executable, primals: _Wrappers, sizes: Sequence[schema.Dim], outputs: _Wrappers) -> None:
         self.forward, self.primals, self.sizes, self.outputs = forward, primals, sizes, outputs
 
-    def __call__(self, primals: list[torch.Tensor], run: _Run = _plainly, *, environment: Environment) -> list[Any]:
+    def __call__(self, primals: list[torch.Tensor], run: _Run = _call_graph, *, environment: Environment) -> list[Any]:
         arguments = _flattened(self.primals, primals, environment)
         arguments += [expressions.evaluate(size, environment) for size in self.sizes]
         primals.clear()
-        return _put_together(self.outputs, run(self.forward, arguments), environment)
+        return _unflattened(self.outputs, run(self.forward, arguments), environment)
 
 
 class _Differentiable(Differentiable):
@@ -160,7 +160,7 @@ class _Differentiable(Differentiable):
         return super(_Differentiable, call).__call__(primals, environment)
 
     def _run_backward(
-        self, backward: Executable, arguments: list[Any], run: _Run = _plainly, *, environment: Environment
+        self, backward: Executable, arguments: list[Any], run: _Run = _call_graph, *, environment: Environment
     ) -> list[Any]:
         saved = [
             self._part(item, value, environment) if isinstance(item, schema.SavedPrimal) else value
@@ -266,7 +266,7 @@ class _Gradients:
             parts = [*itertools.islice(rest, count)]
             key = (kind, *map(id, parts))
             if key not in made:
-                made[key] = wrapper.put_together(iter(_own(parts, taken)), environment)
+                made[key] = wrapper.unflatten(iter(_own(parts, taken)), environment)
             found.append(made[key])
         return found
 
@@ -325,8 +325,8 @@ def _flattened(wrappers: _Wrappers, values: Sequence[Any], environment: Environm
     return plain
 
 
-def _put_together(wrappers: _Wrappers, values: list[Any], environment: Environment) -> list[Any]:
+def _unflattened(wrappers: _Wrappers, values: list[Any], environment: Environment) -> list[Any]:
     if not any(wrappers):
         return values
     rest = iter(values)
-    return [next(rest) if wrapper is None else wrapper.put_together(rest, environment) for wrapper in wrappers]
+    return [next(rest) if wrapper is None else wrapper.unflatten(rest, environment) for wrapper in wrappers]

@@ -58,7 +58,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class Wrapper:
-    """How to take one subclass apart and put it together."""
+    """How to flatten one subclass to plain tensors, and to rebuild it."""
 
     def __init__(self, subclass: schema.Subclass, classes: Classes) -> None:
         self.kind: Any = classes[subclass.name]
@@ -69,9 +69,9 @@ class Wrapper:
         ]
         self._shape, self._stride = _Sizes(subclass.shape), _Sizes(subclass.stride)
 
-    def put_together(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
+    def unflatten(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
         """Make the subclass from the next plain tensors. Nested subclasses consume theirs."""
-        inner = {name: part.put_together(values, environment) for name, part in zip(self.attributes, self.parts, strict=True)}
+        inner = {name: part.unflatten(values, environment) for name, part in zip(self.attributes, self.parts, strict=True)}
         shape, stride = self._shape(environment), self._stride(environment)
         # A copy, because the class may keep the dictionary or list that it gets.
         return self.kind.__tensor_unflatten__(inner, copy.deepcopy(self.metadata), shape, stride)  # type: ignore[no-any-return]
@@ -133,7 +133,7 @@ class Plain:
     def plain_parts(self) -> Iterator[tuple[tuple[str, ...], Plain]]:
         yield (), self
 
-    def put_together(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
+    def unflatten(self, values: Iterator[torch.Tensor], environment: Environment) -> torch.Tensor:
         return next(values)
 
     def flatten(self, value: torch.Tensor, environment: Environment) -> list[torch.Tensor]:
@@ -176,7 +176,7 @@ class _Sizes:
 def zeros(wrapper: Wrapper, environment: Environment, device: torch.device) -> torch.Tensor:
     """What ``wrapper``'s class returns as zeros. Zero elements in the parts need not mean zero for the class."""
     parts = iter([part.zeros(environment, device) for _, part in wrapper.plain_parts()])
-    return torch.zeros_like(wrapper.put_together(parts, environment))
+    return torch.zeros_like(wrapper.unflatten(parts, environment))
 
 
 def _show(dtype: torch.dtype, shape: Sequence[schema.Dim]) -> str:

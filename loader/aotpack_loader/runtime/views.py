@@ -51,14 +51,14 @@ def _shared(result: schema.Result) -> schema.Shared | None:
     return result.shared if isinstance(result, schema.AliasResult) else None
 
 
-def own_outputs(results: Sequence[schema.Result]) -> list[int]:
+def detached_outputs(results: Sequence[schema.Result]) -> list[int]:
     """Forward outputs that the caller must not get as views, even if the graph returned views."""
     fresh = {result.output for result in results if isinstance(result, schema.FreshResult) and result.unviewed}
     bases = {result.output for result in results if isinstance(result, schema.AliasResult) and result.output is not None}
     return sorted(fresh | bases)
 
 
-def as_own(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
+def detach_outputs(outputs: list[Any], positions: Sequence[int], primals: Sequence[torch.Tensor]) -> None:
     """Replace outputs at ``positions`` by detached tensors with the same memory and version counter.
 
     Outputs that were one object stay one object. Autograd refuses in-place changes of a function's
@@ -93,8 +93,8 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
         links.append(
             (operate, step.select, before if before in wanted else None, after if after in wanted and i + 1 < end else None)
         )
-    is_another = shared is not None and shared.steps == end and not shared.call
-    start = (shared.result, shared.steps, False) if shared is not None and (shared.steps or is_another) else None
+    is_different = shared is not None and shared.steps == end and not shared.call
+    start = (shared.result, shared.steps, False) if shared is not None and (shared.steps or is_different) else None
     whole = (number, end, False) if (number, end, False) in wanted else None
 
     def run(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
@@ -114,7 +114,7 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     requires_grad, history = result.requires_grad, result.history
 
     def own(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        return value.view(value.shape) if value is base and not is_another else value
+        return value.view(value.shape) if value is base and not is_different else value
 
     def replay(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         if not history:

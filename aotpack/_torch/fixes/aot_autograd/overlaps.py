@@ -75,16 +75,16 @@ class OverlapMutationMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(function, "__name__", "").partition(".")[0] in _COPIES:
             copied: torch.Tensor = args[0] if args else kwargs["input"]
-            if meets_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # copies of expanded tensors are dense
+            if overlaps_itself(copied) and torch._debug_has_internal_overlap(copied) != 1:  # copies of expanded tensors are dense
                 raise OverlapError(
                     "writes to a copy of a tensor whose elements overlap in memory, so the elements of the copy overlap too"
                 )
         for tensor in written(function, args, kwargs):
-            if meets_itself(tensor) and not _is_of_a_part(function, args):
+            if overlaps_itself(tensor) and not _writes_to_distinct_part(function, args):
                 raise OverlapError("writes to a tensor whose elements overlap in memory")
-            if _reads_what_it_writes(tensor, function, args, kwargs):
+            if _reads_written_memory(tensor, function, args, kwargs):
                 raise OverlapError("reads and writes the same memory through different views in one operation")
-        if _writes_one_after_another(function, args):
+        if _writes_overlapping_list(function, args):
             raise OverlapError("writes to a list of tensors one after another, and some of its arguments share memory")
         return function(*args, **kwargs)
 
@@ -165,14 +165,14 @@ _COPIES = {"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_sc
 """Operators that write to a copy of their first argument; the copy keeps that argument's strides."""
 
 
-def _is_of_a_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+def _writes_to_distinct_part(function: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether an indexed assignment writes to a part of a tensor whose elements do not share
     memory.
     """
-    return function is torch.Tensor.__setitem__ and not meets_itself(args[0][args[1]])
+    return function is torch.Tensor.__setitem__ and not overlaps_itself(args[0][args[1]])
 
 
-def _reads_what_it_writes(
+def _reads_written_memory(
     tensor: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether a call that writes to ``tensor`` reads elements of it after writing them, or in an
@@ -193,10 +193,10 @@ def _reads_what_it_writes(
         tensor = tensor if anywhere else part
     written_range = _byte_range(tensor)
     reads = [read for read in map(_byte_range, others) if written_range.meet(read)]
-    return any(anywhere or not _read_in_time(written_range, read) for read in reads)
+    return any(anywhere or not _is_read_before_write(written_range, read) for read in reads)
 
 
-def _writes_one_after_another(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+def _writes_overlapping_list(function: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether an operator on lists of tensors uses memory that it has written for another index of
     the lists.
     """
@@ -249,7 +249,7 @@ def _byte_range(tensor: torch.Tensor) -> ByteRange:
     return ByteRange(hint_of(tensor.storage_offset()) * width, shape, stride, width)
 
 
-def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
+def _is_read_before_write(written: ByteRange, read: ByteRange) -> bool:
     """Whether each element is read before it is written: at the same address, or at a later one
     (``x[:, :-1] = x[:, 1:]``).
     """
@@ -259,7 +259,7 @@ def _read_in_time(written: ByteRange, read: ByteRange) -> bool:
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
 
 
-def meets_itself(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor are known to share an address."""
     if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
         return False

@@ -49,9 +49,9 @@ class UnfoldMutationMode(TorchFunctionMode):
         if function in _UNFOLD:
             arguments = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
             arguments |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
-            if isinstance(arguments["tensor"], FunctionalTensor) and _leaves_out(**arguments):
+            if isinstance(arguments["tensor"], FunctionalTensor) and _skips_elements(**arguments):
                 reached("aot-windows-with-gaps")
-                view = _of_other_views(**arguments)
+                view = _unfold_by_slices(**arguments)
                 if view is not None:
                     return view
                 self._memories.add(memory_of(arguments["tensor"]))
@@ -61,7 +61,7 @@ class UnfoldMutationMode(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
+def _skips_elements(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
     """Whether an element may be in no window and no element is in two, so that windows may be
     written to.
     """
@@ -72,7 +72,7 @@ def _leaves_out(tensor: torch.Tensor, dim: int, size: int, step: int) -> bool:
     return (size <= step or alone) and not statically_known_true(length == (size if alone else length // step * size))
 
 
-def _of_other_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
+def _unfold_by_slices(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
     """The view that ``unfold`` makes, built of slices and split dimensions; null if that is
     impossible.
     """

@@ -43,7 +43,7 @@ def clone_batched_matmul() -> contextlib.AbstractContextManager[None]:
     return _rule(
         "decomposition-products-as-views",
         torch.ops.aten.matmul.default,
-        lambda one, other: _no_view(decompositions.matmul(one, other)),
+        lambda one, other: _as_non_view(decompositions.matmul(one, other)),
     )
 
 
@@ -52,7 +52,7 @@ def clone_max_pool1d() -> contextlib.AbstractContextManager[None]:
 
     def max_pool1d(x: torch.Tensor, *window: Any, **given: Any) -> torch.Tensor:
         pooled: torch.Tensor = torch.ops.aten.max_pool1d_with_indices(x, *window, **given)[0]
-        return pooled if torch.is_grad_enabled() and x.requires_grad else _no_view(pooled).contiguous()
+        return pooled if torch.is_grad_enabled() and x.requires_grad else _as_non_view(pooled).contiguous()
 
     return _rule("decomposition-pools-as-views", torch.ops.aten.max_pool1d.default, max_pool1d)
 
@@ -123,7 +123,7 @@ def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> b
     return True
 
 
-def _no_view(result: torch.Tensor) -> torch.Tensor:
+def _as_non_view(result: torch.Tensor) -> torch.Tensor:
     """The same values as a non-view for autograd; the base of ``result`` is used nowhere else."""
     if result._is_view():
         result = torch.ops.aten._unsafe_view(result._base, result.shape)

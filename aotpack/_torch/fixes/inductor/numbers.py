@@ -19,10 +19,10 @@ def keep_bytes() -> Iterator[None]:
     """Return a byte from ``abs`` of a byte: C++ returns an ``int``, 128 where eager returns -128."""
     absolute: Callable[[Any], str] = cpp.CppOverrides.abs
 
-    def as_given(x: Any) -> str:
+    def absolute_in_type(x: Any) -> str:
         return f"static_cast<std::decay_t<decltype({x})>>({absolute(x)})"
 
-    with patched("inductor-abs-of-bytes", cpp.CppOverrides, "abs", as_given):
+    with patched("inductor-abs-of-bytes", cpp.CppOverrides, "abs", absolute_in_type):
         yield
 
 

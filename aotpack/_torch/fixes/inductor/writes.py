@@ -15,7 +15,7 @@ from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...api.nodes import without_views
-from ..aot_autograd.overlaps import meets_itself
+from ..aot_autograd.overlaps import overlaps_itself
 from ..applying import counted, patched, reached, replaced
 
 
@@ -32,7 +32,7 @@ def copy_expanded() -> Iterator[None]:
     def with_overlap_check(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
         def check(node: torch.fx.Node) -> bool:
             target: Any = node.args[0]
-            return operation.extra_check(node) and not (_may_meet_itself(target.meta["val"]) or _is_of_itself(node, target))
+            return operation.extra_check(node) and not (_may_overlap_itself(target.meta["val"]) or _reads_target(node, target))
 
         return counted("inductor-write-into-expanded", check)
 
@@ -47,7 +47,7 @@ def copy_expanded() -> Iterator[None]:
         yield
 
 
-def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
+def _reads_target(node: torch.fx.Node, target: torch.fx.Node) -> bool:
     """Whether the values written to a part of a tensor are another part of it."""
     if node.target is not reinplace._generalized_scatter:
         return False
@@ -55,12 +55,12 @@ def _is_of_itself(node: torch.fx.Node, target: torch.fx.Node) -> bool:
     return without_views(source) is without_views(target)
 
 
-def _may_meet_itself(value: torch.Tensor) -> bool:
+def _may_overlap_itself(value: torch.Tensor) -> bool:
     """Whether two elements of a tensor may share an address; an expanded dimension counts unless
     its size is known to be 1.
     """
     expanded = (n for n, step in zip(value.shape, value.stride(), strict=True) if statically_known_true(step == 0))
-    return meets_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
+    return overlaps_itself(value) or not all(statically_known_true(n == 1) for n in expanded)
 
 
 @contextlib.contextmanager
