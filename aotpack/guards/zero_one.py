@@ -387,10 +387,10 @@ class _Runner(Interpreter):
     def __init__(self, graph: GraphModule, look: Callable[[Node, Any], None]) -> None:
         super().__init__(graph)
         self.node: Node | None = None
-        self._compare_number = look
+        self._look = look
 
     def run_node(self, node: Node) -> Any:
         self.node = node
         value = super().run_node(node)
-        self._compare_number(node, value)
+        self._look(node, value)
         return value
