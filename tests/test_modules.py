@@ -158,7 +158,7 @@ def test_what_lies_in_a_shared_module_is_tied(net_bundle: Path) -> None:  # N3
         program = bundle.program
     validate_program(program, "program")
     untied = [structs.replace(entry, tied_to=None) for entry in program.state]
-    with pytest.raises(CorruptBundleError, match=r"N3: 'again.weight' lies in the same module as 'layers.0.weight'"):
+    with pytest.raises(CorruptBundleError, match=r"N3: 'again.weight' has the same module and name as 'layers.0.weight'"):
         validate_program(structs.replace(program, state=untied), "program")
 
 

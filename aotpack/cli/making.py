@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def no_cache_option(function: F) -> F:
     """Add ``--no-cache``."""
-    return click.option("--no-cache", is_flag=True, help="Compile everything anew.")(function)
+    return click.option("--no-cache", is_flag=True, help="Do not use the compile cache.")(function)
 
 
 def untested_torch_option(function: F) -> F:

@@ -30,7 +30,7 @@ def describe(tensor: torch.Tensor, where: str, shape_env: ShapeEnv | None, inner
     user's line.
 
     Raises:
-        UnsupportedError: the class cannot be taken apart into inner tensors, or needs more than
+        UnsupportedError: the class cannot be flattened into inner tensors, or needs more than
             plain data to be rebuilt.
     """
     if is_plain_tensor(tensor):

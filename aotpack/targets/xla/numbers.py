@@ -162,12 +162,12 @@ class _Rewriting:
 
     def _select(self, node: Node) -> None:
         """Select a row by a tensor index, which counts from the end if it is negative."""
-        source, dim, place = node.args
-        if place not in self.made:
+        source, dim, index = node.args
+        if index not in self.made:
             return
         size = source.meta["val"].shape[dim]  # type: ignore[union-attr]
-        place = self._call(node, aten.remainder.Scalar, place, size)
-        row = self._call(node, aten.index_select.default, source, dim, self._call(node, aten.view.default, place, [1]))
+        index = self._call(node, aten.remainder.Scalar, index, size)
+        row = self._call(node, aten.index_select.default, source, dim, self._call(node, aten.view.default, index, [1]))
         self._replace(node, self._call(node, aten.squeeze.dim, row, dim), is_number=False)
 
     def _compute_with_tensors(self, node: Node, target: torch._ops.OpOverload) -> None:
@@ -201,12 +201,12 @@ class _Rewriting:
 
         return make
 
-    def _call(self, place: Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Node:
-        """Add a call before ``place``, with the source line of ``place``."""
-        with self._graph.inserting_before(place), fake_mode_of(self._graph):
+    def _call(self, before: Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Node:
+        """Add a call before ``before``, with the source line of ``before``."""
+        with self._graph.inserting_before(before), fake_mode_of(self._graph):
             node = self._graph.call_function(target, args, kwargs)
             values = map_arg((args, kwargs), lambda item: item.meta["val"])
-            node.meta = {**place.meta, "val": target(*values[0], **values[1])}
+            node.meta = {**before.meta, "val": target(*values[0], **values[1])}
         return node
 
     def _replace(self, node: Node, new: Node, *, is_number: bool = True) -> None:

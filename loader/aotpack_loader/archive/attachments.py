@@ -1,4 +1,4 @@
-"""Attachments: documents about a bundle that lie beside it, such as signatures, provenance and bills of materials.
+"""Attachments: documents about a bundle, stored beside it, such as signatures, provenance and bills of materials.
 
 Each is an OCI image manifest of one layer whose ``subject`` is the bundle index. ``index.json``
 lists it after the bundle, and a registry keeps it as a referrer. The bundle digest does not cover

@@ -12,7 +12,7 @@ MAX_RAW_BYTES = 1 << 31
 """A blob that declares more than this (2 GiB) is refused."""
 _BLOCK_BYTES = 128 << 10
 _MAX_RATIO = _BLOCK_BYTES // 4
-"""Zstandard's own bound: a block gives 128 KiB at most and takes 4 bytes at least. A larger claim is a lie."""
+"""Zstandard's own bound: a block gives 128 KiB at most and takes 4 bytes at least. A larger claim is false."""
 
 
 def compress(data: bytes) -> bytes:

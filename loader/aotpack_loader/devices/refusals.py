@@ -16,7 +16,7 @@ _CHECK = re.compile(r"\[aotpack check\] (\S*): ([^\n]*)")
 _CALL = re.compile(r"\b(?:aoti_torch_(?:cpu_)?_?(\w+)|custom_op_wrapper)\(")
 _DIVIDES = re.compile(r"\.(_*div|floor_divide|remainder|fmod|mod|divmod)\w*\.?")
 _BRANCH = "the branch goes another way than"
-"""An assertion that says so is told by the floor above (:mod:`..runtime.branches`)."""
+"""Part of the message of a branch assertion. :mod:`..runtime.branches` makes the error for it."""
 _HINT = "Types and sizes of the arguments are as the bundle expects them: look at their values."
 
 

@@ -1,4 +1,4 @@
-"""Runs the graphs of a bundle that nobody vouches for.
+"""Runs the graphs of a bundle that is not trusted.
 
 Only operators of a list may run (:mod:`.allowed`). Before each call the arguments are checked for what
 the operator's kernel relies on. Calls of subgraphs are counted, so that no loop is endless. A trusted

@@ -100,8 +100,8 @@ def _state_problems(program: schema.Program, known: Mapping[str, schema.Module])
         path, _, key = entry.name.rpartition(".")
         owner = resolve(path, known)
         if owner is None or entry.name in known:
-            yield Problem(at, f"N3: {entry.name!r} lies in no module, or is one")
+            yield Problem(at, f"N3: {entry.name!r} belongs to no module, or is a module itself")
             continue
         first = held.setdefault((owner, key), entry)
         if first is not entry and entry.tied_to != (first.tied_to or first.name):
-            yield Problem(at, f"N3: {entry.name!r} lies in the same module as {first.name!r}, and is another tensor")
+            yield Problem(at, f"N3: {entry.name!r} has the same module and name as {first.name!r}, but is another tensor")

@@ -172,7 +172,7 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
         above = name
         while (above := above.rpartition(".")[0]) not in clear:
             if above in known:
-                yield Problem("$.state", f"C2: {name!r} lies below another entry")
+                yield Problem("$.state", f"C2: {name!r} has a name below that of another entry")
                 break
         else:
             clear.add(name.rpartition(".")[0])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Environment = Mapping[str, int]
 Executable = Callable[[list[Any]], list[Any]]
 Remembered = list[tuple[torch.UntypedStorage, int, int] | None]
-"""Each saved tensor as it was after the forward: its storage, kept so that no other comes to lie there; address; checksum."""
+"""Storage, address and checksum of each saved tensor after the forward. The storage is kept so that its address is not reused."""
 Marks = list[tuple[int, int] | None]
 """Version and checksum of tensors."""
 

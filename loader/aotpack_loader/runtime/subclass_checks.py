@@ -34,7 +34,7 @@ class SubclassInputs(Inputs):
 class SubclassCheck(TensorCheck):
     """Checks the class, metadata and parts of a subclass argument.
 
-    Taking it apart gives the parts the right strides.
+    Flattening it gives the parts the right strides.
     """
 
     def __init__(

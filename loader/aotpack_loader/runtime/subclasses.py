@@ -1,4 +1,4 @@
-"""Tensor subclasses: taken apart before a graph, and rebuilt after it.
+"""Tensor subclasses: flattened before a graph, and rebuilt after it.
 
 The caller passes the classes to ``load``; a bundle only names them. Everything that does not depend
 on a call is computed when a bundle is loaded. Programs without subclasses do not use this module.
@@ -25,7 +25,7 @@ def resolve(required: Sequence[str], given: Collection[type]) -> Classes:
     """The classes a bundle needs, by name, selected from those the caller passed.
 
     Raises:
-        SubclassError: names each class that is missing or cannot be taken apart.
+        SubclassError: names each class that is missing or cannot be flattened.
         AotpackError: ``given`` is not a collection of classes.
     """
     if isinstance(given, (str, type)) or not all(isinstance(kind, type) for kind in given):

@@ -21,7 +21,7 @@ def ignore_value_hints() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def keep_attributes_separate() -> Iterator[None]:
-    """Keep the captured module's attributes apart from the model's of the same names, such as
+    """Keep the captured module's attributes separate from the model's of the same names, such as
     ``_graph`` and ``meta``.
 
     Dynamo's export front end copies all attributes of the model over those of the captured module,
