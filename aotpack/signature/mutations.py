@@ -12,6 +12,7 @@ from aotpack_loader.format import schema
 
 from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line, tensor_value, views
+from . import subclass_leaves
 from .forward_outputs import ForwardOutputs
 from .primals import Primals
 from .trace import PartitionedMethod
@@ -72,6 +73,8 @@ def _mutation(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutput
     kind = _mutation_kind(info)
     if kind == "storage":
         trace.refuse(path, "the model replaces its storage (set_)")
+    elif kind != "data" and subclass_leaves.is_folded(source):  # torch before 2.15 refuses it itself
+        trace.refuse(path, "the model changes its sizes in place, which is not allowed on tensor subclasses")
     elif kind in ("data", "data_and_metadata") and views.reach(node) > views.reach(source):
         kind = "resize"
         if not node.meta["val"].is_contiguous():

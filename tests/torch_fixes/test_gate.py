@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import FreshProcess
 
 import aotpack
 from aotpack._torch.fixes import gate, sources
@@ -50,7 +51,14 @@ def test_every_entry_is_found_and_recorded_here() -> None:
     assert recorded == {name for entry in entries for name in entry.patches}, "run scripts/torch-fixes record"
 
 
+def only_recorded_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this torch be the newest that was recorded: what was never tried is compared with that one."""
+    here = {name: {HERE: hashes[HERE]} for name, hashes in sources.recorded().items()}
+    monkeypatch.setattr(gate, "recorded", lambda: here)
+
+
 def test_a_torch_that_was_not_tried_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_recorded_here(monkeypatch)
     monkeypatch.setattr(torch, "__version__", "2.99.1")
     with pytest.raises(UnsupportedTorchError, match=r"torch 2\.99\.1 was never tried") as found:
         build(tmp_path / "x", "portable")
@@ -59,6 +67,14 @@ def test_a_torch_that_was_not_tried_is_one_error(tmp_path: Path, monkeypatch: py
     assert "all fit it" in str(found.value)
     assert "allow_untested_torch=True" in found.value.hint
     assert not (tmp_path / "x").exists()
+
+
+def test_a_torch_may_be_tried_with_portable_targets_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "INDUCTOR_SUPPORTED", ("2.8",))
+    with pytest.raises(UnsupportedTorchError, match=r"never tried with this aotpack and native code \(tried: 2\.8\)") as found:
+        build(tmp_path / "x", "cpu")
+    assert "The portable target was tried with this one." in found.value.hint
+    build(tmp_path / "x", "portable")
 
 
 def test_an_override_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +111,15 @@ def test_modules_that_cannot_be_imported_are_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gate.importlib, "import_module", missing)
     with pytest.raises(UnsupportedTorchError, match=r"shape_env: cannot import name 'ShapeEnv'"):
         gate.check_imports()
+
+
+def test_an_untested_torch_can_be_imported(fresh_process: FreshProcess) -> None:
+    """All modules over private APIs are imported before ``aotpack._torch`` is complete."""
+    code = """
+        import json, torch, warnings
+        warnings.simplefilter("ignore")
+        torch.__version__ = "2.99.1"
+        import aotpack._torch
+        print(json.dumps("imported"))
+    """
+    assert fresh_process(code) == "imported"

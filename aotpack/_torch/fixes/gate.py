@@ -17,7 +17,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedTorchError
 
 from .entries import FIXES, HOOKS
-from .register import INDUCTOR, SUPPORTED, Fix, Hook, minor, name_of, needed
+from .register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, Fix, Hook, minor, name_of, needed
 from .sources import fingerprint, recorded
 
 
@@ -27,8 +27,8 @@ def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
     Returns whether this torch is untested and was allowed nevertheless.
 
     Args:
-        inductor: whether a target compiles with Inductor; without one, Inductor's fixes are not
-            checked.
+        inductor: whether a target compiles with Inductor. Without one, Inductor's fixes are not
+            checked, and more releases of torch are allowed.
         allow_untested: build even if a check fails.
 
     Raises:
@@ -36,12 +36,12 @@ def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
     """
     installed = str(torch.__version__)
     problems = list(_misfits(installed, inductor))
-    tried = is_tried(installed)
-    if tried and not problems:
+    supported = INDUCTOR_SUPPORTED if inductor else SUPPORTED
+    if is_tried(installed, supported) and not problems:
         return False
     if allow_untested:
         return True
-    raise _refusal(installed, problems, tried=tried)
+    raise _refusal(installed, problems, supported)
 
 
 def check_imports() -> None:
@@ -52,7 +52,7 @@ def check_imports() -> None:
             overrides this: the module is needed.
     """
     installed = str(torch.__version__)
-    if is_tried(installed):
+    if is_tried(installed, SUPPORTED):
         return
     folder = Path(__file__).parent.parent
     package = __package__.rpartition(".")[0]
@@ -62,14 +62,22 @@ def check_imports() -> None:
             try:
                 importlib.import_module(module.name)
             except (ImportError, AttributeError) as error:
-                problems.append(Problem(module.name, str(error)))
+                if not _is_incomplete(error, package):
+                    problems.append(Problem(module.name, str(error)))
     if problems:
-        raise _refusal(installed, problems, tried=False)
+        raise _refusal(installed, problems, SUPPORTED)
 
 
-def is_tried(torch_version: str) -> bool:
-    """Whether the compiler was tested on this minor release of torch."""
-    return name_of(minor(torch_version)) in SUPPORTED
+def _is_incomplete(error: Exception, package: str) -> bool:
+    """Whether an import failed because the package of private torch APIs, whose first import calls
+    :func:`check_imports`, is not complete yet. Its own imports follow.
+    """
+    return isinstance(error, ImportError) and error.name == package
+
+
+def is_tried(torch_version: str, supported: Sequence[str]) -> bool:
+    """Whether this minor release of torch is one of ``supported``."""
+    return name_of(minor(torch_version)) in supported
 
 
 def misfits(entry: Fix | Hook, torch_version: str) -> Sequence[str]:
@@ -97,12 +105,15 @@ def _fits(name: str, release: str) -> bool:
     return fingerprint(name) == hashes.get(newest)
 
 
-def _refusal(installed: str, problems: Sequence[Problem], *, tried: bool) -> UnsupportedTorchError:
-    what = "differs from the one that aotpack was tried on" if tried else "was never tried with this aotpack"
+def _refusal(installed: str, problems: Sequence[Problem], supported: Sequence[str]) -> UnsupportedTorchError:
+    what = "differs from the one that aotpack was tried on"
+    if not is_tried(installed, supported):
+        what = "was never tried with this aotpack" + (" and native code" if is_tried(installed, SUPPORTED) else "")
     ours = "fixes and hooks that do not fit it" if problems else "fixes and hooks all fit it"
     return UnsupportedTorchError(
-        f"torch {installed} {what} (tried: {', '.join(SUPPORTED)}). Its {ours}{':' if problems else '.'}",
+        f"torch {installed} {what} (tried: {', '.join(supported)}). Its {ours}{':' if problems else '.'}",
         problems,
         hint="Install a torch that was tried, or build with allow_untested_torch=True and compare with eager: "
-        "without a fix, gradients may be wrong.",
+        "without a fix, gradients may be wrong."
+        + (" The portable target was tried with this one." if is_tried(installed, SUPPORTED) and supported != SUPPORTED else ""),
     )

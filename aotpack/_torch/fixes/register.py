@@ -30,6 +30,9 @@ Minor = tuple[int, int]
 SUPPORTED = ("2.9", "2.13")
 """The minor releases of torch that the compiler was tested on."""
 
+INDUCTOR_SUPPORTED = ("2.13",)
+"""Those of them on which targets that Inductor compiles were tested."""
+
 
 @dataclass(frozen=True)
 class Fix:

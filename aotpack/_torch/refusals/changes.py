@@ -35,15 +35,24 @@ def watched_changes() -> Iterator[dict[str, Change]]:
     """Record, by name, the changes of the model that Dynamo traces in this block."""
     found: dict[str, Change] = {}
     graph = torch._dynamo.output_graph.OutputGraph
-    name = "get_replayed_side_effect_source_refs"
-    original = getattr(graph, name, None)  # torch 2.9 has no such method
+    name = _end_of_trace()
+    original = getattr(graph, name)
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         found.update((change.name, change) for change in _changes(self))
-        return original(self, *args, **kwargs)  # type: ignore[misc]
+        return original(self, *args, **kwargs)
 
-    with mock.patch.object(graph, name, watched) if original is not None else contextlib.nullcontext():
+    with mock.patch.object(graph, name, watched):
         yield found
+
+
+def _end_of_trace() -> str:
+    """The method of ``OutputGraph`` that runs after the trace, while its changes are still known.
+
+    Torch before 2.13 collects changes in a larger method. ``cleanup`` forgets them there.
+    """
+    collects = "get_replayed_side_effect_source_refs"
+    return collects if hasattr(torch._dynamo.output_graph.OutputGraph, collects) else "cleanup"
 
 
 @contextlib.contextmanager

@@ -220,6 +220,7 @@ HOOKS = (
         module="dynamo",
         patches=(
             "torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",
+            "torch._dynamo.output_graph.OutputGraph.cleanup",
             "torch._dynamo.variables.BuiltinVariable._comparison_with_tensor",
             "torch._dynamo.variables.BuiltinVariable.call_id",
             "torch._dynamo.functional_export.dynamo_graph_capture_for_export",

@@ -1,0 +1,44 @@
+"""Lowers a case with Inductor, and stops before the C++ compiler: the generated code, in seconds instead of a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._inductor import codecache
+
+from aotpack._torch import check_torch, toolchain
+
+
+class Lowered(BaseException):
+    """All graphs of a build are lowered. No ``Exception``: a build explains those."""
+
+
+@contextlib.contextmanager
+def lowered_only() -> Iterator[list[str]]:
+    """Stop a build when its graphs are lowered; gives the C++ of each, without names that differ from build to build."""
+    sources: list[str] = []
+
+    class Recorded:
+        @classmethod
+        def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *_: Any, **__: Any) -> str:
+            sources.append(_COMMENTS.sub("", f"{wrapper_code}\n{kernel_code}"))
+            return "not compiled"
+
+    def finish(_: Any) -> None:
+        raise Lowered
+
+    check_torch(inductor=True)  # remembered: in the block it would see a name that has changed
+    with (
+        mock.patch.object(codecache, "AotCodeCompiler", Recorded),
+        mock.patch.object(toolchain.Library, "start"),
+        mock.patch.object(toolchain.Library, "finish", finish),
+        contextlib.suppress(Lowered),
+    ):
+        yield sources
+
+
+_COMMENTS = re.compile(r"//[^\n]*")

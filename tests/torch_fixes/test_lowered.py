@@ -1,0 +1,45 @@
+"""Each fix of Inductor acts on the code of its case: its hook is reached, and without it the code is different.
+
+``test_fixes`` compiles the same cases and runs them. That takes a minute each; this takes seconds, on any supported torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import aotpack
+from aotpack._torch.fixes import applying
+from aotpack._torch.fixes.entries import FIXES
+from aotpack._torch.fixes.register import Fix
+
+from .harness import ROOT, check, load_case
+from .lowering import lowered_only
+
+
+def compiled(fix: Fix) -> bool:
+    path = ROOT / fix.case
+    return path.exists() and fix.is_needed(str(torch.__version__)) and "# target: cpu" in path.read_text()
+
+
+def code_of(fix: Fix, out: Path) -> list[str]:
+    """The code of a case; a refusal of its build in place of the code."""
+    case = load_case(fix)
+    try:
+        with lowered_only() as sources:
+            check(case, out)
+    except aotpack.AotpackError as error:
+        return [type(error).__name__]
+    return sources
+
+
+@pytest.mark.slow_fixes
+@pytest.mark.parametrize("fix", [pytest.param(fix, id=fix.id) for fix in FIXES if compiled(fix)])
+def test_a_fix_changes_the_code_of_its_case(fix: Fix, tmp_path: Path) -> None:
+    before = applying.calls()[fix.id]
+    fixed = code_of(fix, tmp_path / "with.aotpack")
+    assert applying.calls()[fix.id] > before, "its hook was never called"
+    with applying.without(fix.id):
+        assert code_of(fix, tmp_path / "without.aotpack") != fixed
