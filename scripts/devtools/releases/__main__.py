@@ -1,0 +1,38 @@
+"""Runs groups of tests with the torch of this interpreter, and makes docs/torch-versions.md.
+
+Other arguments go to pytest. A group keeps the outcomes of its tests until all of them ran, so a
+run that was stopped continues when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .groups import GROUPS
+from .page import PAGE, page, stored
+from .run import applied_fixes, outcomes_file, run_group, store
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/test-torch VERSION", description=__doc__)
+    names = [group.name for group in GROUPS]
+    parser.add_argument("--group", action="append", choices=names, help="run this group only; may be repeated")
+    parser.add_argument("--native", action="store_true", help="also run groups that compile native code")
+    parser.add_argument("--minutes", type=float, help="stop each group after this time")
+    options, arguments = parser.parse_known_args()
+    failed = 0
+    for group in GROUPS:
+        if group.name in options.group if options.group else options.native or not group.slow:
+            print(f"== {group.name}: {group.title}", flush=True)
+            result = run_group(group, arguments, minutes=options.minutes)
+            failed += result["failed"]
+            print(f"stored in {store({group.name: result}, applied_fixes())}")
+            if result["passed"] + result["failed"] + result["skipped"] >= result["total"]:
+                outcomes_file(group).unlink()
+    PAGE.write_text(page(stored()))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The page docs/torch-versions.md, made from the stored results. Needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from devtools.paths import RESULTS, ROOT
+
+from .groups import GROUPS
+
+PAGE = ROOT / "docs" / "torch-versions.md"
+
+Result = Mapping[str, Any]
+"""A stored file: versions, machine, fixes, and counts by group."""
+
+_HEAD = """\
+# torch releases
+
+This page says what ran with which torch. `scripts/test-torch` runs the tests and makes the page
+from the files in `scripts/bench/results/torch-versions`.
+
+CI tests every change with torch 2.13.0, so 2.13 has no column here. The loader accepts torch 2.9 to
+2.15. The compiler accepts torch {portable} for `portable`, and {native} for targets with native
+code. With another release a build stops with an `UnsupportedTorchError`, which
+`--allow-untested-torch` overrides: compare such a bundle with eager.
+
+The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
+
+A cell has the numbers of tests that passed and failed. Skipped tests count as neither. Where a run
+was stopped, the cell also says how many of the group's tests have an outcome.
+"""
+
+_PARTS = {"loader": "Loader", "builder": "Builder", "fixes": "Fixes of torch"}
+
+
+def stored(folder: Path = RESULTS / "torch-versions") -> list[Result]:
+    """Everything stored, newest torch first."""
+    found: list[Result] = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return sorted(found, key=_release, reverse=True)
+
+
+def page(results: Sequence[Result]) -> str:
+    """The whole page."""
+    lines = [_HEAD.format(portable=_listed("SUPPORTED"), native=_listed("INDUCTOR_SUPPORTED"))]
+    for part, title in _PARTS.items():
+        lines += [f"## {title}", "", *_table("tests", [_name(result) for result in results])]
+        for group in GROUPS:
+            if group.part == part:
+                lines.append(_row(group.title, [_cell(result, group.name) for result in results]))
+        if part == "fixes":
+            applied = [f"{result['fixes']['applied']} of {result['fixes']['entries']}" for result in results]
+            lines.append(_row("Fixes that a build applies", applied))
+            lines.append(_row("Faults that torch has fixed", [str(len(result["fixes"]["fixed"])) for result in results]))
+        lines.append("")
+    return "\n".join([*lines, *_fixed(results), *_failures(results), *_machines(results)]).rstrip() + "\n"
+
+
+def _listed(name: str) -> str:
+    """The releases of a constant of the register, read from its source: importing it needs torch."""
+    source = (ROOT / "aotpack" / "_torch" / "fixes" / "register.py").read_text()
+    found = re.search(rf"^{name} = (\(.*\))$", source, re.MULTILINE)
+    assert found is not None
+    *first, last = ast.literal_eval(found[1])
+    return f"{', '.join(first)} and {last}" if first else str(last)
+
+
+def _table(first: str, heads: Sequence[str]) -> list[str]:
+    return [_row(first, heads), _row("---", ["---"] * len(heads))]
+
+
+def _row(first: str, cells: Sequence[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |"
+
+
+def _cell(result: Result, name: str) -> str:
+    found = result["groups"].get(name)
+    if found is None:
+        return "not run"
+    known = found["passed"] + found["failed"] + found["skipped"]
+    text = f"{found['passed']} passed" + (f", **{found['failed']} failed**" if found["failed"] else "")
+    return text if known >= found["total"] else f"{text} ({known} of {found['total']} ran)"
+
+
+def _failures(results: Sequence[Result]) -> list[str]:
+    found = [
+        f"- {_name(result)}: `{test}`" for result in results for group in result["groups"].values() for test in group["failures"]
+    ]
+    return ["## Tests that failed", "", *found, ""] if found else []
+
+
+def _fixed(results: Sequence[Result]) -> list[str]:
+    names = {_torch(result): result["fixes"]["fixed"] for result in results if result["fixes"]["fixed"]}
+    found = [f"- {torch}: {', '.join(f'`{fix}`' for fix in fixed)}" for torch, fixed in names.items()]
+    return ["A build leaves out these fixes, because torch has no such fault any more:", "", *found, ""] if found else []
+
+
+def _machines(results: Sequence[Result]) -> list[str]:
+    lines = ["## Where it ran", "", *_table("torch", ["Python", "system", "processor", "date"])]
+    for result in results:
+        machine, dates = result["machine"], sorted({group["date"] for group in result["groups"].values()})
+        span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        processor = f"{machine['cpu']}, {machine['cores']} cores"
+        lines.append(_row(result["torch"], [result["versions"]["python"], machine["system"], processor, span]))
+    return lines
+
+
+def _name(result: Result) -> str:
+    return f"{_torch(result)}, Python {'.'.join(result['versions']['python'].split('.')[:2])}"
+
+
+def _torch(result: Result) -> str:
+    return f"torch {result['torch'].partition('+')[0]}"
+
+
+def _release(result: Result) -> tuple[int, ...]:
+    return tuple(int(part) for part in f"{result['torch'].partition('+')[0]}.{result['versions']['python']}".split("."))

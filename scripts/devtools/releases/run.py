@@ -1,0 +1,98 @@
+"""Runs groups of tests with the torch of this interpreter, and stores what passed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from devtools.machine import provenance
+from devtools.paths import RESULTS, ROOT
+
+from .groups import Group
+from .outcomes import STARTED, TOTAL, read
+
+FOLDER = RESULTS / "torch-versions"
+"""A JSON file for each torch and Python."""
+
+RELEASE = f"{str(torch.__version__).partition('+')[0]}-{sys.version_info[0]}.{sys.version_info[1]}"
+"""This torch and this Python; the name of their file."""
+
+_TESTS_FAILED, _NOTHING_LEFT = 1, 5
+_RESTARTS = 40
+
+
+def outcomes_file(group: Group) -> Path:
+    """Where the outcomes of a group are kept until all of its tests ran."""
+    return ROOT / "build" / "torch-versions" / RELEASE / f"{group.name}.jsonl"
+
+
+def run_group(group: Group, arguments: Sequence[str] = (), *, minutes: float | None = None) -> dict[str, Any]:
+    """Run the tests of a group whose outcome is not known yet, and return the group's counts.
+
+    A test that ends its process counts as failed, and the rest of the group runs in another one.
+    After ``minutes`` the group stops; a later run continues.
+    """
+    outcomes = outcomes_file(group)
+    outcomes.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"AOTPACK_OUTCOMES": str(outcomes), "AOTPACK_CODE": group.code, "AOTPACK_SLOW_FIXES": "1"}
+    words = [sys.executable, "-m", "pytest", "-p", "devtools.releases.outcomes", "-p", "no:cacheprovider", "-q"]
+    words += [*(["-k", group.keyword] if group.keyword else []), *group.paths, *arguments]
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    for _ in range(_RESTARTS):
+        try:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            code = subprocess.run(words, cwd=ROOT, env=environment, check=False, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            return counts(read(outcomes), interrupted=True)
+        if code in (0, _TESTS_FAILED, _NOTHING_LEFT):
+            return counts(read(outcomes))
+        if STARTED not in read(outcomes).values():
+            raise SystemExit(f"{group.name}: pytest ended with {code} before a test started")
+    raise SystemExit(f"{group.name}: {_RESTARTS} processes ended without finishing it")
+
+
+def counts(outcomes: Mapping[str, str], *, interrupted: bool = False) -> dict[str, Any]:
+    """What is stored of a group: numbers of tests, and the names of those that failed.
+
+    ``interrupted``: a test that did not end was stopped by us. Otherwise it ended its process.
+    """
+    bad = ("failed",) if interrupted else ("failed", STARTED)
+    failed = sorted(test for test, outcome in outcomes.items() if outcome in bad)
+    number = list(outcomes.values()).count
+    return {
+        "total": int(outcomes.get(TOTAL, 0)),
+        "passed": number("passed"),
+        "failed": len(failed),
+        "skipped": number("skipped"),
+        "failures": failed,
+    }
+
+
+def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) -> Path:
+    """Add groups that ran to the stored results of this torch."""
+    path = FOLDER / f"{RELEASE}.json"
+    known = json.loads(path.read_text()) if path.exists() else {"groups": {}}
+    where = provenance()
+    stamped = {name: {**result, "date": where["date"]} for name, result in results.items()}
+    groups = dict(sorted({**known["groups"], **stamped}.items()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {**where, "torch": str(torch.__version__), "fixes": dict(fixes), "groups": groups}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def applied_fixes() -> dict[str, Any]:
+    """How many fixes a build applies with this torch, and which ones torch does not need any more."""
+    from aotpack._torch.fixes.entries import FIXES
+    from aotpack._torch.fixes.register import needed
+
+    applied = needed(FIXES, str(torch.__version__))
+    return {"entries": len(FIXES), "applied": len(applied), "fixed": sorted(fix.id for fix in FIXES if fix not in applied)}
