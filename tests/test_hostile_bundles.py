@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,23 @@ from support.archive import Documents, digest_of, pack, write_tiny
 import aotpack
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.weights import read_header
 from aotpack_loader.devices import allowed, operators, untrusted
 from aotpack_loader.devices.portable import PortableExecutable, UntrustedExecutable
 from aotpack_loader.devices.untrusted import implementation
-from aotpack_loader.errors import CorruptBundleError, OperatorError, TrustError
-from aotpack_loader.format import media_types, schema
-from aotpack_loader.runtime.views import replayer
+from aotpack_loader.errors import BundleError, CorruptBundleError, OperatorError, TrustError
+from aotpack_loader.format import codec, media_types, schema
+from aotpack_loader.runtime.epilogue import Epilogue
+from aotpack_loader.runtime.views import CallValues, replayer
+from devtools.fuzz import bundles
 from devtools.fuzz.operators import built, known_calls
+from devtools.fuzz.operators import fuzz as fuzz_operators
+from devtools.paths import ROOT
 
 CPU = torch.device("cpu")
 X = schema.ValueRef("x")
 VALUE = schema.TensorValue("float32", [4], [1])
+GRAPH = schema.Descriptor(media_types.GRAPH, "sha256:" + "0" * 64, 1)
 
 
 def graph_of(op: str, args: list[Any], kwargs: dict[str, Any] | None = None, inputs: tuple[str, ...] = ("x",)) -> schema.Graph:
@@ -291,3 +298,115 @@ def test_rows_are_bounded() -> None:
     rows = torch.zeros(1).expand(2**40)
     with pytest.raises(ValueError, match="rows"):
         implementation("higher_order.scan")(None, [], [rows], [])
+
+
+# ---------------------------------------------------------------- bounds of documents
+
+
+def test_many_short_items_are_refused_before_they_are_parsed() -> None:
+    text = b'{"nodes":[' + b"[]," * 3_000_000 + b"[]]}"
+    with pytest.raises(CorruptBundleError, match="more than 4000000 items"):
+        codec.decode(text, schema.Graph, where="graph")
+
+
+def test_a_long_header_of_short_items() -> None:
+    text = b'{"a":[' + b"0," * 4_100_000 + b"0]}"
+    data = memoryview(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CorruptBundleError, match="more than 4000000 items"):
+        read_header(data, "weights")
+
+
+@pytest.mark.parametrize("document", [b'{"major":' + b"1" * 5000 + b',"minor":0}', b'{"major":1' + b"0" * 400 + b',"minor":-'])
+def test_integers_of_many_digits(document: bytes) -> None:
+    with pytest.raises(CorruptBundleError, match="is not a valid Version"):
+        codec.decode(document, schema.Version, where="version")
+
+
+def test_names_of_many_parts(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m", tensors=[("other", torch.ones(1))])
+    documents = Documents(tmp_path / "m")
+    for parts, refused in ((2000, True), (64, False)):
+        name = ".".join("x" * parts)
+        entry = {"name": name, "kind": "buffer", "dtype": "float32", "shape": [1], "stride": [1], "storage": "other"}
+        documents.program["state"][1:] = [entry]
+        (tmp_path / "m").write_bytes(pack(documents.files()))
+        if refused:
+            with pytest.raises(CorruptBundleError, match="C2"):
+                aotpack.load(tmp_path / "m")
+        else:
+            assert name in aotpack.load(tmp_path / "m").state_dict()
+        documents = Documents(tmp_path / "m") if refused else documents
+
+
+def test_many_output_symbols_take_no_time(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m")
+    documents = Documents(tmp_path / "m")
+    symbols = [{"name": f"u{i}", "output": 0, "dim": 0} for i in range(50_000)]
+    documents.program["methods"]["infer"]["output_symbols"] = symbols
+    (tmp_path / "m").write_bytes(pack(documents.files()))
+    start = time.process_time()
+    Bundle.open(tmp_path / "m").close()
+    assert time.process_time() - start < 10, "it was quadratic: minutes"
+
+
+def test_files_that_cannot_be_read() -> None:
+    with pytest.raises(BundleError):
+        aotpack.load("/proc/self/mem")
+
+
+# ---------------------------------------------------------------- arguments after a failure
+
+
+def test_a_failing_call_leaves_arguments_as_they_were() -> None:
+    """The first write fits, and the second does not."""
+    leaves = [schema.TensorLeaf(f"args[{i}]", "float32", [4], [1]) for i in range(2)]
+    mutations = [schema.Mutation(primal=0, output=0), schema.Mutation(primal=1, output=1)]
+    method = schema.Method(
+        [], schema.TupleNode([]), leaves, schema.LeafNode(), [schema.FreshResult(0)],
+        [schema.InputPrimal(0), schema.InputPrimal(1)], GRAPH, 2, mutations=mutations,
+    )  # fmt: skip
+    first, second = torch.zeros(4), torch.zeros(4)
+    values = CallValues([first, second], [first, second], [torch.ones(4), torch.ones(5)])
+    with pytest.raises(OperatorError, match="cannot be made as the bundle says"):
+        Epilogue(method, restores=True)(values, {})
+    assert torch.equal(first, torch.zeros(4))
+
+
+def test_a_failing_view_gives_sizes_back() -> None:
+    geometry = schema.Geometry([2, 2], [2, 1])
+    method = schema.Method(
+        [], schema.TupleNode([]), [schema.TensorLeaf("args[0]", "float32", [4], [1])], schema.LeafNode(),
+        [schema.AliasResult([schema.ViewStep("aten.unsqueeze.default", [9])], primal=0)], [schema.InputPrimal(0)], GRAPH, 1,
+        mutations=[schema.Mutation(primal=0, output=0, kind="data_and_metadata", geometry=geometry)],
+    )  # fmt: skip
+    x = torch.arange(4.0)
+    with pytest.raises(OperatorError, match="a view that torch refuses"):
+        Epilogue(method, restores=True)(CallValues([x], [x], [torch.ones(2, 2)]), {})
+    assert x.tolist() == [0, 1, 2, 3], "both its elements and its sizes"
+    assert x.shape == (4,)
+
+
+# ---------------------------------------------------------------- fuzzing
+
+
+def test_mutants_end_in_one_kind_of_error() -> None:
+    """A part of what ``scripts/fuzz bundles`` runs, the same at every run."""
+    found = bundles.fuzz(bundles.vectors(ROOT), range(1_000_000, 1_000_000 + 250), seconds=25)
+    assert found["findings"] == []
+    assert found["mutants"] >= 40
+    assert found["outcomes"].get("ran", 0) > 0
+
+
+def test_operators_survive_arguments_that_do_not_agree() -> None:
+    """A part of what ``scripts/fuzz operators`` runs: those with rules, under guard pages."""
+    names = [name for name, rules in allowed.OPERATORS.items() if rules][::8]
+    found = fuzz_operators(names, 12, start=5000)
+    assert found["found"] == {}
+    assert found["wrote"] == {}
+    assert found["ran"] > 30
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/hostile").glob("*.aotpack")), ids=lambda path: path.stem)
+def test_the_corpus(path: Path) -> None:
+    """Mutants that once did what they should not."""
+    bundles.use(str(path))

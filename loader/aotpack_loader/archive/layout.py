@@ -129,6 +129,9 @@ def open_layout(path: str | os.PathLike[str]) -> Layout:
             layout = _TarLayout(name, handle)
         else:
             raise NotABundleError(f"{name!r} is not a bundle: it is neither a file nor a directory.")
+    except OSError as error:  # files of /proc and of broken disks open, and cannot be read
+        os.close(handle)
+        raise BundleError(f"The bundle {name!r} cannot be read: {error.strerror}.") from error
     except BaseException:
         os.close(handle)
         raise
@@ -304,9 +307,12 @@ class _DirectoryLayout(Layout):
 
 def _chunks(handle: int, start: int, stop: int, length: int) -> Iterator[bytes]:
     """The bytes ``[start, stop)`` of a file, or fewer if it has shrunk since. Does not move the file position."""
-    while start < stop and (chunk := os.pread(handle, min(length, stop - start), start)):
-        yield chunk
-        start += len(chunk)
+    try:
+        while start < stop and (chunk := os.pread(handle, min(length, stop - start), start)):
+            yield chunk
+            start += len(chunk)
+    except OSError as error:
+        raise BundleError(f"The bundle cannot be read at byte {start}: {error.strerror}.") from error
 
 
 def _read(handle: int, start: int, stop: int) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..errors import CorruptBundleError, Problem
+from ..format.codec import MAX_ITEMS, has_too_many_items
 from ..format.media_types import PADDING_PREFIX
 from ..format.schema import Descriptor, DType
 from .layout import Layout
@@ -174,9 +175,11 @@ def read_header(data: memoryview, where: str) -> dict[str, StoredTensor]:
         raise _bad(where, f"its header claims {length} bytes of {len(data)}")
     if data[8] != ord("{"):
         raise _bad(where, "its header does not begin with '{'")
+    if has_too_many_items(data[8 : 8 + length]):
+        raise _bad(where, f"its header of {length} bytes has more than {MAX_ITEMS} items")
     try:
         header = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise _bad(where, f"its header is not valid JSON: {error}") from error
     header.pop("__metadata__", None)
     tensors = [(name, _stored(name, fields, 8 + length, where)) for name, fields in header.items()]

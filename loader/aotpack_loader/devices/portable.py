@@ -130,6 +130,8 @@ class PortableExecutable:
 class UntrustedExecutable(PortableExecutable):
     """A graph of an untrusted bundle: arguments are checked before each call, and runs are counted."""
 
+    is_untrusted = True
+
     def __init__(
         self,
         graph: schema.Graph,

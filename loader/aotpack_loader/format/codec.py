@@ -15,6 +15,10 @@ from .schema import Document
 MAX_DOCUMENT_BYTES = 1 << 30
 """A document larger than this (1 GiB) is refused unread."""
 
+MAX_ITEMS = 4_000_000
+"""Of a document: its commas and opening brackets. Each item costs memory, however short its text is."""
+_SEPARATORS = (b",", b"[", b"{")
+
 T = TypeVar("T", bound=Document)
 
 _decoders: dict[type[Document], msgspec.json.Decoder[Document]] = {}
@@ -34,10 +38,20 @@ def decode(data: bytes | memoryview, kind: type[T], *, where: str) -> T:
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise CorruptBundleError(f"The document {where} is {len(data)} bytes long; the limit is {MAX_DOCUMENT_BYTES}.")
+    if has_too_many_items(data):
+        raise CorruptBundleError(f"The document {where} has more than {MAX_ITEMS} items.", [Problem(where, f"{len(data)} bytes")])
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[return-value]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:  # ValueError: an integer of too many digits
         raise CorruptBundleError(f"The document {where} is not a valid {kind.__name__}.", [Problem(where, str(error))]) from error
+
+
+def has_too_many_items(data: bytes | memoryview) -> bool:
+    """Whether the JSON text ``data`` has more than ``MAX_ITEMS`` items, from its bytes alone."""
+    if len(data) <= MAX_ITEMS:
+        return False
+    text = bytes(data)
+    return sum(map(text.count, _SEPARATORS)) > MAX_ITEMS

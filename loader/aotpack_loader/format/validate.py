@@ -6,6 +6,7 @@ opened, so that all later code can rely on its indices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
@@ -179,8 +180,8 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def _is_path(name: str) -> bool:
-    """Whether ``name`` is a path of steps separated by dots, without control characters."""
-    return all(step and min(step) > "\x1f" for step in name.split("."))
+    """Whether ``name`` is a path of steps separated by dots, without control characters, and not too deep for torch's walks."""
+    return name.count(".") < MAX_DEPTH and all(step and min(step) > "\x1f" for step in name.split("."))
 
 
 def _method_problems(program: schema.Program) -> Iterator[Problem]:
@@ -380,11 +381,11 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         if not expressions.is_symbol(symbol):
             yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
     yield from _unknown_symbols(_expressions_before(method), known, at)
-    measured = [symbol.name for symbol in method.output_symbols]
+    measured = Counter(symbol.name for symbol in method.output_symbols)
     for i, size in enumerate(method.output_symbols):
         where = f"{at}.output_symbols[{i}]"
         yield from in_range(where, "C24", [(size.output, method.num_outputs)])
-        if not expressions.is_symbol(size.name) or size.name in known or measured.count(size.name) > 1:
+        if not expressions.is_symbol(size.name) or size.name in known or measured[size.name] > 1:
             yield Problem(where, f"C24: {size.name!r} is not a symbol, or is declared twice")
         if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
             yield Problem(where, "C24: the maximum is below the minimum")

@@ -37,6 +37,7 @@ class Differentiable:
         # Code that reuses the memory of saved tensors has a second form that keeps them, for a
         # retained graph.
         self.retaining: Executable = getattr(backward, "retaining", backward)
+        self.untrusted: bool = getattr(forward, "is_untrusted", False)
         self.second: SecondDerivative | None = None
         self.order = "first"
         self.visible = _visible_outputs(method)
@@ -146,6 +147,7 @@ class _Call:
         "primals",
         "remembered",
         "shapes",
+        "sizes",
         "unchecked",
     )
 
@@ -155,6 +157,7 @@ class _Call:
         self.anchors: list[torch.Tensor] = []
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
+        self.sizes: list[torch.Size] = []
         self.unchecked: list[Any] | None = None
         self.hooked = False
         self.remembered: Remembered = []
@@ -204,6 +207,8 @@ class _Step(torch.autograd.Function):
         else:
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
+        if method.untrusted:
+            call.sizes = [primal.shape for primal in primals]
         _save(ctx, call, primals, outputs)
         detach_outputs(outputs, method.own, primals)
         idle = method.without_gradient(primals)
@@ -240,6 +245,10 @@ class _Step(torch.autograd.Function):
             results = _refuse_second_derivative(
                 method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
             )
+        if method.untrusted:
+            from .untrusted_calls import require_gradients  # not imported for trusted bundles
+
+            require_gradients(results, method.gradients, call.sizes)
         # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
         for i, needed in enumerate(method.depends):
             if needed and not needed & received:

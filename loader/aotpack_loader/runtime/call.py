@@ -68,7 +68,8 @@ class MethodCall:
         self._made_to_require = [i for i, leaf in enumerate(method.leaves) if getattr(leaf, "sets_requires_grad", False)]
         # The original enables gradients although its caller has disabled them.
         self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
-        self._epilogue = Epilogue(method, checks)
+        self._untrusted: bool = getattr(forward, "is_untrusted", False)
+        self._epilogue = Epilogue(method, checks, restores=self._untrusted)
         self.own = detached_outputs(method.results)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols if symbol.needed]
         self._primals = _sources(method, constants)
@@ -192,6 +193,16 @@ class MethodCall:
         return versions
 
     def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+        if not self._untrusted:
+            return self._forward(primals, environment)
+        try:
+            return self._forward(primals, environment)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            from .untrusted_calls import refused  # not imported for trusted bundles
+
+            raise refused(error) from error
+
+    def _forward(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         differentiable = self.differentiable
         if differentiable is not None and (self._turns_on or torch.is_grad_enabled()) and any(p.requires_grad for p in primals):
             self.modes.check_gradients()

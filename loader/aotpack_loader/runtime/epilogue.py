@@ -26,8 +26,11 @@ _Build = Callable[[CallValues, Environment, Kept], Any]
 class Epilogue:
     """Applies mutations and assembles results from primals and forward outputs."""
 
-    def __init__(self, method: schema.Method, checks: Checks | None = None) -> None:
+    def __init__(self, method: schema.Method, checks: Checks | None = None, *, restores: bool = False) -> None:
+        """``restores``: a call that fails here leaves the arguments as they were, at the price of copies of what it writes to."""
         self._checks = checks
+        self._restores = restores
+        self._written = sorted({mutation.primal for mutation in method.mutations})
         self._mutate = Mutations(method)
         results = with_origins(method.results)
         wanted = shared_values(results)
@@ -39,6 +42,19 @@ class Epilogue:
 
     def __call__(self, values: CallValues, environment: Environment) -> Any:
         """Return the caller's results. Values of ``values.outputs`` that require grad are attached to autograd."""
+        if not self._restores:
+            return self._apply(values, environment)
+        from .untrusted_calls import Copy, refused  # not imported for trusted bundles
+
+        copies = [Copy(values.primals[primal]) for primal in self._written]
+        try:
+            return self._apply(values, environment)
+        except Exception as error:
+            for copy in copies:
+                copy.restore()
+            raise refused(error) from error
+
+    def _apply(self, values: CallValues, environment: Environment) -> Any:
         primals, _, outputs = values
         before = [] if self._checks is None else self._checks.before_results(primals)
         self._mutate(primals, outputs, environment)

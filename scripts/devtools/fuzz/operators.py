@@ -303,7 +303,7 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def _ending(status: int) -> str:
