@@ -42,7 +42,7 @@ def command(
     wanted = from_lock(name, FILE_NAME, required=True) if locked else name
     connections = transport(plain_http, ca_file, concurrency, mirrors=mirrors)
     with bars(quiet=as_json) as progress:
-        pulled = pull(wanted, by_name(targets), out=out, transport=connections, progress=progress)
+        pulled = pull(wanted, by_name(targets), out=out, refresh=True, transport=connections, progress=progress)
     if lock:
         write_lock(FILE_NAME, name.name, pulled.digest)
     if as_json:

@@ -15,6 +15,14 @@ from .transfers import bars, connection_options, parsed, transport
 @click.command("push", short_help="Send a bundle to a registry.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("reference", metavar="oci://HOST/REPOSITORY:TAG")
+@click.option(
+    "--as",
+    "profile",
+    type=click.Choice(["artifact", "image"]),
+    default="artifact",
+    show_default=True,
+    help="artifact: for pull and load. image: for machines that mount images as volumes.",
+)
 @click.option("--mount", "mounts", multiple=True, metavar="REPOSITORY", help="Take blobs that this repository has from there.")
 @click.option(
     "--chunk-size", type=click.IntRange(0), default=0, metavar="BYTES", help="Split uploads into requests of this size."
@@ -26,6 +34,7 @@ from .transfers import bars, connection_options, parsed, transport
 def command(
     bundle: Path,
     reference: str,
+    profile: str,
     mounts: tuple[str, ...],
     chunk_size: int,
     dry_run: bool,
@@ -36,12 +45,18 @@ def command(
     as_json: bool,
 ) -> None:
     """Send BUNDLE to a registry. Blobs that it has already are not sent again."""
+    from aotpack.registry.image import push_image
     from aotpack.registry.push import push
 
     name = parsed(reference)
     connections = transport(plain_http, ca_file, concurrency, chunk_size=chunk_size)
+    if profile == "image" and (dry_run or mounts):
+        raise click.UsageError("--as image goes with neither --dry-run nor --mount.")
     with bars(quiet=as_json) as progress:
-        report = push(bundle, name, transport=connections, progress=progress, mounts=mounts, dry_run=dry_run)
+        if profile == "image":
+            report = push_image(bundle, name, transport=connections, progress=progress)
+        else:
+            report = push(bundle, name, transport=connections, progress=progress, mounts=mounts, dry_run=dry_run)
     if lock and not dry_run:
         from aotpack_loader.registry.lock import FILE_NAME, write_lock
 
@@ -56,4 +71,6 @@ def command(
     table.add_row("pinned", Text(str(name.at(report.digest))))
     for outcome, size in sorted(report.sizes.items()):
         table.add_row(outcome, f"{size_text(size)} in {len(report.blobs[outcome])} blobs")
+    if report.attachments:
+        table.add_row("attached", f"{len(report.attachments)} documents")
     stdout().print(table)

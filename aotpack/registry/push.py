@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from aotpack_loader.archive.bundle import Bundle
@@ -22,6 +22,8 @@ from aotpack_loader.registry.progress import Progress, Silent
 from aotpack_loader.registry.reference import Reference
 from aotpack_loader.registry.transport import Transport
 
+from .attachments import push_attachments
+from .manifests import put_manifest
 from .upload import Upload
 
 _MANIFESTS = (media_types.OCI_MANIFEST, media_types.OCI_INDEX)
@@ -36,6 +38,7 @@ class Pushed:
     dry_run: bool = False
     blobs: dict[str, list[str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    attachments: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -46,6 +49,7 @@ class Pushed:
             "dryRun": self.dry_run,
             "blobs": self.blobs,
             "bytes": self.sizes,
+            "attachments": self.attachments,
         }
 
 
@@ -101,6 +105,7 @@ def push(
             (index, *_), manifests = descriptors, [d for d in descriptors if d.media_type == media_types.OCI_MANIFEST]
             run_all(transport, (functools.partial(put_manifest, repository, d, bytes(opened.read(d))) for d in manifests))
             put_manifest(repository, index, bytes(opened.read(index)), reference.tag)
+            report.attachments = push_attachments(repository, opened)
     for digests in report.blobs.values():
         digests.sort()
     return report
@@ -119,24 +124,3 @@ def _bytes(bundle: Bundle, descriptor: Descriptor) -> memoryview:
             hint="It was pulled for some targets only. Pull it without `--target`, or push from where the whole bundle is.",
         )
     return bundle.map(descriptor)
-
-
-def put_manifest(repository: Repository, descriptor: Descriptor, data: bytes, tag: str = "") -> str:
-    """Send a manifest or index, under its digest or a tag. Returns the ``OCI-Subject`` of the answer, where it has one.
-
-    Raises:
-        RegistryError: the registry refused it, or stored it under another digest.
-    """
-    transport = repository.transport
-    headers = {"Content-Type": descriptor.media_type, "Content-Length": str(len(data))}
-    path = f"manifests/{tag or descriptor.digest}"
-    request = replace(
-        repository.request("PUT", path, what=f"the manifest {descriptor.digest}", headers=headers), body=lambda: [data]
-    )
-    answer = transport.fetch(request)
-    if answer.status not in (201, 202):
-        raise transport.failure(request, answer)
-    named = answer.headers.get("Docker-Content-Digest", descriptor.digest)
-    if named != descriptor.digest:
-        raise RegistryError(f"{repository.host} stored the manifest {descriptor.digest} under {named}.")
-    return answer.headers.get("OCI-Subject", "")

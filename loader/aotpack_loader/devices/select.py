@@ -69,12 +69,11 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         platform = bundle.manifests[target.name].platform
         untested = options.allow_untested_torch
-        if not bundle.is_here(target.name):
-            rejected[target.name] = _NOT_HERE
-            continue
         reason = _device_mismatch(target, device, backend) or unfit(
             target, bundle.program, platform, allow_untested_torch=untested
         )
+        if target.kind == PORTABLE and not bundle.is_here(target.name):
+            reason = _NOT_HERE
         if reason:
             rejected[target.name] = reason
             continue
@@ -87,6 +86,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
                 opened = _open(bundle, target, device, untrusted)
                 return Selection(target, opened, why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, trust, bundle)
+            if not bundle.is_here(target.name):
+                rejected[target.name] = _NOT_HERE
+                continue
             opened = _open(bundle, target, device)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"

@@ -28,6 +28,8 @@ ANNOTATION_REF_NAME: Final = "org.opencontainers.image.ref.name"
 """In ``index.json``: the name by which tools choose the bundle where there are attachments beside it."""
 ANNOTATION_TARGET: Final = "dev.aotpack.target"
 """On a manifest and its descriptor: the target's name, ``cpu:x86-64-v3``."""
+ANNOTATION_BUNDLE: Final = "dev.aotpack.bundle"
+"""On an image that holds a bundle: the bundle digest."""
 ANNOTATION_RAW_SIZE: Final = "dev.aotpack.raw-size"
 """On a compressed blob: its size in bytes once decompressed, in decimal."""
 

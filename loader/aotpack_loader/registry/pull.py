@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..archive.bundle import Bundle
-from ..archive.digest import check
+from ..archive.digest import check, is_digest
 from ..errors import Problem, RegistryContentError, RegistryError, TargetError
 from ..format import media_types
 from ..format.codec import decode, encode
 from ..format.schema import Descriptor, ImageIndex, Manifest
+from .attachments import bring_attachments
 from .client import MAX_MANIFEST_BYTES, RemoteManifest, Repository
 from .download import Sink, download
 from .export import export
@@ -30,6 +33,7 @@ from .store import BlobCache
 from .transport import Transport
 
 T = TypeVar("T")
+_NAMED = {media_types.ANNOTATION_REF_NAME: "latest"}
 Choose = Callable[[Bundle], Collection[str]]
 """Names the targets to pull, given a bundle of which only the documents are there."""
 
@@ -67,7 +71,9 @@ class Puller:
         transport: Transport | None = None,
         cache: BlobCache | None = None,
         progress: Progress | None = None,
+        refresh: bool = False,
     ) -> None:
+        self._refresh = refresh
         self.reference = reference
         self.transport = transport or Transport()
         self.cache = cache or BlobCache()
@@ -85,13 +91,17 @@ class Puller:
         digest = self.reference.digest or self._first(lambda source: source.resolve(self.reference.wanted))
         index = self._index(digest)
         listed = decode(self._read(index), ImageIndex, where="bundle index")
+        _refuse_other_index(listed, self.reference)
         manifests = run_all(self.transport, (functools.partial(self._manifest, entry) for entry in listed.manifests))
         documents = {document.digest: document for m in manifests for document in (m.config, *m.layers[:1])}
         self._bring(documents.values())
         path = self.cache.bundle(index.digest)
         for descriptor in (index, *listed.manifests, *documents.values()):
             self.cache.link(path, descriptor)
-        self.cache.write(path, encode(ImageIndex(2, [index], media_types.OCI_INDEX)))
+        attached = self._attachments(index, path)
+        # Beside attachments the bundle has a name, so that tools which copy one image of a layout find it.
+        named = msgspec.structs.replace(index, annotations=_NAMED) if attached else index
+        self.cache.write(path, encode(ImageIndex(2, [named, *attached], media_types.OCI_INDEX)))
         os.utime(path)  # `aotpack cache prune` goes by it
         self.pulled.path, self.pulled.digest = path, index.digest
         return Bundle.open(path)
@@ -107,6 +117,7 @@ class Puller:
     def present(self, bundle: Bundle) -> list[Descriptor]:
         """Return the documents, and the layers of the targets that were pulled."""
         found = {descriptor.digest: descriptor for descriptor in bundle.documents()}
+        found |= {blob.digest: blob for attachment in bundle.attachments()[0] for blob in attachment.blobs()}
         found |= {layer.digest: layer for name in self.pulled.targets for layer in bundle.manifests[name].manifest.layers}
         return list(found.values())
 
@@ -154,6 +165,23 @@ class Puller:
             raise RegistryContentError(f"The manifest {descriptor.digest} in {self.reference} has no layers.")
         return manifest
 
+    def _attachments(self, index: Descriptor, path: Path) -> list[Descriptor]:
+        """Bring the attachments of the bundle and return their entries for ``index.json``.
+
+        They are asked for again with each pull that contacts the registry, because a signature may
+        come later. If the registry cannot be asked, those that are here stay.
+        """
+        known = _beside(path)
+        if known is not None and self.reference.digest and not self._refresh:
+            return known
+        try:
+            return self._first(lambda source: bring_attachments(source, self.cache, index, path))
+        except RegistryError:
+            if known is None:
+                raise
+            self.transport.check_stopped()
+            return known
+
     def _read(self, descriptor: Descriptor) -> bytes:
         data = self.cache.path(descriptor.digest).read_bytes()
         check(data, descriptor)
@@ -187,20 +215,22 @@ def pull(
     choose: Choose,
     *,
     out: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
     transport: Transport | None = None,
     cache: BlobCache | None = None,
     progress: Progress | None = None,
 ) -> Pulled:
     """Bring a bundle into the cache, with the targets that ``choose`` names, and from there to ``out``.
 
-    ``out`` is a file, or a directory if it ends in ``/``.
+    ``out`` is a file, or a directory if it ends in ``/``. With ``refresh`` the registry is asked for
+    new signatures even if the bundle is in the cache.
 
     Raises:
         RegistryError: it cannot be pulled.
         BundleError: what is there is not a valid bundle.
         DirectoryError: the cache cannot be written to.
     """
-    puller = Puller(reference, transport=transport, cache=cache, progress=progress)
+    puller = Puller(reference, transport=transport, cache=cache, progress=progress, refresh=refresh)
     with puller.documents() as bundle:
         puller.layers(bundle, choose(bundle))
         if out is not None:
@@ -220,6 +250,25 @@ def by_name(names: Collection[str]) -> Choose:
         return chosen
 
     return choose
+
+
+def _beside(path: Path) -> list[Descriptor] | None:
+    """Return the entries of attachments of a bundle in the cache; None: it is not there."""
+    try:
+        return decode((path / "index.json").read_bytes(), ImageIndex, where="index.json").manifests[1:]
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_other_index(listed: ImageIndex, reference: Reference) -> None:
+    """Refuse an index that is not a bundle's, and say where the bundle of an image is."""
+    if listed.artifact_type == media_types.BUNDLE:
+        return
+    digest = listed.annotations.get(media_types.ANNOTATION_BUNDLE, "")
+    if is_digest(digest):
+        hint = f"Pull the bundle itself, if it was pushed: oci://{reference.host}/{reference.repository}@{digest}"
+        raise RegistryContentError(f"{reference} is the image of a bundle, to be mounted as a volume.", hint=hint)
+    raise RegistryContentError(f"{reference} is an OCI image index, but not that of an aotpack bundle.")
 
 
 def refuse_other(found: RemoteManifest, reference: Reference) -> None:

@@ -89,7 +89,7 @@ def prune(cache: BlobCache, *, unused_for: float = 0.0, dry_run: bool = False) -
             os.rename(folder, hidden)  # at once, so that nobody opens half of it
             shutil.rmtree(hidden, ignore_errors=True)
     for path in cache.blobs.iterdir():
-        if path.name not in kept and now - path.stat().st_ctime > (_HOUR if unused_for else 0):
+        if path.name not in kept and now - path.stat().st_mtime > (_HOUR if unused_for else 0):
             _remove(path, freed, dry_run=dry_run)
     for path in cache.partial.iterdir():
         if not path.is_dir() and _is_free(path) and now - path.stat().st_mtime > (_HOUR if unused_for else 0):

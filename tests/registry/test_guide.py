@@ -1,0 +1,84 @@
+"""The commands of docs/guide/registry.md, in order, with a registry at another port and digests filled in."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.archive import write_tiny
+from support.markdown import ROOT, blocks
+
+import aotpack_loader
+from aotpack.cli import main
+
+from .conftest import Registry
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def test_the_guide_works_as_it_stands(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    digest = write_tiny("model.aotpack")
+    ran = []
+    for block in blocks(ROOT / "docs" / "guide" / "registry.md"):
+        if block.language != "sh" or block.title != "not run: needs a registry":
+            continue
+        for line in block.text.splitlines():
+            text = line.replace("127.0.0.1:5000", registry.host).replace("sha256:…", digest)
+            text = text.replace("cpu:x86-64-v3", "portable").replace("oci://host/", f"oci://{registry.host}/")
+            text = text.replace("oci://other/team/model", f"oci://{registry.host}/other/model")
+            words = shlex.split(text, comments=True)
+            result = CliRunner().invoke(main, words[1:])
+            assert result.exit_code == 0, f"{text}\n{result.output}\n{result.exception!r}"
+            ran.append(words[1])
+    assert {"push", "pull", "verify", "list", "inspect", "copy", "cache"} <= set(ran)
+    model = aotpack_loader.load(f"oci://{registry.host}/team/model@{digest}").eval()
+    with torch.no_grad():
+        assert torch.equal(model(torch.ones(4)), torch.arange(4.0))
+
+
+def test_a_lock_file_decides_and_a_digest_is_checked(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = registry.reference("lock/model:v1")
+    first, second = (write_tiny(f"{name}.aotpack", name=name) for name in ("first", "second"))
+    run = CliRunner().invoke
+    assert run(main, ["pull", name, "--locked"]).exit_code == 1  # no entry
+    assert run(main, ["push", "first.aotpack", name, "--lock"]).exit_code == 0
+    assert run(main, ["push", "second.aotpack", name]).exit_code == 0  # the tag moves
+    assert aotpack_loader.load(name).aotpack.digest == first
+    assert run(main, ["pull", name, "--locked", "-o", "out.aotpack"]).exit_code == 0
+    assert aotpack_loader.load("out.aotpack", digest=first).aotpack.digest == first
+    with pytest.raises(aotpack_loader.AotpackError, match="is wanted"):
+        aotpack_loader.load("out.aotpack", digest=second)
+    with pytest.raises(aotpack_loader.AotpackError, match="is wanted"):
+        aotpack_loader.load(name, digest=second)
+    (tmp_path / "aotpack.lock").write_text("{}")
+    with pytest.raises(aotpack_loader.AotpackError, match="not a lock file"):
+        aotpack_loader.load(name)
+    (tmp_path / "aotpack.lock").unlink()
+    assert aotpack_loader.load(name).aotpack.digest == second
+
+
+def test_the_cache_is_verified_and_pruned(registry: Registry, tmp_path: Path, cache: Path) -> None:
+    write_tiny(tmp_path / "m.aotpack")
+    name = registry.reference("cache/model:v1")
+    run = CliRunner().invoke
+    assert run(main, ["push", str(tmp_path / "m.aotpack"), name]).exit_code == 0
+    assert run(main, ["pull", name]).exit_code == 0
+    blob = max((cache / "registry" / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size)
+    blob.chmod(0o600)
+    blob.write_bytes(b"x" * blob.stat().st_size)
+    result = run(main, ["cache", "verify"])
+    assert result.exit_code == 1
+    assert blob.name in result.output
+    assert run(main, ["cache", "verify"]).exit_code == 0
+    assert run(main, ["pull", name]).exit_code == 0
+    assert run(main, ["cache", "verify"]).exit_code == 0
+    assert run(main, ["cache", "prune"]).exit_code == 0
+    assert list((cache / "registry" / "bundles").iterdir())
+    assert run(main, ["cache", "prune", "--unused-for", "0"]).exit_code == 0
+    assert not list((cache / "registry" / "bundles").iterdir())
+    assert not list((cache / "registry" / "blobs" / "sha256").iterdir())
