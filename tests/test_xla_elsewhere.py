@@ -157,9 +157,9 @@ def test_the_pins_are_the_same_everywhere() -> None:
         ([1], [], "C26: input 1 may not be donated"),  # a primal that nothing writes to
         ([0], [], ""),
         ([], [0], ""),
-        ([], [1], "C26: input 1 is none"),  # saved, and a result as well
-        ([], [2], "C26: input 2 is none"),  # a primal
-        ([], [9], "C26: input 9 is none"),
+        ([], [1], "C26: input 1 may not be donated"),  # saved, and a result as well
+        ([], [2], "C26: input 2 may not be donated"),  # a primal
+        ([], [9], "C26: input 9 may not be donated"),
         ([], [0, 0], "C26: an input is donated twice"),
     ],
 )

@@ -53,7 +53,7 @@ def main() -> None:
             operators.compare(operator, arguments, gradients, kernels)
             if time.monotonic() > end:
                 break
-    told = {
+    summary = {
         **provenance(threads=1),
         "database": len(op_db),
         "kernels": {"compared": len(kernels.compared), "calls": len(kernels.known), "differ": kernels.differ},
@@ -61,8 +61,8 @@ def main() -> None:
         "not_compared": {**kernels.refused, **operators.refused},
     }
     if options.results:
-        options.results.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    print(json.dumps(told, indent=2) if options.json else text(told))
+        options.results.write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+    print(json.dumps(summary, indent=2) if options.json else text(summary))
     sys.exit(any(wrong for name, wrong in [*kernels.differ.items(), *operators.differ.items()] if name not in TORCH))
 
 
@@ -80,14 +80,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def text(told: dict[str, Any]) -> str:
-    kernels, operators = told["kernels"], told["operators"]
+def text(summary: dict[str, Any]) -> str:
+    kernels, operators = summary["kernels"], summary["operators"]
     lines = []
     for kind, found in (("kernels", kernels), ("operators", operators)):
         for name, wrong in found["differ"].items():
             lines += [f"{kind}, {name}: {operator}: {example}" for operator, example in wrong.items()]
     lines.append(f"of {kernels['compared']} ATen operators, in {kernels['calls']} calls, " + _counts(kernels["differ"]))
-    lines.append(f"of {told['database']} operators, in {operators['calls']} calls, " + _counts(operators["differ"]))
+    lines.append(f"of {summary['database']} operators, in {operators['calls']} calls, " + _counts(operators["differ"]))
     return "\n".join(lines)
 
 
@@ -210,16 +210,16 @@ class Kernels(TorchDispatchMode):
         if func.namespace != "aten" or _is_composite(func) or key in self.known:
             return func(*args, **kwargs)
         self.known.add(key)
-        told = {name: self._told(name, func, args, kwargs) for name in self.differ}  # first, because the kernel may write
+        fakes = {name: self._run_fake(name, func, args, kwargs) for name in self.differ}  # first, because the kernel may write
         real = func(*args, **kwargs)
-        if None not in told.values():
+        if None not in fakes.values():
             self.compared.add(str(func))
-            for name, fake in told.items():
+            for name, fake in fakes.items():
                 for one, other in zip(tree_leaves(real), tree_leaves(fake), strict=True):
                     _compare(self.differ[name], str(func), one, other, key[1:])
         return real
 
-    def _told(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_fake(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         traced: list[Any] = [apply_fixes("fake_tensor"), _Decomposed(self._tables[name])] if name in self._tables else []
         plain = {id(value): value.detach() for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
         with FakeTensorMode() as mode, torch.no_grad(), contextlib.ExitStack() as stack:
@@ -307,14 +307,14 @@ def _run(operator: Any, arguments: Any, gradients: Layout) -> tuple[list[Any], l
     return tree_leaves(results), found
 
 
-def _compare(differ: dict[str, str], name: str, real: Any, told: Any, arguments: Any) -> None:
+def _compare(differ: dict[str, str], name: str, real: Any, fake: Any, arguments: Any) -> None:
     if (
         isinstance(real, torch.Tensor)
-        and isinstance(told, torch.Tensor)
-        and real.shape == told.shape
-        and _wide(real) != _wide(told)
+        and isinstance(fake, torch.Tensor)
+        and real.shape == fake.shape
+        and _wide(real) != _wide(fake)
     ):
-        example = f"{list(real.shape)}: {list(real.stride())}, told {list(told.stride())}; of {arguments}"
+        example = f"{list(real.shape)}: {list(real.stride())}, fake {list(fake.stride())}; of {arguments}"
         differ.setdefault(name, example[:400])
 
 

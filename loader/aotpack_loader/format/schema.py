@@ -946,8 +946,8 @@ class ResultView(Document, frozen=True, tag="view", tag_field="type"):
 class XlaExecutable(Document, frozen=True):
     """An XLA computation of one graph, as an ``HloModuleProto`` and as StableHLO.
 
-    Both have the same parameters and results, in order. ``outputs[i]`` says what the graph's output i
-    is: a result by its index, a view of a result if outputs share memory, or an input of the graph.
+    Both have the same parameters and results, in order. ``outputs[i]`` describes the graph's output i.
+    It is the index of a result, a view of a result (if outputs share memory), or an input of the graph.
     Several outputs may be the same result. Inputs that the computation does not need are not
     parameters. Without ``results`` there is no computation. ``donated`` are indices of parameters whose
     memory the results may reuse, because nothing else needs them. ``code`` is the computation

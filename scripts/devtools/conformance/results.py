@@ -158,8 +158,8 @@ class Results:
             "first": self.first or self.source["date"],
             "operators": self.operators,
             "fresh_process": self.fresh,
-            "totals": {target: _told(counts) for target, counts in self.totals().items()},
-            "rows": {row: _told(counts) for row, counts in rows.items()},
+            "totals": {target: _with_total(counts) for target, counts in self.totals().items()},
+            "rows": {row: _with_total(counts) for row, counts in rows.items()},
             **({"older": older} if older else {}),
             "failures": self._failures(),
         }
@@ -243,7 +243,7 @@ def _order(row: str) -> tuple[str, int, int, str]:
     return "" if target == "portable" else target, DATABASES.index(database), DTYPES.index(dtype), sizes
 
 
-def _told(counts: Mapping[str, int]) -> dict[str, int]:
+def _with_total(counts: Mapping[str, int]) -> dict[str, int]:
     """Counts by status. ``total`` leaves out samples that eager itself refuses."""
     recorded = {status: counts.get(status, 0) for status in COUNTS}
     return recorded | {"total": sum(recorded[status] for status in STATUSES)}

@@ -60,12 +60,12 @@ def _choices(method: schema.Method, constraints: Sequence[str], example: Sizes) 
         sizes = dict(example)
         for symbol in method.symbols:  # one after another, because constraints may connect several
             tried = sizes | {symbol.name: wished[symbol.name]}
-            if symbol.takes(wished[symbol.name]) and all(_is_met(one, tried) for one in holds):
+            if symbol.takes(wished[symbol.name]) and all(_is_satisfied(one, tried) for one in holds):
                 sizes = tried
         yield sizes
 
 
-def _is_met(holds: expressions.Compiled, sizes: Mapping[str, int]) -> bool:
+def _is_satisfied(holds: expressions.Compiled, sizes: Mapping[str, int]) -> bool:
     try:
         return bool(holds(sizes))
     except expressions.UNDEFINED:

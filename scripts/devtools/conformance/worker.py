@@ -39,7 +39,7 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps the output of operators away from the driver
 
-    def tell(**words: object) -> None:
+    def report(**words: object) -> None:
         answers.write(json.dumps(words) + "\n")
 
     torch.set_num_threads(1)
@@ -47,22 +47,22 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
         database(name)
     gc.collect()
     gc.freeze()  # a collection would walk all objects of torch: 0.3 s, several times for an operator
-    tell(ready=True)
+    report(ready=True)
     for line in sys.stdin:
         recorded = json.loads(line)
         units = [Unit(**unit) for unit in recorded["units"]]
         until = time.monotonic() + limit * len(units)
-        works = [BuildContext(unit, set(recorded["done"][str(unit)]), folder, tell, count=count, until=until) for unit in units]
+        works = [BuildContext(unit, set(recorded["done"][str(unit)]), folder, report, count=count, until=until) for unit in units]
         tried = {(unit, name) for unit, name in recorded["tried"]}
         while (group := next_group(works, tried, size)) is not None:
             several(group)
         for work in works:
             work.alone()
-        tell(end=True)
+        report(end=True)
 
 
 class BuildContext:
-    """The work on the samples of a unit. ``tell`` gets the number of samples and the outcome of each.
+    """The work on the samples of a unit. ``report`` gets the number of samples and the outcome of each.
 
     Attributes:
         every: all samples.
@@ -71,9 +71,9 @@ class BuildContext:
     """
 
     def __init__(
-        self, unit: Unit, done: set[str], folder: Path, tell: Callable[..., None], *, count: int | None, until: float
+        self, unit: Unit, done: set[str], folder: Path, report: Callable[..., None], *, count: int | None, until: float
     ) -> None:
-        self.unit, self.done, self.tell, self.until = unit, done, tell, until
+        self.unit, self.done, self.report, self.until = unit, done, report, until
         # Dynamo adds nothing for a call of one operator, and takes seconds. Control flow needs it.
         front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
         fresh = folder.parent / "fresh"
@@ -84,7 +84,7 @@ class BuildContext:
         except Exception as error:
             self.became("all", Outcome("all", "skipped", f"no samples: {one_line(error)}"))
         else:
-            tell(unit=str(unit), total=len(self.every))
+            report(unit=str(unit), total=len(self.every))
         self.chosen = spread(self.every, count)
         self._first = {sample.in_place: sample for sample in reversed(self.every) if unit.database != "custom_op_db"}
 
@@ -128,12 +128,12 @@ class BuildContext:
 
     def begin(self, sample: Sample) -> None:
         """Report the start of a sample, so that the driver knows what a process died of."""
-        self.tell(begin=[[str(self.unit), sample.name]])
+        self.report(begin=[[str(self.unit), sample.name]])
 
     def became(self, name: str, outcome: Outcome) -> None:
         """Report the outcome of a sample, once."""
         if name not in self.done:
-            self.tell(unit=str(self.unit), **asdict(outcome))
+            self.report(unit=str(self.unit), **asdict(outcome))
             self.done.add(name)
 
     def keep_as(self, sample: Sample) -> str:
@@ -141,10 +141,10 @@ class BuildContext:
         return f"{self.unit}/{sample.name}" if self._first.get(sample.in_place) is sample else ""
 
 
-Place = tuple[BuildContext, Sample]
+Pending = tuple[BuildContext, Sample]
 
 
-def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size: int) -> list[Place] | None:
+def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size: int) -> list[Pending] | None:
     """Up to ``size`` samples to build in one bundle, without those that eager refuses. They are added to ``tried``."""
     pairs = [(work, sample) for work in works for sample in work.waiting() if (str(work.unit), sample.name) not in tried][:size]
     if size < 2 or len(pairs) < 2 or works[0].late:
@@ -153,7 +153,7 @@ def next_group(works: Sequence[BuildContext], tried: set[tuple[str, str]], size:
     return [(work, sample) for work, sample in pairs if observe(sample.function, sample).error is None]
 
 
-def several(group: Sequence[Place]) -> None:
+def several(group: Sequence[Pending]) -> None:
     """Check samples in one bundle, with others that share their build.
 
     If it fails it is halved. None is checked alone here.
@@ -161,7 +161,7 @@ def several(group: Sequence[Place]) -> None:
     first = group[0][0]
     if len(group) < 2 or first.late:
         return
-    first.tell(begin=[(str(work.unit), sample.name) for work, sample in group])
+    first.report(begin=[(str(work.unit), sample.name) for work, sample in group])
     keep_as = next((name for work, sample in group if (name := work.keep_as(sample))), "")
     built = [sample for _, sample in group]
     if not (first.check.passes(together(built), keep_as) and first.check.resized(built) is None):

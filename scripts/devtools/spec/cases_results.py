@@ -227,14 +227,14 @@ RESULTS_AND_WRITES: dict[str, Case] = {
         "two views of one tensor that autograd knows, one written to; one of them detached",
         ["A10", "C18"],
         of(shares_a_view),
-        lambda: _graded_rows(t(3, 2, grad=True, computed=True)),
+        lambda: _rows_with_gradients(t(3, 2, grad=True, computed=True)),
         lambda: [
-            Call([*_graded_rows(t(3, 2, grad=True, computed=True))]),
+            Call([*_rows_with_gradients(t(3, 2, grad=True, computed=True))]),
             Call([t(2, grad=True, computed=True), t(2)], refused="A10", contains="args["),
         ],
     ),
 }
 
 
-def _graded_rows(whole: Own) -> tuple[Seen, Seen]:
+def _rows_with_gradients(whole: Own) -> tuple[Seen, Seen]:
     return Seen(whole, [2], [1]), Seen(whole, [2], [1], 1, detached=True)

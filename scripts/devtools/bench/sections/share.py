@@ -19,7 +19,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     bundle = bench.bundle(case, *BOTH)
     bench.start("bundle", case, "--bundle", bundle, "--backend", "cpu")  # extracts the code
     counts = PROCESSES_AT_ONCE[:2] if bench.quick else PROCESSES_AT_ONCE
-    found = {str(count): _together(bench, bundle, bench.inputs(case), count) for count in counts}
+    found = {str(count): _run_together(bench, bundle, bench.inputs(case), count) for count in counts}
     most = found[str(counts[-1])]
     return {
         "network": case.name,
@@ -32,7 +32,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _together(bench: Bench, bundle: Path, inputs: Path, count: int) -> dict[str, Any]:
+def _run_together(bench: Bench, bundle: Path, inputs: Path, count: int) -> dict[str, Any]:
     """Start the processes, wait until each has run an inference, let them report their memory, and end them."""
     words = bench.command(PROCESSES / "hold.py", bundle, inputs, one_core=False)
     begin = time.perf_counter()
@@ -44,10 +44,10 @@ def _together(bench: Bench, bundle: Path, inputs: Path, count: int) -> dict[str,
         started = [_answer(process.stdout) for process in running]
         seconds = time.perf_counter() - begin
         for process in running:
-            _tell(process.stdin)
+            _signal(process.stdin)
         memory = [_answer(process.stdout) for process in running]
         for process in running:
-            _tell(process.stdin)
+            _signal(process.stdin)
             process.wait()
     finally:
         for process in running:
@@ -61,7 +61,7 @@ def _together(bench: Bench, bundle: Path, inputs: Path, count: int) -> dict[str,
     }
 
 
-def _tell(stream: IO[str] | None) -> None:
+def _signal(stream: IO[str] | None) -> None:
     assert stream is not None
     stream.write("\n")
     stream.flush()
