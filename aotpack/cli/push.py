@@ -48,6 +48,11 @@ def command(
     from aotpack.registry.image import push_image
     from aotpack.registry.push import push
 
+    if "://" in reference and not reference.startswith("oci://"):
+        from aotpack_loader.registry.files import put_file
+
+        put_file(bundle, reference)
+        return
     name = parsed(reference)
     connections = transport(plain_http, ca_file, concurrency, chunk_size=chunk_size)
     if profile == "image" and (dry_run or mounts):

@@ -56,7 +56,8 @@ def load(
     Args:
         bundle: a ``.aotpack`` file, an unpacked bundle directory, or a bundle in a registry
             (``"oci://host/repository:tag"``), which is pulled to the cache. That needs
-            ``aotpack-loader[registry]``.
+            ``aotpack-loader[registry]``. Files of other stores (``s3://``, ``gs://``) come through
+            fsspec.
         device: where to run. ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), which then holds
             parameters and buffers. None: the CPU, or the device of a target named by ``backend``.
         backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``,
@@ -112,7 +113,7 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bo
     With ``self_test``, native code of another release of torch is tested before its first use.
     """
     where: str | os.PathLike[str]
-    if isinstance(bundle, str) and bundle.startswith("oci://"):
+    if isinstance(bundle, str) and "://" in bundle:
         from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
 
         where, options = fetch(bundle, options)

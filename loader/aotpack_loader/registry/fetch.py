@@ -9,8 +9,7 @@ from ..devices.select import wanted
 from ..errors import RegistryError
 from ..options import LoadOptions, pinned
 from .lock import FILE_NAME, locked
-from .pull import pull
-from .reference import Reference
+from .reference import Reference, is_reference
 
 _VARIABLE = "AOTPACK_LOCK"
 
@@ -23,8 +22,15 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
 
     Raises:
         RegistryError: it cannot be pulled, or digests differ.
+        BundleNotFoundError: a store has no such file.
         TargetError: it has no target that ``options`` ask for.
     """
+    if not is_reference(text):
+        from .files import fetch_file  # stores of files need no HTTP library of ours
+
+        return fetch_file(text), pinned(options, options.digest)
+    from .pull import pull
+
     reference = Reference.parse(text)
     if options.digest is not None:
         if reference.digest not in ("", options.digest):

@@ -1,0 +1,86 @@
+"""Bundle files in other stores (``s3://``, ``gs://``, ``file://``, …), through fsspec and its drivers.
+
+A file is copied to the cache once. A store's own version of it (an ETag, or size and time) tells
+whether the copy is still the same file. Its digests are checked as those of any file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ..archive.cache import cache_root, private_directory
+from ..archive.digest import hex_part, sha256
+from ..errors import BundleNotFoundError, RegistryError
+
+
+def fetch_file(url: str) -> Path:
+    """Bring the bundle file at ``url`` into the cache and return its path. A local one is not copied.
+
+    Raises:
+        BundleNotFoundError: there is no such file.
+        RegistryError: it cannot be read, or the driver for the store is not installed.
+    """
+    with _translated(url):
+        store, path = _open(url)
+        if "file" in _protocols(store):
+            return Path(path)
+        name = hex_part(sha256(f"{url}\n{store.ukey(path)}".encode()))
+        folder = private_directory(private_directory(cache_root() / "registry", "AOTPACK_CACHE") / "files", "AOTPACK_CACHE")
+        target = folder / f"{name}.aotpack"
+        if not target.exists():
+            temporary = folder / f".{os.urandom(8).hex()}.tmp"
+            try:
+                store.get_file(path, str(temporary))
+                os.replace(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return target
+
+
+def put_file(source: Path, url: str) -> None:
+    """Copy the bundle file ``source`` to ``url``. A store shows it when it is complete.
+
+    Raises:
+        RegistryError: it cannot be written, or the driver for the store is not installed.
+    """
+    with _translated(url):
+        store, path = _open(url)
+        temporary = f"{path}.{os.urandom(6).hex()}.tmp" if "file" in _protocols(store) else path
+        store.put_file(str(source), temporary)
+        if temporary != path:
+            os.replace(temporary, path)
+
+
+def _open(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise RegistryError(f"{url} needs the package fsspec.", hint="Run `pip install 'aotpack-loader[files]'`.") from error
+    try:
+        store, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise RegistryError(
+            f"{url} cannot be opened: {error}.", hint="Install fsspec's driver, such as s3fs or gcsfs."
+        ) from error
+    return store, str(path)
+
+
+def _protocols(store: Any) -> tuple[str, ...]:
+    found = store.protocol
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+@contextlib.contextmanager
+def _translated(url: str) -> Any:
+    """Raise errors of a store as ours. Drivers derive theirs from OSError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BundleNotFoundError(f"There is no bundle at {url}.") from error
+    except OSError as error:
+        if isinstance(error, RegistryError):
+            raise
+        raise RegistryError(f"{url} cannot be read or written: {type(error).__name__}: {error.strerror or ''}.") from error
