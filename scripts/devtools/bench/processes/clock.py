@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-ByteRange = Sequence[tuple[str, str]]
+Functions = Sequence[tuple[str, str]]
 """Modules, and the path of a function in each: ``Bundle.open``."""
 
 
@@ -17,11 +17,11 @@ class Clock:
     call through a wrapper costs about a microsecond, which counts for the caller.
     """
 
-    def __init__(self, phases: Mapping[str, ByteRange]) -> None:
+    def __init__(self, phases: Mapping[str, Functions]) -> None:
         self.seconds = dict.fromkeys(phases, 0.0)
         self._inside: list[float] = []
-        for phase, places in phases.items():
-            for module, path in places:
+        for phase, functions in phases.items():
+            for module, path in functions:
                 self._install(phase, importlib.import_module(module), path)
 
     def _install(self, phase: str, owner: Any, path: str) -> None:
