@@ -9,6 +9,7 @@ Not listed, beside what no bundle may use (:mod:`.operators`):
 * kernels that take opaque or packed data (``mkldnn_rnn_layer``, whose workspace nobody can check; quantised and sparse
   tensors; ``_transformer_encoder_layer_fwd``);
 * kernels of other devices (``cudnn_*``, ``miopen_*``, ``mps_*``), and ``_fused_*`` optimizers, which trust all shapes;
+* ``binomial``, whose kernel does not end for some counts, and ``batch_norm_backward``, whose reserve is opaque;
 * ``segment_reduce``, ``linalg_ldl_solve`` and ``linalg_lu_solve``, which use indices unchecked that rules do not know yet;
 * operators of ``prims`` that torch implements in Python, as their first call imports the compiler.
 """
@@ -22,17 +23,17 @@ from . import rules, sequence_rules
 from .rules import Rule
 
 _PLAIN: Final = """
-    __lshift__:Scalar __rshift__:Scalar _adaptive_avg_pool2d _adaptive_avg_pool3d _assert_async:msg _assert_scalar
+    __lshift__:Scalar __rshift__:Scalar _assert_async:msg _assert_scalar
     _assert_tensor_metadata _conj _conj_physical _foreach_add:List _foreach_mul:List,ScalarList
     _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet
     _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _neg_view _prelu_kernel _prelu_kernel_backward
     _safe_softmax _softmax _standard_gamma _standard_gamma_grad _to_copy _trilinear _unique _unique2 _unsafe_index:Tensor
     _unsafe_index_put _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
-    _upsample_nearest_exact2d_backward abs acos acosh adaptive_max_pool2d adaptive_max_pool3d add:Scalar,Tensor addbmm
+    _upsample_nearest_exact2d_backward abs acos acosh add:Scalar,Tensor addbmm
     addcdiv addcmul addmm addmv addr alias alias_copy all:default,dim,dims allclose amax amin aminmax angle
     any:default,dim,dims argmax argmin as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh avg_pool2d
-    avg_pool3d baddbmm batch_norm_backward bernoulli:default,p binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits bincount binomial bitwise_and:Scalar,Tensor bitwise_left_shift:Tensor bitwise_not
+    avg_pool3d baddbmm bernoulli:default,p binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits bincount bitwise_and:Scalar,Tensor bitwise_left_shift:Tensor bitwise_not
     bitwise_or:Scalar,Tensor bitwise_right_shift:Tensor bitwise_xor:Scalar,Tensor block_diag bmm bucketize:Tensor cat cauchy
     ceil celu channel_shuffle cholesky cholesky_inverse cholesky_solve clamp:Tensor,default clamp_max:Tensor,default
     clamp_min:Tensor,default clone col2im complex constant_pad_nd convolution copy copysign:Scalar,Tensor cos cosh
@@ -168,6 +169,10 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ),
     ([sequence_rules.convolved], "convolution_backward"),
     # Sizes that a graph states
+    (
+        [rules.extents("output_size")],
+        "adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
+    ),
     (
         [rules.elements("size")],
         "full empty:memory_format zeros ones rand randn new_full new_empty new_zeros new_ones expand randint:default,low",

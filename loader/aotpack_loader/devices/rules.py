@@ -120,6 +120,17 @@ def elements(*names: str) -> Rule:
     return rule
 
 
+def extents(name: str) -> Rule:
+    """Each stated size is bounded, also if another is 0."""
+
+    def rule(given: Arguments) -> None:
+        require(
+            all(abs(int(item)) <= MAX_RESULTS for item in given[name]), f"{name} is {given[name]}, the limit is {MAX_RESULTS}"
+        )
+
+    return rule
+
+
 def few_results(name: str, dim: str) -> Rule:
     """The tensor is taken apart into a bounded number of results, whatever their size."""
 

@@ -225,35 +225,45 @@ class _Step(torch.autograd.Function):
     @opaque
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
-        method = call.method
-        received = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
-        if not received:
-            return (None,) * (1 + len(method.gradients))
-        if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
-            raise batched_gradient_error()
-        arguments = _unpack(ctx, call)
-        device = next(g.device for g in gradients if g is not None)
-        tangents = [
-            tangent(gradients[tangent.position], shape, call.environment, device)
-            for tangent, shape in zip(method.tangents, call.shapes, strict=True)
-        ]
-        if method.second is not None and torch.is_grad_enabled():
-            return _differentiate_again(call, method.second, tangents, received)
-        arguments += tangents
-        results = _run(_backward_of(call), arguments, device)
-        if torch.is_grad_enabled():
-            results = _refuse_second_derivative(
-                method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)]
-            )
-        if method.untrusted:
-            from .untrusted_calls import require_gradients  # not imported for trusted bundles
+        if not call.method.untrusted:
+            return _gradients(ctx, call, gradients)
+        try:
+            return _gradients(ctx, call, gradients)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            from .untrusted_calls import refused  # not imported for trusted bundles
 
-            require_gradients(results, method.gradients, call.sizes)
-        # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
-        for i, needed in enumerate(method.depends):
-            if needed and not needed & received:
-                results[i] = None
-        return (None, *[None if position is None else results[position] for position in method.gradients])
+            raise refused(error) from error
+
+
+def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """The gradients of the primals, in order, after a None for the call itself."""
+    method = call.method
+    received = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
+    if not received:
+        return (None,) * (1 + len(method.gradients))
+    if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
+        raise batched_gradient_error()
+    arguments = _unpack(ctx, call)
+    device = next(g.device for g in gradients if g is not None)
+    tangents = [
+        tangent(gradients[tangent.position], shape, call.environment, device)
+        for tangent, shape in zip(method.tangents, call.shapes, strict=True)
+    ]
+    if method.second is not None and torch.is_grad_enabled():
+        return _differentiate_again(call, method.second, tangents, received)
+    arguments += tangents
+    results = _run(_backward_of(call), arguments, device)
+    if torch.is_grad_enabled():
+        results = _refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
+    if method.untrusted:
+        from .untrusted_calls import require_gradients  # not imported for trusted bundles
+
+        require_gradients(results, method.gradients, call.sizes)
+    # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
+    for i, needed in enumerate(method.depends):
+        if needed and not needed & received:
+            results[i] = None
+    return (None, *[None if position is None else results[position] for position in method.gradients])
 
 
 def _differentiate_again(
