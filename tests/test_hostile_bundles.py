@@ -232,6 +232,7 @@ def test_honest_calls_pass_the_rules() -> None:
          [True] * 3]),
         ("native_batch_norm_backward", [torch.ones(2, 3), torch.ones(2, 3), None, None, None, None, None, True, 0.1, [True] * 3]),
         ("_fft_c2c", [torch.ones(2, 3, dtype=torch.complex64), [10**6], 0, True]),
+        ("gelu_backward", [torch.ones(10), torch.ones(10, 10)]),
         ("_pdist_backward", [torch.ones(1), torch.ones(4, 3), 2.0, torch.ones(1)]),
         ("reflection_pad1d_backward", [torch.ones(1, 1, 110), torch.ones(1, 1, 100), []]),
         ("_adaptive_avg_pool2d_backward", [torch.ones(1, 8, 5, 5), torch.ones(0, 8, 5, 5)]),

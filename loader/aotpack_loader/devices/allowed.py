@@ -40,7 +40,7 @@ _PLAIN: Final = """
     count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy diag_embed diagonal
     diagonal_backward diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward empty_like
     eq:Scalar,Tensor equal erf erfc erfinv exp exp2 expm1 exponential fill:Scalar,Tensor flip floor fmax fmin frac
-    frexp:Tensor full_like gather ge:Scalar,Tensor gelu gelu_backward geometric geqrf glu glu_backward gt:Scalar,Tensor
+    frexp:Tensor full_like gather ge:Scalar,Tensor gelu geometric geqrf glu glu_backward gt:Scalar,Tensor
     hann_window hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
     hardtanh_backward hash_tensor heaviside histc histogram:bin_ct,bins_tensor huber_loss huber_loss_backward hypot i0
     igamma igammac im2col index:Tensor index_add index_copy index_fill:int_Scalar,int_Tensor index_put index_reduce
@@ -117,6 +117,7 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
         [rules.same_shape("grad_output", "output"), rules.same_dtype("grad_output", "output"), rules.softmax],
         "_log_softmax_backward_data",
     ),
+    ([rules.same_shape("grad_output", "self"), rules.same_dtype("grad_output", "self")], "gelu_backward"),
     # Padding and resampling
     ([rules.pad_backward(1, reflects=True)], "reflection_pad1d_backward"),
     ([rules.pad_backward(2, reflects=True)], "reflection_pad2d_backward"),
