@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from pathlib import Path
 
@@ -209,6 +210,21 @@ def test_two_pulls_share_one_cache(proxy: Proxy, name: str) -> None:
     assert len(blobs) == len(set(blobs))  # each came once
     with Bundle.open(found[0].path) as bundle:
         bundle.verify()
+
+
+def test_what_a_killed_pull_left_is_removed_by_the_next(proxy: Proxy, name: str, tmp_path: Path) -> None:
+    stale, used = tmp_path / ".aotpack-pull-stale", tmp_path / ".aotpack-pull-used"
+    stale.mkdir()
+    (stale / "part").write_text("x")
+    with open(used, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # as a process that is at work
+        reference = Reference.parse(proxy.reference(name))
+        pull(reference, by_name(()), out=tmp_path / "out.aotpack", transport=quick())
+        pull(reference, by_name(()), out=f"{tmp_path}/out/", transport=quick())
+        assert {path.name for path in tmp_path.glob(".aotpack-*")} == {used.name}
+    for out in ("out", "out.aotpack"):
+        with Bundle.open(tmp_path / out) as bundle:
+            bundle.verify()
 
 
 def test_a_cache_that_cannot_be_written_to(proxy: Proxy, name: str, cache: Path) -> None:

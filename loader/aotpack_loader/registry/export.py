@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Iterable
@@ -16,6 +18,7 @@ from ..format.schema import Descriptor
 
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 _PIECE = 1 << 30
+_PREFIX = ".aotpack-pull-"
 
 
 def export(source: Path, descriptors: Iterable[Descriptor], out: str | os.PathLike[str]) -> Path:
@@ -28,9 +31,14 @@ def export(source: Path, descriptors: Iterable[Descriptor], out: str | os.PathLi
     """
     path = Path(os.path.abspath(out))
     as_directory = os.fspath(out).endswith("/") or path.is_dir()
-    temporary = path.parent / f".aotpack-pull-{os.urandom(8).hex()}"
+    temporary = path.parent / f"{_PREFIX}{os.urandom(8).hex()}"
     wanted = {descriptor.digest: descriptor for descriptor in descriptors}
+    lock = -1
     try:
+        _remove_stale(path.parent)
+        temporary.mkdir(mode=0o755) if as_directory else temporary.touch(exist_ok=False)
+        lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if as_directory:
             _refuse_foreign(path)
             _write_directory(temporary, source, sorted(wanted))
@@ -43,11 +51,29 @@ def export(source: Path, descriptors: Iterable[Descriptor], out: str | os.PathLi
             raise
         raise RegistryError(f"The bundle {path} cannot be written: {error.strerror}.") from error
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+        if lock >= 0:
+            os.close(lock)
     return path
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes left. A process that is at work holds a lock on its own."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_directory(path: Path, source: Path, digests: list[str]) -> None:
@@ -61,7 +87,7 @@ def _write_directory(path: Path, source: Path, digests: list[str]) -> None:
 
 
 def _write_file(path: Path, source: Path, descriptors: list[Descriptor]) -> None:
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         for descriptor in descriptors:
             if descriptor.size > MAX_SIZE:
                 hint = "Pull into a directory instead: give an output path that ends in '/'."
