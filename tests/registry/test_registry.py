@@ -14,7 +14,7 @@ import aotpack_loader
 from aotpack.cli import main
 from aotpack.registry.push import push
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import RegistryContentError, RegistryError, RegistryNotFoundError, TargetError
+from aotpack_loader.errors import NotABundleError, RegistryContentError, RegistryError, RegistryNotFoundError, TargetError
 from aotpack_loader.registry.pull import by_name, pull
 from aotpack_loader.registry.reference import Reference
 
@@ -149,3 +149,12 @@ def test_another_artifact_is_refused(registry: Registry, two: Path) -> None:
     push(two, Reference.parse(registry.reference("a/two:v1")), transport=quick())
     with pytest.raises(RegistryError, match="names another"):
         push(two, Reference.parse(registry.reference(f"a/two:v1@sha256:{'0' * 64}")), transport=quick())
+
+
+def test_other_forms_of_skopeo_are_refused_with_the_way_out(two: Path, tmp_path: Path) -> None:
+    skopeo("copy", "--all", f"oci-archive:{two}", f"dir:{tmp_path}/dir")
+    with pytest.raises(NotABundleError, match=r"skopeo's `dir:` form(.|\n)*skopeo copy --all"):
+        Bundle.open(tmp_path / "dir")
+    skopeo("copy", "--override-arch", "amd64", f"oci-archive:{two}", f"oci:{tmp_path}/part:v1")
+    with pytest.raises(NotABundleError, match=r"of one image(.|\n)*skopeo copy --all"):
+        Bundle.open(tmp_path / "part")
