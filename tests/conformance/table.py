@@ -28,7 +28,7 @@ CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
-_OVERLAP = r"conformance_cases_overlaps.py.*writes to a tensor whose elements share memory"
+_OVERLAP = r"conformance_cases_overlaps.py.*writes to a tensor whose elements overlap in memory"
 _MET_AGAIN = r"conformance_cases_overlaps.py:\d+.*(reads and writes the same memory through different views|one after another)"
 _CALLED_AGAIN = r"called again.*conformance_cases_python.py:\d+.*at the first call.*at the second"
 _PYTHON_STATE = {
