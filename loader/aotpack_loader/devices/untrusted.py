@@ -90,6 +90,8 @@ def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., A
         return _bounded_rows(name, function)
     if name not in allowed.OPERATORS:  # a built-in, or the caller has allowed its namespace
         return function
+    if not operators.is_registered(name):  # prims.fma, without the compiler: what stands in for it is a call of torch's own
+        return function
     operator = operators.resolve(name)
     assert isinstance(operator, torch._ops.OpOverload)
     needed = _needed(operator)
