@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import aotpack
+from aotpack.cli import main
 from aotpack_loader import other_release
 from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
@@ -147,3 +150,9 @@ def test_a_bundle_without_a_self_test(digits_bundle: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch_releases, "TRIED", {})
     with pytest.warns(BackendWarning, match="not tried, and the bundle has no self-test"):
         aotpack.load(digits_bundle, allow_untested_torch=True)
+
+
+def test_inspect_says_where_calls_are_native(digits_bundle: Path) -> None:
+    """And what it costs elsewhere: the call library belongs to one torch and one Python."""
+    found = CliRunner().invoke(main, ["inspect", str(digits_bundle)], env={"COLUMNS": "200"})
+    assert f"torch {torch.__version__}, {EXTENSION_SUFFIXES[0]} (elsewhere Python makes them" in found.output

@@ -29,16 +29,16 @@ Row = dict[str, Any]
 
 
 def main(what: str, folder: Path, names: list[str]) -> None:
-    """Build the cases in ``folder``, or load them from there; ``names`` are theirs, by their number."""
+    """Build the cases in ``folder``, or load them from there. ``names`` are ``file:case``."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     table = {case.name: case for case in CASES}
     work = _build if what == "build" else _load
     for item in names:
-        number, _, name = item.partition(":")
+        key, _, name = item.partition(":")
         print(json.dumps({"started": name}), flush=True)
         began = time.monotonic()
-        row = work(table[name], folder / f"{number}.aotpack")
+        row = work(table[name], folder / f"{key}.aotpack")
         print(json.dumps({"case": name, "seconds": round(time.monotonic() - began, 1), **row}), flush=True)
 
 
