@@ -186,7 +186,7 @@ def test_without_a_directory_for_code_a_bundle_runs_portable(
     folder = tmp_path / "cache"
     monkeypatch.setenv("AOTPACK_STATE" if fault == "records of others" else "AOTPACK_CACHE", str(folder))
     if fault == "full":
-        monkeypatch.setattr(cache, "_write", _no_space)
+        monkeypatch.setattr(cache, "write_whole", _no_space)
     elif fault == "full for packages":
         monkeypatch.setattr(aoti.tempfile, "mkdtemp", lambda **options: _no_space(folder, b""))
     elif fault == "a file":

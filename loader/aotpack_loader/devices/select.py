@@ -79,8 +79,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         try:
             if target.kind == PORTABLE:
-                decision = decide_trust(bundle.digest, trust, bundle)
-                untrusted = "" if decision.trusted else decision.reason
+                untrusted = _untrusted(bundle, trust)
                 _require_consent(bundle, options.operators, untrusted)
                 why = _why(backend, "runs anywhere")
                 opened = _open(bundle, target, device, untrusted)
@@ -123,9 +122,22 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
             target, bundle.program, platform, allow_untested_torch=untested
         ):
             continue
-        if target.kind == PORTABLE or decide_trust(bundle.digest, options.trust, bundle).trusted:
+        if target.kind == PORTABLE or not _untrusted(bundle, options.trust):
             return [target.name]
     return [target.name for target in candidates[:1]]  # select() says why it does not run
+
+
+def _untrusted(bundle: Bundle, trust: str | Collection[str] | None) -> str:
+    """Why the bundle is not trusted; empty: it is.
+
+    A bundle whose trust cannot be decided here (no directory for records, no library for
+    signatures) is not trusted. Its portable graphs run.
+    """
+    try:
+        decision = decide_trust(bundle.digest, trust, bundle)
+    except (DirectoryError, TrustError) as error:
+        return error.summary
+    return "" if decision.trusted else decision.reason
 
 
 def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str = "") -> Device:

@@ -6,14 +6,14 @@ import base64
 import hashlib
 from typing import Final
 
-from ..errors import AotpackError
+from ..errors import AotpackError, TrustError
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 except ImportError as error:
-    raise AotpackError(
+    raise TrustError(
         f"Signatures need the library cryptography: {error}.", hint="Install it: pip install 'aotpack-loader[signing]'."
     ) from error
 
