@@ -20,7 +20,7 @@ from support.archive import Documents, digest_of, pack, tiny_graph, write_tiny
 
 import aotpack
 import aotpack_loader
-from aotpack_loader import selftest
+from aotpack_loader import replay
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.layout import open_layout
 from aotpack_loader.devices import aoti, operators
@@ -721,8 +721,8 @@ def test_the_self_test_misses_what_does_not_come(tmp_path: Path, monkeypatch: py
     aotpack.build(model, (torch.ones(4, 3),), out=bundle, targets=("portable",), methods=("train",), self_test=True)
     assert run_self_test(bundle).ran
     assert run_self_test(bundle).ok
-    original = selftest.observe
-    monkeypatch.setattr(selftest, "observe", lambda *a: (row for row in original(*a) if row[0] != "gradient.linear.bias"))
+    original = replay.observe
+    monkeypatch.setattr(replay, "observe", lambda *a: (row for row in original(*a) if row[0] != "gradient.linear.bias"))
     report = run_self_test(bundle)
     assert not report.ok
     assert [row[0] for row in report.rows if not row[3]] == ["gradient.linear.bias"]

@@ -163,6 +163,8 @@ def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: Fres
 SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))
 FOREIGN = {"_heap", "_symbols"}
 """The modules that use ctypes: one calls mallopt of the C library, one looks up which names torch's own library exports."""
+HELPERS = {"credentials"}
+"""The module that runs the credential helpers which the user's own Docker configuration names."""
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "ctypes", "runpy", "subprocess"}
 BANNED_ATTRIBUTES = {("torch", "load"), ("torch", "compile"), ("os", "system"), ("torch", "jit"), ("torch", "package")}
@@ -176,6 +178,7 @@ def test_the_loaders_sources_are_all_there() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_the_loader_evaluates_and_unpickles_nothing(path: Path) -> None:
     banned_modules = BANNED_MODULES - ({"ctypes"} if path.stem in FOREIGN else set())
+    banned_modules -= {"subprocess"} if path.stem in HELPERS else set()
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:

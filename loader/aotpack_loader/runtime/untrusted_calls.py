@@ -25,12 +25,18 @@ class Copy:
             self._owner.detach().copy_(self._values)
 
 
+class _RefusedWriteError(OperatorError, RuntimeError):
+    """Torch refuses a write or a result. It is a RuntimeError too, as in eager."""
+
+    __str__ = AotpackError.__str__
+
+
 def refused(error: Exception) -> Exception:
     """The error for a write or a result that torch refuses, because the bundle describes it wrongly."""
     if isinstance(error, AotpackError):
         return error
     reason = str(error).partition("\n")[0]
-    return OperatorError(
+    return _RefusedWriteError(
         f"The model's results or writes to arguments cannot be made as the bundle says: {reason}",
         hint="The arguments are as they were. The bundle may be damaged: build it again.",
     )
