@@ -225,14 +225,7 @@ class _Step(torch.autograd.Function):
     @opaque
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
-        if not call.method.untrusted:
-            return _gradients(ctx, call, gradients)
-        try:
-            return _gradients(ctx, call, gradients)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            from .untrusted_calls import refused  # not imported for trusted bundles
-
-            raise refused(error) from error
+        return _gradients(ctx, call, gradients)
 
 
 def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
@@ -243,7 +236,26 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
         return (None,) * (1 + len(method.gradients))
     if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
         raise batched_gradient_error()
-    arguments = _unpack(ctx, call)
+    arguments = _unpack(ctx, call)  # raises torch's own errors: freed, or modified in place
+    if not method.untrusted:
+        return _computed_gradients(ctx, call, gradients, arguments, received)
+    try:
+        return _computed_gradients(ctx, call, gradients, arguments, received)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        from .untrusted_calls import refused  # not imported for trusted bundles
+
+        raise refused(error) from error
+
+
+def _computed_gradients(
+    ctx: Any,
+    call: _Call,
+    gradients: Sequence[torch.Tensor | None],
+    arguments: list[Any],
+    received: set[int],
+) -> tuple[Any, ...]:
+    """Run the backward graph on the unpacked saved values; ``received``: the tangents that are there."""
+    method = call.method
     device = next(g.device for g in gradients if g is not None)
     tangents = [
         tangent(gradients[tangent.position], shape, call.environment, device)
