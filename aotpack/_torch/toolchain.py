@@ -23,6 +23,7 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
 
+from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 
 
@@ -110,6 +111,7 @@ def tool_chain(library: Library) -> Iterator[None]:
     """
     with (
         _outside_ci(),
+        private_directories(),
         _flags_of_ours(),
         _without_checks(),
         _quick_probes(),
@@ -192,7 +194,7 @@ def _own_headers(include: Path) -> Path | None:
         return None
     for old, new in _WITHOUT_REGEX.items():
         text = text.replace(old, new)
-    root = private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "TMPDIR")
+    root = private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "AOTPACK_CACHE")
     folder = root / hashlib.sha256(text.encode()).hexdigest()[:16]
     header = folder / _MODEL_BASE
     if not header.exists() or header.read_text() != text:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from .archive import digest as digests
-from .archive.cache import private_directory, user_directory
+from .archive.private import private_directory, user_directory
 from .errors import AotpackError, Problem, TrustError
 
 if TYPE_CHECKING:

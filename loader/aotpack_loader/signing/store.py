@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..archive.cache import private_directory, user_directory
+from ..archive.private import private_directory, require_unwritable, user_directory
 from ..errors import AotpackError, DirectoryError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read_key(path: Path, *, name: str = "") -> PublicKey:
     return public_key(read_private(path), name or os.fspath(path))
 
 
-def read_private(path: Path, limit: int = _MAX_BYTES) -> bytes:
+def read_private(path: Path, variable: str = CONFIG, limit: int = _MAX_BYTES) -> bytes:
     """Read a small file on which decisions about trust depend.
 
     Raises:
@@ -83,6 +83,7 @@ def read_private(path: Path, limit: int = _MAX_BYTES) -> bytes:
         AotpackError: it cannot be read, or is larger than ``limit`` bytes.
     """
     try:
+        require_unwritable(path, variable)
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AotpackError(f"The file {path} cannot be read: {error.strerror}.") from error
@@ -147,7 +148,7 @@ def _files() -> list[Path]:
     folder = _folder()
     with contextlib.suppress(FileNotFoundError):
         os.stat(folder)
-        private_directory(folder.parent, CONFIG)
+        private_directory(folder.parent, CONFIG)  # stricter than for its ancestors
         private_directory(folder, CONFIG)
         found = sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIX))
         for path in found:
