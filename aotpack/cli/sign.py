@@ -16,19 +16,40 @@ if TYPE_CHECKING:
 @click.command("sign", short_help="Sign a bundle.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--key", "key_file", required=True, type=click.Path(path_type=Path), help="The private key, in PEM.")
+@click.option(
+    "--model-signing",
+    "detached",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a signature of OpenSSF Model Signing to FILE instead (a key of --kind ecdsa-p256).",
+)
 @json_option
-def command(bundle: Path, key_file: Path, as_json: bool) -> None:
+def command(bundle: Path, key_file: Path, detached: Path | None, as_json: bool) -> None:
     """Sign BUNDLE's digest and keep the signature in BUNDLE, whose digest stays the same.
 
     Weights are not read. `aotpack verify` checks that a bundle is whole.
     """
+    key = read_private_key(key_file)
+    if detached is not None:
+        _sign_detached(bundle, key, detached, as_json=as_json)
+        return
     from aotpack.signing import sign
 
-    signed = sign(bundle, read_private_key(key_file))
+    signed = sign(bundle, key)
     if as_json:
         print_json({"bundle": str(bundle), "digest": signed.digest, "key": signed.key.id, "attachment": signed.attachment})
         return
     click.echo(f"signed {signed.digest} with the key {signed.key.id}")
+
+
+def _sign_detached(bundle: Path, key: PrivateKey, out: Path, *, as_json: bool) -> None:
+    from aotpack.signing.model_signing import sign_detached
+
+    out.write_bytes(sign_detached(bundle, key))
+    if as_json:
+        print_json({"bundle": str(bundle), "key": key.public.id, "signature": str(out)})
+        return
+    click.echo(f"signed {bundle} with the key {key.public.id}: {out}")
 
 
 def read_private_key(path: Path) -> PrivateKey:

@@ -34,6 +34,13 @@ class Check:
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="Require a signature of this key (file in PEM, or name).")
+@click.option(
+    "--model-signing",
+    "detached",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check the signature of OpenSSF Model Signing in FILE against --key, instead of one in the bundle.",
+)
 @import_option
 @trust_option
 @json_option
@@ -42,6 +49,7 @@ def command(
     ctx: click.Context,
     bundle: Path,
     keys: tuple[str, ...],
+    detached: Path | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -51,7 +59,9 @@ def command(
     With --key it must be signed: several keys are alternatives. The exit code is 1 if a check fails; a check that could
     not be made here is skipped and says why.
     """
-    checks = list(_checks(bundle, trust, modules, keys))
+    if detached is not None and len(keys) != 1:
+        raise click.UsageError("--model-signing needs one --key.", ctx)
+    checks = list(_checks(bundle, trust, modules, keys, detached))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -61,7 +71,13 @@ def command(
         ctx.exit(1)
 
 
-def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Check]:
+def _checks(
+    path: Path,
+    trust: str | tuple[str, ...] | None,
+    modules: tuple[str, ...],
+    keys: tuple[str, ...],
+    detached: Path | None,
+) -> Iterator[Check]:
     from aotpack_loader.archive.bundle import Bundle
 
     try:
@@ -75,7 +91,7 @@ def _checks(path: Path, trust: str | tuple[str, ...] | None, modules: tuple[str,
         yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
         digests = _digests(bundle)
         yield digests
-        signature = _signature(bundle, keys)
+        signature = _signature(bundle, keys) if detached is None else _detached(path, detached, keys[0])
         yield signature
     if keys and signature.status == "failed":
         yield Check("self-test", "skipped", "nothing of a bundle without the required signature is run")
@@ -102,6 +118,19 @@ def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
         return Check("signature", "ok", f"{verdict.key.name}  {verdict.key.id}")
     detail = "\n".join([verdict.reason, *map(str, verdict.problems)])
     return Check("signature", "failed" if names else "skipped", detail)
+
+
+def _detached(path: Path, signature: Path, name: str) -> Check:
+    """Check a signature of OpenSSF Model Signing."""
+    from aotpack.signing.model_signing import verify_detached
+    from aotpack_loader.signing import store
+
+    key = store.named_key(name)
+    try:
+        verify_detached(path, signature, key)
+    except AotpackError as error:
+        return Check("signature", "failed", str(error))
+    return Check("signature", "ok", f"{key.name}  {key.id}")
 
 
 def _digests(bundle: Bundle) -> Check:
