@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
 
+from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.lines import name_backward, recorded_lines
 from .api.random_operators import is_effectful
@@ -156,6 +157,7 @@ def _export_joint(
         OverlapMutationMode(),
         refused_gradient_writes(),
         dirty.watched(),
+        must_be_reached("aot-export"),
         copies,
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
@@ -208,6 +210,7 @@ def _observed_results(observe: ObserveResults, inside: Callable[[], contextlib.A
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def observed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        reached("aot-export")
         examples = torch.utils._pytree.tree_leaves(args)
 
         def traced_model(*a: Any, **k: Any) -> list[Any]:

@@ -20,8 +20,8 @@ import torch._inductor.lowering
 from torch._dynamo import functional_export
 from torch._guards import tracing
 
+from .api.counting import counted
 from .api.messages import OLD_IGNORED, message_functions
-from .api.own_functions import own_aliases
 from .fake_run import ASSIGNS_STATE, SideEffectError
 from .fixes.applying import apply_fixes
 from .refusals.changes import Change, refuse_changes, state_after_a_call, watched_changes
@@ -106,7 +106,6 @@ def _capture(
         watched_changes() as changes,
         apply_fixes("dynamo"),
         _offsets_refused(),
-        own_aliases(),
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
@@ -157,9 +156,9 @@ def _watched_identity() -> Iterator[list[str]]:
         return hashed(self, *args)
 
     with (
-        mock.patch.object(builtin, "_comparison_with_tensor", watched_comparison),
-        mock.patch.object(builtin, "call_id", watched_identity),
-        mock.patch.object(tensor, hash_name, watched_hash),
+        mock.patch.object(builtin, "_comparison_with_tensor", counted("dynamo-state", watched_comparison)),
+        mock.patch.object(builtin, "call_id", counted("dynamo-state", watched_identity)),
+        mock.patch.object(tensor, hash_name, counted("dynamo-state", watched_hash)),
     ):
         _forget_handlers()
         try:

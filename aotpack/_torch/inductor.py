@@ -20,6 +20,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 
 from .aot_autograd import Decompositions
+from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.random_operators import RANDOM
@@ -169,6 +170,7 @@ def lower_with_aoti(
             return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
 
         def codegen_with_cpp_wrapper(self) -> Any:
+            reached("inductor-graph-lowering")
             orders = [_dimension_order(*pair) for pair in zip(self.graph_outputs, expected, strict=True)]
             buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
             own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
@@ -185,6 +187,7 @@ def lower_with_aoti(
     with (
         torch.no_grad(),
         tool_chain(library),
+        must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
         apply_fixes("inductor", module=module, saved=saved),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
     ):

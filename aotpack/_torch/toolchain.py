@@ -23,6 +23,7 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
 
+from .api.counting import counted
 from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 
@@ -115,7 +116,7 @@ def tool_chain(library: Library) -> Iterator[None]:
         _flags_of_ours(),
         _without_checks(),
         _quick_probes(),
-        mock.patch.object(cpp_builder, "run_compile_cmd", library.take),
+        mock.patch.object(cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", library.take)),
     ):
         yield
 

@@ -387,10 +387,10 @@ class _Runner(Interpreter):
     def __init__(self, graph: GraphModule, look: Callable[[Node, Any], None]) -> None:
         super().__init__(graph)
         self.node: Node | None = None
-        self._look = look
+        self._compare_number = look
 
     def run_node(self, node: Node) -> Any:
         self.node = node
         value = super().run_node(node)
-        self._look(node, value)
+        self._compare_number(node, value)
         return value

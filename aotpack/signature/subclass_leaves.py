@@ -27,7 +27,7 @@ from ..graph import views
 from ..model import subclasses
 
 
-def together(*parts: object) -> None:
+def unflatten(*parts: object) -> None:
     """The target of a folded node.
 
     The node represents the subclass with the inner tensors ``parts``.
@@ -42,7 +42,7 @@ def plain(node: Node) -> Sequence[Node]:
 
 def is_folded(node: Node) -> bool:
     """Whether a node represents a subclass."""
-    return node.target is together
+    return node.target is unflatten
 
 
 def flat(nodes: Iterable[object]) -> list[object]:
@@ -106,7 +106,7 @@ def folded_like(node: Node, parts: Sequence[Node]) -> Node:
     The last of them must come last in the graph.
     """
     with node.graph.inserting_after(parts[-1]):
-        folded = node.graph.call_function(together, tuple(parts))
+        folded = node.graph.call_function(unflatten, tuple(parts))
     folded.meta.update(node.meta)
     return folded
 
@@ -199,7 +199,7 @@ class _Folding:
         if node is not None and _is_same(value, node.meta["val"]):
             return node
         with self.graph.inserting_after(self._last(parts)):
-            node = self.graph.call_function(together, parts)
+            node = self.graph.call_function(unflatten, parts)
         node.meta["val"] = value
         node.meta["stack_trace"] = next((trace for part in parts if (trace := part.meta.get("stack_trace"))), None)
         return self.known.setdefault(parts, node)
@@ -207,7 +207,7 @@ class _Folding:
     def _last(self, parts: tuple[Node, ...]) -> Node:
         """Return the node after which all of ``parts`` are computed.
 
-        Inputs stay together at the front.
+        Inputs stay unflatten at the front.
         """
         if all(part.op == "placeholder" for part in parts):
             return self.inputs[-1]

@@ -207,6 +207,8 @@ class CpuTarget:
     def _refusing(self, key: str) -> Iterator[None]:
         try:
             yield
+        except BuildError:
+            raise
         except Exception as error:
             nodes = error.nodes if isinstance(error, compat.LoweringError) else []
             line = next(filter(None, map(source_line, nodes)), "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from conftest import FreshProcess
 
 import aotpack
+from aotpack._torch import aot_autograd
 from aotpack._torch.fixes import gate, sources
 from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
@@ -55,6 +58,22 @@ def only_recorded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this torch be the newest that was recorded: what was never tried is compared with that one."""
     here = {name: {HERE: hashes[HERE]} for name, hashes in sources.recorded().items()}
     monkeypatch.setattr(gate, "recorded", lambda: here)
+
+
+def test_the_modules_and_functions_of_entries_are_found() -> None:
+    package = aotpack._torch.__name__
+    for hook in HOOKS:
+        assert importlib.util.find_spec(f"{package}.{hook.module}") is not None, f"{hook.id}: {hook.module}"
+    for fix in FIXES:
+        module, _, name = fix.apply.partition(":")
+        assert hasattr(importlib.import_module(f"{package}.{module}"), name), f"{fix.id}: {fix.apply}"
+
+
+def test_a_hook_that_is_never_reached_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a torch that still has a private name, but calls another function."""
+    monkeypatch.setattr(aot_autograd, "reached", lambda identifier: None)
+    with pytest.raises(UnsupportedTorchError, match="aot-export"):
+        build(tmp_path / "x", "portable")
 
 
 def test_a_torch_that_was_not_tried_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

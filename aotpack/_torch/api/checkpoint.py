@@ -31,6 +31,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .counting import reached
+
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
 """Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its
 recomputation policy.
@@ -69,6 +71,7 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
 
     @functools.wraps(torchs)  # its signature is then read where replacements are nested
     def generated(function: Any, *args: Any, **how: Any) -> Iterator[None]:
+        reached("aot-checkpoints")
         bound = signature.bind(function, *args, **how)
         bound.apply_defaults()
         keeps, contexts = bound.arguments["preserve_rng_state"], bound.arguments["context_fn"]

@@ -1,10 +1,15 @@
-"""Counts the calls of code that fixes put into torch: a fix that is never called has no effect."""
+"""Counts the calls of code that fixes and hooks put into torch: without calls it has no effect."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import torch
+
+from aotpack_loader.errors import Problem, UnsupportedTorchError
 
 _calls: Counter[str] = Counter()
 
@@ -12,6 +17,23 @@ _calls: Counter[str] = Counter()
 def reached(identifier: str) -> None:
     """Count a call of code that a fix has put into torch."""
     _calls[identifier] += 1
+
+
+@contextlib.contextmanager
+def must_be_reached(*identifiers: str) -> Iterator[None]:
+    """Check that some hooks are called in this block.
+
+    Raises:
+        UnsupportedTorchError: some were not. Results could be wrong without a message.
+    """
+    before = {identifier: _calls[identifier] for identifier in identifiers}
+    yield
+    if unreached := [identifier for identifier, count in before.items() if _calls[identifier] == count]:
+        raise UnsupportedTorchError(
+            f"torch {torch.__version__} never called functions that aotpack puts in place of its own.",
+            [Problem(identifier, "this hook of the register was not reached") for identifier in unreached],
+            hint="Install a torch that was tried: see docs/torch-fixes.md.",
+        )
 
 
 def calls() -> Mapping[str, int]:

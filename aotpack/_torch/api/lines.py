@@ -12,6 +12,7 @@ import torch
 from torch.fx.experimental import proxy_tensor
 
 from ... import origin
+from .counting import counted
 
 
 @contextlib.contextmanager
@@ -35,7 +36,7 @@ def recorded_lines(entry: str) -> Iterator[None]:
         return traceback.StackSummary.from_list([frame for frame in below if origin.is_model(frame.filename)])
 
     with (
-        mock.patch.object(proxy_tensor._MakefxTracer, "__init__", recording),
+        mock.patch.object(proxy_tensor._MakefxTracer, "__init__", counted("aot-lines", recording)),
         mock.patch.object(tracer, "_filter_traceback_frames", chosen),
     ):
         yield

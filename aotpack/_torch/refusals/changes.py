@@ -15,6 +15,8 @@ import torch._dynamo
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
+from ..api.counting import reached
+
 
 class Change(NamedTuple):
     """A Python value that a call leaves changed, and whether the call had read it.
@@ -39,6 +41,7 @@ def watched_changes() -> Iterator[dict[str, Change]]:
     original = getattr(graph, name)
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reached("dynamo-changes")
         found.update((change.name, change) for change in _changes(self))
         return original(self, *args, **kwargs)
 

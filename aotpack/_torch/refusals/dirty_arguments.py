@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ..api.counting import reached
 from .gradient_writes import definition
 
 
@@ -43,6 +44,7 @@ class DirtyArguments:
         mark = FunctionCtx.mark_dirty
 
         def marked(context: Any, *tensors: torch.Tensor) -> None:
+            reached("aot-dirty-arguments")
             mark(context, *tensors)
             if any(context.needs_input_grad):
                 function: Any = getattr(type(context), "_forward_cls", None)

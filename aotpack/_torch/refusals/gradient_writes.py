@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
+from ..api.counting import reached
 from ..api.writes import writes_by_name
 
 _OWN, _OWN_BASE = 2, 3
@@ -52,6 +53,7 @@ def refused_gradient_writes() -> Iterator[None]:
     apply: Callable[..., Any] = BackwardCFunction.apply
 
     def watched(function: Any, *gradients: Any) -> Any:
+        reached("aot-gradient-writes")
         shared = [(gradient, _writes_to(gradient)) for gradient in gradients if _is_shared(gradient)]
         result = apply(function, *gradients)
         if any(_writes_to(gradient) != before for gradient, before in shared):

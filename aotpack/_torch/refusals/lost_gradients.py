@@ -14,6 +14,7 @@ from torch._guards import CompileContext
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..api.counting import reached
 from ..api.own_gradients import refused_own_gradients
 
 
@@ -83,6 +84,7 @@ def _refused_own_backwards() -> Iterator[None]:
 
     def looked_up(kind: type, name: str) -> Any:
         if name == "_backward_cls":
+            reached("aot-lost-gradients")
             _refuse_own_backward(kind)
         return look_up(kind, name)
 

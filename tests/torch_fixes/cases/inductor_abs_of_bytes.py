@@ -7,4 +7,4 @@ def f(x):
 
 
 def args():
-    return (torch.full((3,), -128, dtype=torch.int8),)
+    return (torch.tensor(-128, dtype=torch.int8),)

@@ -1,5 +1,6 @@
 # target: cpu
 # dynamic: 0 1
+# crashes: memory before a tensor is read
 import torch
 
 

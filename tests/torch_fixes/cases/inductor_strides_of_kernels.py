@@ -1,12 +1,20 @@
 # target: cpu
-# method: train
 import torch
-import torch.nn.functional as F
+
+
+@torch.library.custom_op("aotpack_fixes::transposed", mutates_args=())
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+@transposed.register_fake
+def _(x):
+    return torch.empty_like(x)
 
 
 def f(x):
-    return F.pad(x.sin(), (1, 1, 1, 1), mode="replicate")
+    return (transposed(x) + x).sum(0)
 
 
 def args():
-    return (torch.rand(2, 4, 6, 6).to(memory_format=torch.channels_last).requires_grad_(),)
+    return (torch.rand(3, 4),)

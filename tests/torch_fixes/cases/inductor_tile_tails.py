@@ -1,4 +1,5 @@
 # target: cpu
+# crashes: the heap is overwritten
 import torch
 import torch.nn.functional as F
 

@@ -6,8 +6,9 @@ def f(x):
     y = x.sin()
     z = torch.cat([y, x.cumsum(0)])
     y.diagonal().mul_(2)
-    return y, z
+    return z, y * 2
 
 
 def args():
-    return (torch.rand(6, 8),)
+    torch.manual_seed(0)
+    return (torch.randn(6, 8),)

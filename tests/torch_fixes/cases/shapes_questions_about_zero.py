@@ -1,4 +1,5 @@
 # dynamic: 0
+# refused later: a size of 0
 import torch
 
 

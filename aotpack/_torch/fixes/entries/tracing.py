@@ -172,6 +172,13 @@ FIXES = (
         apply="fixes.dynamo.capture:keep_attributes_separate",
         patches=("torch._dynamo.functional_export.create_fx_graph_from_captured_output",),
     ),
+    _dynamo(
+        id="dynamo-results-of-functions",
+        severity="strides",
+        summary="A result of an `autograd.Function` that is its argument is that argument itself; eager returns another tensor.",
+        apply="fixes.dynamo.functions:separate_results_from_arguments",
+        patches=("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",),
+    ),
 )
 
 HOOKS = (
@@ -232,5 +239,64 @@ HOOKS = (
         summary="Runs the model on fake tensors, and notes what it calls.",
         module="fake_run",
         patches=("torch.autograd._engine_run_backward", "torch._dynamo.tensor_version_op._unsafe_set_version_counter"),
+    ),
+    Hook(
+        id="aot-dirty-arguments",
+        component="aot_autograd",
+        summary="Refuses an `autograd.Function` that marks an argument of the model as dirty.",
+        module="refusals.dirty_arguments",
+        patches=("torch.autograd.function.FunctionCtx.mark_dirty",),
+    ),
+    Hook(
+        id="aot-lost-gradients",
+        component="aot_autograd",
+        summary="Refuses what takes part of a model out of the traced backward: hooks, `saved_tensors_hooks`, transforms.",
+        module="refusals.lost_gradients",
+        patches=(
+            "torch.autograd.graph.saved_tensors_hooks.__enter__",
+            "torch._ops.HigherOrderOperator.__call__",
+        ),
+    ),
+    Hook(
+        id="dynamo-changes",
+        component="dynamo",
+        summary="Notes the Python values that a model reads and changes.",
+        module="refusals.changes",
+        patches=("torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",),
+    ),
+    Hook(
+        id="dynamo-random-numbers",
+        component="dynamo",
+        summary="Refuses numbers of Python's `random`, and uses of the default generator's state.",
+        module="randomness",
+        patches=(
+            "torch._dynamo.variables.user_defined.RandomValueSource",
+            "torch.random.default_generator",
+            "torch._higher_order_ops.wrap.TagActivationCheckpoint.__call__",
+        ),
+    ),
+    Hook(
+        id="aot-checkpoints",
+        component="aot_autograd",
+        summary="Traces regions of `torch.utils.checkpoint` so that the backward computes them again.",
+        module="api.checkpoint",
+        patches=(
+            "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint.CheckpointFunction",
+        ),
+    ),
+    Hook(
+        id="shapes-questions",
+        component="symbolic_shapes",
+        summary="Answers questions about sizes and truth values while a model is traced, and notes them.",
+        module="api.shape_env",
+        patches=("torch.SymBool.__bool__", "torch.SymFloat.__bool__"),
+    ),
+    Hook(
+        id="fake-constants",
+        component="fake_tensor",
+        summary="Reads the values of constants of the model, and refuses truth values of assertions.",
+        module="api.constants",
+        patches=("torch._subclasses.functional_tensor.FunctionalTensor.tolist",),
     ),
 )

@@ -10,7 +10,7 @@ import torch
 from torch._functorch import compile_utils, partitioners
 
 from ...api.random_operators import is_random
-from ..applying import patched
+from ..applying import patched, reached
 
 
 @contextlib.contextmanager
@@ -24,6 +24,8 @@ def partition_random_operators(joint: torch.fx.GraphModule) -> Iterator[None]:
     """
     graphs = [module.graph for module in joint.modules() if isinstance(module, torch.fx.GraphModule)]
     drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
+    if not drawing <= set(compile_utils.rand_ops):
+        reached("partitioner-draws")
     with (
         mock.patch.object(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
         patched(

@@ -1,22 +1,19 @@
-"""Fixes results of an ``autograd.Function`` without gradients: Dynamo's trace returns an argument
-itself.
-
-Tried on: torch 2.13.0.
-"""
+"""Fixes how Dynamo traces an ``autograd.Function``."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from torch._dynamo.variables import TensorVariable, TupleVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
+from ..applying import patched
+
 
 @contextlib.contextmanager
-def own_aliases() -> Iterator[None]:
+def separate_results_from_arguments() -> Iterator[None]:
     """If a function returns an argument unchanged, return another tensor, as eager does.
 
     Eager returns ``x.detach()`` if the argument requires a gradient, else a view of the argument.
@@ -32,7 +29,7 @@ def own_aliases() -> Iterator[None]:
             return TupleVariable([_copied_if_input(tx, item.realize(), proxies) for item in result.items])
         return _copied_if_input(tx, result, proxies)
 
-    with mock.patch.object(AutogradFunctionVariable, "call_apply", applied):
+    with patched("dynamo-results-of-functions", AutogradFunctionVariable, "call_apply", applied):
         yield
 
 
