@@ -177,5 +177,5 @@ def test_compiled_code_under_autocast(tmp_path: Path) -> None:
 
 
 def test_an_unknown_autocast_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"autocast: 'bf8' is none of none, bf16, fp16"):
+    with pytest.raises(BuildError, match=r"autocast: 'bf8' is not one of none, bf16, fp16"):
         aotpack.build(make(), (X, Y), out=tmp_path / "m.aotpack", autocast="none,bf8")

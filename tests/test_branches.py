@@ -111,7 +111,7 @@ def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> N
 
 
 def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="branches: 'guess' is none of refuse, example"):
+    with pytest.raises(BuildError, match="branches: 'guess' is not one of refuse, example"):
         aotpack.build(model, (X, LABELS), out=tmp_path / "m.aotpack", targets=("portable",), branches="guess")
 
 

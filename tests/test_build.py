@@ -327,7 +327,7 @@ def test_sparse_and_quantized_examples_are_refused_by_path(tmp_path: Path) -> No
 
 
 def test_front_ends_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="'jit' is none of dynamo, export, trace"):
+    with pytest.raises(BuildError, match="'jit' is not one of dynamo, export, trace"):
         portable(torch.sin, (torch.zeros(3),), tmp_path / "m.aotpack", front_ends=("jit",))
     with pytest.raises(BuildError, match="front_ends: at least one is needed"):
         portable(torch.sin, (torch.zeros(3),), tmp_path / "m.aotpack", front_ends=())
@@ -363,7 +363,7 @@ def test_sizes_of_any_keywords_vary(tmp_path: Path, front_end: str, model: Any) 
 
 
 def test_example_inputs_that_are_no_call_of_the_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"no call of the model.*\n.*too many positional arguments"):
+    with pytest.raises(BuildError, match=r"do not match the signature of the model.*\n.*too many positional arguments"):
         portable(TakesAny(), (torch.ones(3),) * 2, tmp_path / "m", dynamic_shapes=({0: torch.export.Dim("n")}, None))
 
 
@@ -440,10 +440,10 @@ def test_all_wrong_options_are_listed(network: Network, tmp_path: Path) -> None:
         portable(network, [torch.zeros(1)], tmp_path / "m", partitioner="best", memory_budget=2, methods=("train", "test", "x"))  # type: ignore[arg-type]
     assert [str(problem) for problem in caught.value.problems] == [
         "args: expected a tuple of positional arguments, got list",
-        "partitioner: 'best' is none of min-cut, default",
+        "partitioner: 'best' is not one of min-cut, default",
         "memory_budget: 2 is not between 0 and 1",
-        "methods: 'test' is none of train, infer, eval",
-        "methods: 'x' is none of train, infer, eval",
+        "methods: 'test' is not one of train, infer, eval",
+        "methods: 'x' is not one of train, infer, eval",
     ]
     assert list(tmp_path.iterdir()) == []
 

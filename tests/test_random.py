@@ -137,7 +137,7 @@ def test_a_method_says_whose_numbers_it_draws(tmp_path: Path) -> None:
         out = tmp_path / mode
         aotpack.build(layer, (torch.ones(1, 2),), out=out, targets=("portable",), rng=mode)
         assert {method.rng for method in Bundle.open(out).program.methods.values()} == {mode}
-    with pytest.raises(BuildError, match="'numpy' is none of default, eager"):
+    with pytest.raises(BuildError, match="'numpy' is not one of default, eager"):
         aotpack.build(layer, (torch.ones(1, 2),), out=tmp_path / "no", targets=("portable",), rng="numpy")  # type: ignore[arg-type]
 
 

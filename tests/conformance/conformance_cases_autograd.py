@@ -680,7 +680,7 @@ GRADIENT_WRITES: dict[str, tuple[Callable[..., Tensor], int]] = {
 """What a custom backward writes to, in which function, and of how many arguments."""
 
 WRITES = {
-    f"autograd: a backward writes to {name}, {end}": rf"autograd\.py\W.*line \d+.*{line}.*writes to the gradient that it is given"
+    f"autograd: a backward writes to {name}, {end}": rf"autograd\.py\W.*line \d+.*{line}.*writes to its argument grad_output"
     for name in GRADIENT_WRITES
     for end, line in (("dynamo", r"_\(|gradient\.mul|zero_"), ("trace", "staticmethod"))
 }

@@ -44,11 +44,11 @@ _PYTHON_STATE = {
 }
 
 
-_SPARSE = r'makes sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
+_SPARSE = r'creates sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
 REFUSED: dict[str, str] = {
     "layouts: places counted, of a slice of any size": r"it uses strides \(as_strided\).*x: is a slice of a larger tensor",
-    "layouts: a slice as the example, written where contiguous": r"writes to a copy.*x: is a slice of a larger tensor",
+    "layouts: a slice as the example, written where contiguous": r"a call copies first.*x: is a slice of a larger tensor",
     "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,
     "outputs: sparse, with a gradient": "SparseCPU",
@@ -85,7 +85,7 @@ REFUSED: dict[str, str] = {
     "input mutation: set_ to another input": "set_ on a graph input",
     # torch's own tracing refuses these as well.
     "identity: an autograd.Function writes to an argument": "marks it as dirty.*mark_dirty",
-    "identity: aliasing inputs, of other bases": "does not know them as views of one tensor",
+    "identity: aliasing inputs, of other bases": "does not track them as views of one tensor",
     "identity: aliasing inputs, of another element type": "under another element type",
     "identity: aliasing inputs, sizes changed in place and written": "has its sizes or strides changed in place",
     "state: a Python number that changes from call to call": r"self.*\.calls: read, and changed",
@@ -108,7 +108,7 @@ REFUSED: dict[str, str] = {
     "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*conformance_cases_own_gradients.py:\d+",
     **dict.fromkeys(
         [f"constants: constant_written_by_a_view, {end}" for end in ("export", "trace")],
-        "a number that is read off a tensor.*conformance_cases_python.py",
+        "a number read from a tensor.*conformance_cases_python.py",
     ),
     "own gradients: a result that requires a gradient of nothing": "depends on no argument or parameter",
     "own gradients: of_a_used_argument": "after using it; call it before",
@@ -116,15 +116,15 @@ REFUSED: dict[str, str] = {
     "own gradients: of_a_parameter": "changes requires_grad of net.0.weight while it runs; change it before the build",
     # What a graph cannot draw again, or not as eager does.
     "RNG: torch.manual_seed in the model": "state of the default generator.*seed it before the call.*at .*random.py:\\d+",
-    "RNG: torch.seed in the model": "random state itself.*at .*random.py:\\d+",
-    "RNG: torch.initial_seed in the model": "random state itself.*at .*random.py:\\d+",
-    "RNG: the state got and set in the model": "random state itself.*at .*random.py:\\d+",
-    "RNG: fork_rng in the model": "random state itself.*at .*random.py:\\d+",
+    "RNG: torch.seed in the model": "state of the default generator.*at .*random.py:\\d+",
+    "RNG: torch.initial_seed in the model": "state of the default generator.*at .*random.py:\\d+",
+    "RNG: the state got and set in the model": "state of the default generator.*at .*random.py:\\d+",
+    "RNG: fork_rng in the model": "state of the default generator.*at .*random.py:\\d+",
     "RNG: a generator of the model's own": "torch.Generator object",
-    "RNG: Python's random": "same at every call.*at .*random.py:\\d+",
+    "RNG: Python's random": "the same number at every call.*at .*random.py:\\d+",
     "RNG: Python's random, by another name": "random or numpy.random",
-    "RNG: NumPy's random": "same at every call.*at .*random.py:\\d+",
-    "RNG: NumPy's random, an array": "same at every call.*at .*random.py:\\d+",
+    "RNG: NumPy's random": "the same number at every call.*at .*random.py:\\d+",
+    "RNG: NumPy's random, an array": "the same number at every call.*at .*random.py:\\d+",
     "RNG: checkpoint without the state": "preserve_rng_state=False.*at .*random.py:\\d+",
     "custom operators: writes to what it also reads": "random.py.*aotpack_conformance.mixed.*shares its memory with another",
     "custom operators: writes to an argument that is returned": "custom .non-ATen. operator whose output has alias annotations",
@@ -135,8 +135,8 @@ REFUSED: dict[str, str] = {
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on \\(enable_grad\\) in a method",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
-    "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*counts from the start of a storage",
-    "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*counts from the start of a storage",
+    "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*as_strided with an offset from the start of the storage",
+    "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*as_strided with an offset from the start of the storage",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
     **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
     "shapes: a float argument that varies": r"n: a build fixes this float",
