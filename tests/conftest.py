@@ -33,6 +33,7 @@ def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     kept = os.environ.get("AOTPACK_TEST_CACHE")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AOTPACK_CACHE", kept or str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AOTPACK_CONFIG", str(tmp_path_factory.mktemp("config")))
         patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield

@@ -172,11 +172,11 @@ VIOLATIONS: dict[str, tuple[Callable[[Broken], Any], str]] = {
         lambda b: b.forward(
             lambda given, out: put(out, b.position("plain"), next(g for g in given if g.shape == (5, 3)).detach())
         ),
-        r"\(result\['plain'\]\): is a fresh result, and shares its memory with x",
+        r"\(result\['plain'\]\): should have memory of its own, and shares it with x",
     ),
     "donated value in a result's memory": (
         lambda b: b.forward(lambda given, out: put(out, b.donated(), out[b.position("out")])),
-        r"output \d+: is donated to the backward, and shares its memory with .*result\['out'\]",
+        r"output \d+: is donated to the backward, so it should have memory of its own, and shares it with .*result\['out'\]",
     ),
     "saved primal changed unseen": (
         lambda b: b.model.register_forward_hook(lambda *_: write(b.model.weight)),

@@ -772,7 +772,7 @@ def test_a12_what_is_reshaped_lies_as_it_did(kind: Any) -> None:
     call = _call(method, lambda inputs: [inputs[0].t() if kind == "metadata" else inputs[0].t().clone()])
     storage = torch.arange(9.0)
     call((storage[:4].clone().view(2, 2), storage[6:8]), {}, {})
-    with pytest.raises(InputError, match=r"args\[0\]: has other strides than at build, \[1, 2\]"):
+    with pytest.raises(InputError, match=r"args\[0\]: has the strides \[1, 2\], the example had others"):
         call((storage[:4].clone().view(2, 2).t(), storage[6:8]), {}, {})
     if kind != "metadata":
         with pytest.raises(InputError, match=r"args\[0\]: shares its memory with args\[1\]"):

@@ -74,7 +74,7 @@ def test_devices(tiny_bundle: Path) -> None:
         load(tiny_bundle, device="xla")
     with pytest.raises(TargetError, match="on the CPU and on XLA devices; device=cuda was asked for"):
         load(tiny_bundle, device="cuda")
-    with pytest.raises(TargetError, match="device='abacus' is no device"):
+    with pytest.raises(TargetError, match="device='abacus' is not a device"):
         load(tiny_bundle, device="abacus")
     assert load(tiny_bundle, device="cpu").aotpack.backend == "portable"
 

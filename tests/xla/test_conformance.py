@@ -37,7 +37,7 @@ REFUSED = {
     "subclasses: views of an input": "returns as result 0 a view of an argument beside tensor subclasses",
     "subclasses: a part is returned": "is in the memory of an argument",
     "shapes: unbacked, views": "varies from call to call",
-    "shapes: as_strided with an offset, an offset input at call, portable": r"reads x by as_strided with an offset",
+    "shapes: as_strided with an offset, an offset input at call, portable": r"reads x by as_strided, with an offset",
     "identity: aliasing inputs, one mutated, disjoint": "at the call: .*shares its memory with",
 }
 

@@ -47,7 +47,7 @@ def test_a_bundle_without_the_target(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there(bundle: Path) -> None:
-    with pytest.raises(TargetError, match=r"There is no xla:7.*\n.*torch_xla has xla:0"):
+    with pytest.raises(TargetError, match=r"There is no device xla:7.*\n.*torch_xla has xla:0"):
         load(bundle, device="xla:7")
 
 
