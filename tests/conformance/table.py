@@ -135,8 +135,8 @@ REFUSED: dict[str, str] = {
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on \\(enable_grad\\) in a method",
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
-    "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*as_strided with an offset from the start of the storage",
-    "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*as_strided with an offset from the start of the storage",
+    "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*as_strided with an offset from the start",
+    "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*as_strided with an offset from the start",
     "shapes: a size as an exponent": "NYI SymInt equality",  # torch's own backward of pow
     **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
     "shapes: a float argument that varies": r"n: a build fixes this float",
