@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aotpack_loader.archive.weights import CODES, MAX_HEADER_BYTES
+from aotpack_loader.archive.weights import CODES, INTEGERS, MAX_HEADER_BYTES
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format.media_types import PADDING_PREFIX, WEIGHTS, WEIGHTS_ALIGNMENT
 from aotpack_loader.format.schema import Descriptor
@@ -34,6 +34,11 @@ class _Item(NamedTuple):
     size: int
     tensor: torch.Tensor | None
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether a loader hashes the blob of this tensor at each load."""
+        return self.tensor is not None and str(self.tensor.dtype).removeprefix("torch.") in INTEGERS
+
 
 def write_weights(
     tensors: Sequence[tuple[str, torch.Tensor]],
@@ -44,8 +49,10 @@ def write_weights(
 ) -> list[Descriptor]:
     """Stream contiguous CPU tensors to safetensors blobs, in the order given, without a second copy in memory.
 
-    Every tensor begins at a multiple of 64 bytes in its blob. A blob has at most about
-    ``shard_bytes`` bytes, unless a single tensor is larger. Without tensors, there is no blob.
+    Weights of integers and truth values get blobs of their own, which come last: a loader hashes
+    those blobs at each load, and maps the others. Every tensor begins at a multiple of 64 bytes in
+    its blob. A blob has at most about ``shard_bytes`` bytes, unless a single tensor is larger.
+    Without tensors, there is no blob.
 
     Raises:
         BuildError: a name is reserved or given twice, or a tensor is not a contiguous, dense CPU
@@ -53,7 +60,10 @@ def write_weights(
     """
     items = [_item(name, tensor) for name, tensor in tensors]
     _check_names([item.name for item in items])
-    return [_write_shard(shard, store, media_type) for shard in _shards(items, shard_bytes)]
+    groups = [items]
+    if media_type == WEIGHTS:
+        groups = [[item for item in items if item.is_integer is wanted] for wanted in (False, True)]
+    return [_write_shard(shard, store, media_type) for group in groups for shard in _shards(group, shard_bytes)]
 
 
 def _item(name: str, tensor: torch.Tensor) -> _Item:

@@ -17,12 +17,13 @@ import os
 import stat
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import BundleError, BundleNotFoundError, CorruptBundleError, NotABundleError, Problem
 from . import digest, tar
+from .checked import checked_ranges
 
 if TYPE_CHECKING:
     from ..format.schema import Descriptor
@@ -75,6 +76,14 @@ class Layout(ABC):
 
         Raises:
             CorruptBundleError: it is missing, or has another size.
+        """
+
+    @abstractmethod
+    def copies(self, descriptor: Descriptor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Hash a blob of any size, and return private, writable copies of sorted ranges of it.
+
+        Raises:
+            CorruptBundleError: it is missing, or has another size or digest.
         """
 
     @abstractmethod
@@ -165,6 +174,9 @@ class _TarLayout(Layout):
         base = start - start % mmap.ALLOCATIONGRANULARITY
         return _map_private(self._handle, stop - base, base)[start - base :]
 
+    def copies(self, descriptor: Descriptor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        return checked_ranges(_chunks(self._handle, *self._bounds(descriptor), _CHUNK), descriptor, ranges)
+
     def has(self, descriptor: Descriptor) -> bool:
         return "blobs/sha256/" + digest.hex_part(descriptor.digest) in self._entries
 
@@ -228,6 +240,13 @@ class _DirectoryLayout(Layout):
         handle = self._open_blob(descriptor)
         try:
             return _map_private(handle, descriptor.size, 0)
+        finally:
+            os.close(handle)
+
+    def copies(self, descriptor: Descriptor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        handle = self._open_blob(descriptor)
+        try:
+            return checked_ranges(_chunks(handle, 0, descriptor.size, _CHUNK), descriptor, ranges)
         finally:
             os.close(handle)
 

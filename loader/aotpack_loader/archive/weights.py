@@ -1,6 +1,8 @@
 """Stored tensors: a strict reader of safetensors, and tensors that view its bytes without a copy.
 
 This module checks all bounds before torch gets a view. It uses names but does not interpret them.
+Integers and truth values may be indices, which compiled code trusts. Their blobs are hashed, and
+their tensors are copies of the hashed bytes. Writers keep them in blobs of their own.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ CODES: Final[dict[DType, str]] = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
 """The code of each dtype in safetensors. A dtype without a code is stored as bytes (``U8``, one dimension)."""
+INTEGERS: Final[frozenset[DType]] = frozenset(("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"))
+"""The element types of which a wrong value can make code read or write other memory."""
+_INTEGER_CODES: Final = frozenset(CODES[dtype] for dtype in INTEGERS)
 _WITHOUT_CODE: Final[dict[DType, int]] = {"complex32": 4, "complex128": 16}
 
 
@@ -101,6 +106,8 @@ class WeightMap:
         self._descriptors = tuple(descriptors)
         self._blank = blank
         self._stored: dict[str, tuple[StoredTensor, memoryview]] | None = None
+        self._blob_of: dict[str, Descriptor] = {}
+        self._checked: dict[str, memoryview] = {}
         self._bases: dict[str, torch.Tensor] = {}
 
     def names(self) -> list[str]:
@@ -118,13 +125,17 @@ class WeightMap:
     def tensor(self, entry: TensorView) -> torch.Tensor:
         """Return the tensor that ``entry`` describes, as a writable, private view of the mapping without a copy.
 
+        A tensor of integers or truth values is a copy whose digest was checked.
+
         Raises:
             CorruptBundleError: the stored tensor does not exist, has another dtype, or is too
-                small.
+                small, or integers are in a damaged blob.
         """
         stored, data = self._find(entry.storage)
         length = _elements(entry, stored)
         _check_bounds(entry, length)
+        if entry.dtype in INTEGERS and not self._blank:
+            data = self._hashed(entry.storage)
         import torch
 
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -148,6 +159,24 @@ class WeightMap:
             raise _bad(name, "it is in none of the bundle's weight blobs")
         return found
 
+    def _hashed(self, name: str) -> memoryview:
+        """Return a copy of a tensor of integers. The first call hashes its blob and copies all integers of it."""
+        if name not in self._checked:
+            blob = self._blob_of[name]
+            index = self._index()
+            found = {
+                each: index[each][0]
+                for each, holder in self._blob_of.items()
+                if holder is blob and index[each][0].dtype in _INTEGER_CODES
+            }
+            start = min(index[each][0].start for each, holder in self._blob_of.items() if holder is blob)
+            header, *copies = self._layout.copies(blob, [(0, start), *((t.start, t.stop) for t in found.values())])
+            hashed = read_header(header, blob.digest, blob.size)
+            if any(hashed.get(each) != stored for each, stored in found.items()):
+                raise _bad(blob.digest, "it changed while it was read")
+            self._checked |= zip(found, copies, strict=True)
+        return self._checked[name]
+
     def _index(self) -> dict[str, tuple[StoredTensor, memoryview]]:
         if self._stored is None:
             index: dict[str, tuple[StoredTensor, memoryview]] = {}
@@ -157,12 +186,15 @@ class WeightMap:
                     if name in index:
                         raise _bad(name, "two weight blobs hold it")
                     index[name] = stored, data[stored.start : stored.stop]
+                    self._blob_of[name] = descriptor
             self._stored = index
         return self._stored
 
 
-def read_header(data: memoryview, where: str) -> dict[str, StoredTensor]:
+def read_header(data: memoryview, where: str, size: int | None = None) -> dict[str, StoredTensor]:
     """Return the tensors of the safetensors blob ``data``, without padding, in file order.
+
+    ``data`` may be the beginning of a blob of ``size`` bytes.
 
     Raises:
         CorruptBundleError: the safetensors crate would refuse it; names the rule, and the blob as
@@ -189,8 +221,9 @@ def read_header(data: memoryview, where: str) -> dict[str, StoredTensor]:
         if stored.start != position:
             raise _bad(where, f"tensor {name!r} begins at byte {stored.start}, the one before it ends at {position}")
         position = stored.stop
-    if position != len(data):
-        raise _bad(where, f"its tensors end at byte {position}, the blob at {len(data)}")
+    end = len(data) if size is None else size
+    if position != end:
+        raise _bad(where, f"its tensors end at byte {position}, the blob at {end}")
     return {name: stored for name, stored in tensors if not name.startswith(PADDING_PREFIX)}
 
 
