@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aotpack
-from aotpack.targets.call_library import library_bytes
+from aotpack.targets.cpu.call_library import library_bytes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import CallLibrary, import_library
 from aotpack_loader.format import schema

@@ -16,9 +16,9 @@ import torch
 from aotpack_loader.devices.call_library import INTERFACE
 from aotpack_loader.format import media_types, schema
 
-from .. import _torch as compat
-from ..writer.bundle import BlobStore
-from ..writer.cache import CompileCache
+from ... import _torch as compat
+from ...writer.bundle import BlobStore
+from ...writer.cache import CompileCache
 
 
 class CallLibraryWarning(UserWarning):

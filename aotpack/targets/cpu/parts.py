@@ -15,9 +15,9 @@ from torch.fx.node import map_arg
 
 from aotpack_loader.format import schema, subgraphs
 
-from .. import _torch as compat
-from ..graph import from_fx
-from .base import GraphToCompile
+from ... import _torch as compat
+from ...graph import from_fx
+from ..base import GraphToCompile
 
 _CALL = torch.ops.higher_order.invoke_subgraph
 
