@@ -392,9 +392,9 @@ def test_a_failing_view_gives_sizes_back() -> None:
 
 def test_mutants_end_in_one_kind_of_error() -> None:
     """A part of what ``scripts/fuzz bundles`` runs, the same at every run."""
-    found = bundles.fuzz(bundles.vectors(ROOT), range(1_000_000, 1_000_000 + 250), seconds=25)
+    found = bundles.fuzz(bundles.vectors(ROOT), range(1_000_000, 1_000_000 + 1200), seconds=15)
     assert found["findings"] == []
-    assert found["mutants"] >= 40
+    assert found["mutants"] >= 400
     assert found["outcomes"].get("ran", 0) > 0
 
 

@@ -157,7 +157,7 @@ class _Call:
         self.anchors: list[torch.Tensor] = []
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
-        self.sizes: list[torch.Size] = []
+        self.sizes: list[tuple[torch.Size, torch.dtype]] = []
         self.unchecked: list[Any] | None = None
         self.hooked = False
         self.remembered: Remembered = []
@@ -208,7 +208,7 @@ class _Step(torch.autograd.Function):
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
         if method.untrusted:
-            call.sizes = [primal.shape for primal in primals]
+            call.sizes = [(primal.shape, primal.dtype) for primal in primals]
         _save(ctx, call, primals, outputs)
         detach_outputs(outputs, method.own, primals)
         idle = method.without_gradient(primals)

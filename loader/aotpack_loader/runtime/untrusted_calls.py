@@ -42,14 +42,28 @@ def refused(error: Exception) -> Exception:
     )
 
 
-def require_gradients(results: Sequence[Any], gradients: Sequence[int | None], shapes: Sequence[torch.Size]) -> None:
-    """Check that a backward graph has returned gradients of the shapes of the primals.
+def require_gradients(
+    results: Sequence[Any], gradients: Sequence[int | None], primals: Sequence[tuple[torch.Size, torch.dtype]]
+) -> None:
+    """Check that a backward graph has returned gradients that fit the sizes and element types of the primals.
 
     Raises:
         OperatorError: one is something else.
     """
-    for number, (position, shape) in enumerate(zip(gradients, shapes, strict=True)):
+    for number, (position, (shape, dtype)) in enumerate(zip(gradients, primals, strict=True)):
         value = None if position is None else results[position]
-        if value is not None and (not isinstance(value, torch.Tensor) or value.shape != shape):
-            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise OperatorError(f"The backward graph returns {found} as the gradient of primal {number}, expected {list(shape)}.")
+        if value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            found = type(value).__name__
+        elif value.shape != shape or not _is_gradient_type(value.dtype, dtype):
+            found = f"{str(value.dtype)[6:]}{list(value.shape)}"
+        else:
+            continue
+        expected = f"{str(dtype)[6:]}{list(shape)}"
+        raise OperatorError(f"The backward graph returns {found} as the gradient of primal {number}, expected {expected}.")
+
+
+def _is_gradient_type(found: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether torch takes a gradient of this element type, which it then converts."""
+    return found.is_floating_point or found.is_complex == dtype.is_complex

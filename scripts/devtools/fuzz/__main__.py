@@ -1,11 +1,14 @@
-"""``scripts/fuzz``: hostile bundles, or (``operators``) hostile arguments of operators. Results go to scripts/bench/results."""
+"""``scripts/fuzz``: hostile bundles, or (``operators``) hostile arguments of operators. Results go to scripts/bench/results.
+
+``bundles`` goes on where the last run stopped, up to ``--count`` mutants in all. It writes results after each batch, so
+that it can be stopped at any time. ``again`` runs all that was found once more, and keeps what is still wrong.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,15 @@ from . import bundles, operators, record
 
 RESULTS = ROOT / "scripts/bench/results/fuzz.json"
 CORPUS = ROOT / "tests/hostile"
+Json = dict[str, Any]
 
 
 def main() -> int:
     """Fuzz, print findings, and write counts. The exit code is 1 if there are findings."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("bundles", "operators", "record", "keep"))
-    parser.add_argument("--count", type=int, default=100_000, help="mutants, or calls of each operator (200 are plenty)")
-    parser.add_argument("--start", type=int, default=0, help="number of the first one; the same numbers give the same mutants")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("bundles", "operators", "again", "record", "keep"))
+    parser.add_argument("--count", type=int, default=100_000, help="mutants, or calls of each operator (400 are plenty)")
+    parser.add_argument("--start", type=int, help="number of the first one; for bundles: results are not written then")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--dry-run", action="store_true", help="write no results")
     options = parser.parse_args()
@@ -36,34 +40,93 @@ def main() -> int:
     if options.what == "keep":
         keep(options.start)
         return 0
-    numbers = range(options.start, options.start + options.count)
+    if options.what == "again":
+        return int(bool(again()["findings"]))
     if options.what == "bundles":
-        found = bundles.fuzz(bundles.vectors(ROOT), numbers, seconds=options.seconds)
-        wrong = len(found["findings"])
-    else:
-        found = operators.fuzz(list(allowed.OPERATORS), options.count, start=options.start)
-        wrong = len(found["found"]) + len(found["without_calls"])
-    print(json.dumps({key: value for key, value in found.items() if key not in ("findings", "found")}))
+        found = fuzz_bundles(options.start, options.count, options.seconds, saved=not options.dry_run)
+        return int(bool(found["findings"]))
+    start = options.start or 0
+    found = operators.fuzz(list(allowed.OPERATORS), options.count, start=start)
+    print(json.dumps({key: value for key, value in found.items() if key != "found"}))
     if not options.dry_run:
-        write(options.what, {"first": options.start, **found})
-    return int(bool(wrong))
+        write("operators", {"first": start, "calls of each": options.count, **found})
+    return int(bool(found["found"]) or bool(found["without_calls"]))
 
 
-def write(what: str, found: dict[str, Any]) -> None:
+def fuzz_bundles(start: int | None, count: int, seconds: float, *, saved: bool) -> Json:
+    """Run mutants: those after the last run's, or the ``count`` that begin at ``start``."""
+    seeds = bundles.vectors(ROOT)
+    if start is not None or not saved:
+        first = start or 0
+        found = bundles.fuzz(seeds, range(first, first + count), seconds=seconds)
+    else:
+        before = earlier(bundles.mutator(seeds))
+        save = lambda found: write("bundles", merged(before, found))  # noqa: E731
+        found = bundles.fuzz(seeds, range(before["next"], count), seconds=seconds, save=save)
+        found = merged(before, found)
+    print(json.dumps({key: value for key, value in found.items() if key != "findings"}))
+    return found
+
+
+def earlier(mutator: str) -> Json:
+    """The results so far, if the numbers stand for the same mutants still."""
+    results = results_of("bundles")
+    fresh = {"mutator": mutator, "next": 0, "mutants": 0, "outcomes": {}, "findings": [], "fixed": []}
+    return results if results.get("mutator") == mutator else fresh
+
+
+def merged(before: Json, found: Json) -> Json:
+    """Results of two runs, one after the other."""
+    outcomes = dict(before["outcomes"])
+    for word, count in found["outcomes"].items():
+        outcomes[word] = outcomes.get(word, 0) + count
+    return {
+        **before,
+        "next": max(before["next"], found["next"]),
+        "mutants": before["mutants"] + found["mutants"],
+        "outcomes": dict(sorted(outcomes.items(), key=lambda item: -item[1])),
+        "findings": before["findings"] + found["findings"],
+    }
+
+
+def again() -> Json:
+    """Run all findings once more with the code of now, and note those that are fixed."""
+    seeds = bundles.vectors(ROOT)
+    results = results_of("bundles")
+    if results.get("mutator") != bundles.mutator(seeds):
+        raise SystemExit("The numbers of these findings stand for other mutants now.")
+    left: list[Json] = []
+    for number in sorted({finding["number"] for finding in results["findings"]}):
+        left += bundles.fuzz(seeds, range(number, number + 1))["findings"]
+    wrong = {finding["number"] for finding in left}
+    fixed = [finding for finding in results["findings"] if finding["number"] not in wrong]
+    results = {**results, "findings": left, "fixed": results["fixed"] + fixed}
+    write("bundles", results)
+    print(f"{len(fixed)} fixed, {len(left)} left")
+    return results
+
+
+def results_of(what: str) -> Json:
+    """The stored results of one kind."""
+    results: Json = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: Json = results.get(what, {})
+    return found
+
+
+def write(what: str, found: Json) -> None:
     """Store the results of one kind, with the date and the release of torch."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: Json = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    results[what] = {"date": date, "torch": torch.__version__, **found}
+    results[what] = {**found, "date": date, "torch": torch.__version__}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def keep(number: int) -> Path:
     """Write the mutant with that number to the corpus of the tests."""
     seeds = bundles.vectors(ROOT)
-    name, data = seeds[number % len(seeds)]
-    path = CORPUS / f"{name}_{number}.aotpack"
+    path = CORPUS / f"{seeds[number % len(seeds)].name}_{number}.aotpack"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(bundles.mutant(data, random.Random(number), sorted(allowed.OPERATORS)))
+    path.write_bytes(bundles.mutant(seeds, number))
     print(path)
     return path
 
