@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
+from devtools.torch_fixes.reports import pages
 
 from .harness import ROOT
 
 
 def test_the_pages_are_up_to_date() -> None:
-    pages = runpy.run_path(str(ROOT / "scripts" / "torch_fixes.py"))["pages"]()
-    for file, text in pages.items():
+    made = pages()
+    for file, text in made.items():
         assert file.read_text() == text, f"{file.name}: run scripts/torch-fixes docs"
     folder = ROOT / "docs" / "torch-fixes"
-    assert set(folder.glob("*.md")) == {file for file in pages if file.parent == folder}
+    assert set(folder.glob("*.md")) == {file for file in made if file.parent == folder}
