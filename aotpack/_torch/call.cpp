@@ -67,10 +67,10 @@ class Function {
     }
   }
 
-  variable_list operator()(variable_list&& given) const {
+  variable_list operator()(variable_list&& incoming) const {
     py::gil_scoped_acquire gil;
-    THPObjectPtr arguments(THPVariable_WrapList(given));
-    given.clear();
+    THPObjectPtr arguments(THPVariable_WrapList(incoming));
+    incoming.clear();
     THPObjectPtr results(PyObject_CallOneArg(function_, arguments.get()));
     if (!results) {
       python_error error;
@@ -129,13 +129,13 @@ struct Executable {
   Selection outputs; // indices of the code's results
   std::shared_ptr<Function> failed; // raises the Python exception for the message of a C++ exception; may be null
 
-  variable_list operator()(variable_list&& given) const {
+  variable_list operator()(variable_list&& incoming) const {
     if (!runner) {
-      return (*function)(std::move(given));
+      return (*function)(std::move(incoming));
     }
     std::string message;
     try {
-      return outputs(runner->boxed_run(inputs(std::move(given))));
+      return outputs(runner->boxed_run(inputs(std::move(incoming))));
     } catch (const c10::Error& error) {
       message = error.what_without_backtrace();
     } catch (const std::exception& error) {
@@ -229,24 +229,24 @@ struct Step : Node {
     refuse("compiled autograd");
   }
 
-  variable_list apply(variable_list&& given) override {
+  variable_list apply(variable_list&& incoming) override {
     const Differentiable& method = *method_;
     std::vector<bool> reached;
     for (const Tangent& tangent : method.tangents) {
-      reached.push_back(given.at(tangent.position).defined());
+      reached.push_back(incoming.at(tangent.position).defined());
     }
     if (std::find(reached.begin(), reached.end(), true) == reached.end()) {
       return variable_list(method.gradients.size());
     }
     const bool again = at::GradMode::is_enabled(); // create_graph
-    const edge_list above = again ? torch::autograd::collect_next_edges(given) : edge_list();
+    const edge_list above = again ? torch::autograd::collect_next_edges(incoming) : edge_list();
     variable_list results;
     {
       at::AutoGradMode off(false);
       c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU); // the graph contains its own casts
       variable_list arguments = unpack();
       for (const Tangent& tangent : method.tangents) {
-        Tensor& gradient = given[tangent.position];
+        Tensor& gradient = incoming[tangent.position];
         if (gradient.defined() && method.backward.runner) {
           gradient = readable(std::move(gradient));
         }
@@ -456,7 +456,7 @@ void attach(
   const auto is_fresh = [&](size_t position) {
     const Tensor& value = outputs.at(position);
     return !value.requires_grad() && !value.is_view() &&
-        std::none_of(arguments.begin(), arguments.end(), [&](const Tensor& given) { return given.is_same(value); });
+        std::none_of(arguments.begin(), arguments.end(), [&](const Tensor& argument) { return argument.is_same(value); });
   };
   if (std::all_of(graded.visible.begin(), graded.visible.end(), is_fresh)) { // _wrap_outputs would do only this
     for (size_t position : graded.visible) {

@@ -42,11 +42,11 @@ Inside = tuple[tuple[Path, Path], ...]
 class Entry:
     """An item of a changed container.
 
-    It is the caller's own object with the path ``given``, or a new value if that is None.
+    It is the caller's own object with the path ``source``, or a new value if that is None.
     """
 
     key: Any
-    given: Path | None = None
+    source: Path | None = None
     inside: Inside = ()
 
 
@@ -83,22 +83,22 @@ class Containers:
             new = iter(values.items)
             items: list[schema.Tree] = []
             for entry in change.entries:
-                given = entry.given
-                items.append(_with_given(next(new), entry.inside) if given is None else schema.GivenNode([*given]))
+                source = entry.source
+                items.append(_with_sources(next(new), entry.inside) if source is None else schema.GivenNode([*source]))
             keys = [entry.key for entry in change.entries]
             made = schema.DictNode(keys, items) if change.is_dictionary else schema.ListNode(items)
             updates.append(schema.Update([*change.path], made))
-        return _with_given(result, self.returned), updates
+        return _with_sources(result, self.returned), updates
 
 
-def _with_given(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schema.Tree:
+def _with_sources(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schema.Tree:
     """Return ``tree`` with the caller's objects in place of the trace's empty tuples."""
     if not inside:
         return tree
     if not inside[0][0]:
         return schema.GivenNode([*inside[0][1]])
-    below = [[(path[1:], given) for path, given in inside if path[0] == i] for i in range(len(tree.items))]  # type: ignore[union-attr]
-    items = [_with_given(item, some) for item, some in zip(tree.items, below, strict=True)]  # type: ignore[union-attr]
+    below = [[(path[1:], source) for path, source in inside if path[0] == i] for i in range(len(tree.items))]  # type: ignore[union-attr]
+    items = [_with_sources(item, some) for item, some in zip(tree.items, below, strict=True)]  # type: ignore[union-attr]
     return structs.replace(tree, items=items)
 
 
@@ -110,7 +110,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
     Raises:
         UnsupportedError: the model changes a container other than a dictionary or list, or one
-            that is given twice.
+            that is passed twice.
     """
     if not any(_is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
@@ -177,7 +177,7 @@ def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
         return
     forward, returned = model.forward, containers.returned
     routes = [changed.keys for changed in containers.changed]
-    new = [[(entry.key, entry.inside) for entry in changed.entries if entry.given is None] for changed in containers.changed]
+    new = [[(entry.key, entry.inside) for entry in changed.entries if entry.source is None] for changed in containers.changed]
 
     def with_changes(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = _shallow_copy((args, kwargs))
@@ -211,7 +211,7 @@ def _without(value: Any, inside: Inside) -> Any:
         return value
     if len(inside[0][0]) == 0:
         return ()
-    below = [tuple([(path[1:], given) for path, given in inside if path[0] == i]) for i in range(len(value))]
+    below = [tuple([(path[1:], source) for path, source in inside if path[0] == i]) for i in range(len(value))]
     if isinstance(value, dict):
         return {key: _without(value[key], some) for key, some in zip(list(value), below)}  # noqa: B905 - traced by Dynamo
     items = [_without(value[i], below[i]) for i in range(len(value))]
@@ -361,11 +361,11 @@ class _Run:
         entries = []
         for name, item in zip(names, items, strict=True):
             i, old = before.get(name, (0, _MISSING))
-            given = (*path, i) if item is old else self._given(item)
-            entries.append(Entry(name, given, () if given is not None else tuple(self._inside(item, ()))))
+            source = (*path, i) if item is old else self._source_of(item)
+            entries.append(Entry(name, source, () if source is not None else tuple(self._inside(item, ()))))
         return tuple(entries)
 
-    def _given(self, value: Any) -> Path | None:
+    def _source_of(self, value: Any) -> Path | None:
         """Return the path at which the caller gave this object.
 
         None if there is no such path, or more than one.
@@ -377,9 +377,9 @@ class _Run:
         """Yield the caller's own containers inside a value, with both paths."""
         if not _is_container(value):
             return
-        given = self._given(value)
-        if given is not None and type(value) is not tuple:
-            yield path, given
+        source = self._source_of(value)
+        if source is not None and type(value) is not tuple:
+            yield path, source
         elif type(value) in _OPEN:
             for i, item in enumerate(_content(value)[1]):
                 yield from self._inside(item, (*path, i))
@@ -408,7 +408,7 @@ def _content(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def _problems_of_twice(
     model: torch.nn.Module, containers: Containers, call: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> list[Problem]:
-    """Return a problem for each changed container that is given twice.
+    """Return a problem for each changed container that is passed twice.
 
     Every later call would have to pass one object at both paths.
     """
