@@ -68,8 +68,15 @@ def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) ->
         raise SideEffectError(f"changes a container among its arguments: {', '.join(found)}")
 
 
-def _code(captured: torch.fx.GraphModule) -> list[str]:
-    return [part.code for part in captured.modules() if isinstance(part, torch.fx.GraphModule)]
+def _code(captured: torch.fx.GraphModule) -> list[list[str]]:
+    """The nodes of each graph; Dynamo of 2.15 orders the model's inputs by their first use."""
+    found = [_nodes(part) for part in captured.modules() if isinstance(part, torch.fx.GraphModule)]
+    inputs = len(captured.graph.find_nodes(op="placeholder"))
+    return [sorted(found[0][:inputs]), found[0][inputs:], *found[1:]]
+
+
+def _nodes(module: torch.fx.GraphModule) -> list[str]:
+    return [str(node.format_node()) for node in module.graph.nodes]
 
 
 def _capture(

@@ -49,8 +49,10 @@ def has_modes(model: torch.nn.Module) -> bool:
     return True
 
 
+_ASSIGNED = "assigns to .data of a tensor; use copy_() under no_grad"
 _STORAGE_CHANGES = {
-    "_lower_version_count_by_1": "assigns to .data of a tensor; use copy_() under no_grad",
+    "_lower_version_count_by_1": _ASSIGNED,
+    "shallow_copy_data_": _ASSIGNED,  # from torch 2.15 on
     "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
 }
 

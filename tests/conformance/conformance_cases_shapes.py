@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from aotpack._torch.fixes.register import minor
 from devtools.harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
 
 from .conformance_cases_mutation import at_an_offset
+
+_ZERO_HEADS = r"x: expected .*=1\.\." if minor(str(torch.__version__)) >= (2, 15) else ""
+"""From 2.15 on, attention without heads calls the kernel that divides by their number."""
 
 BATCH = Dim("batch", min=2, max=64)
 SEQUENCE = Dim("sequence", min=2, max=32)
@@ -531,7 +535,7 @@ CASES: list[Case] = [
         Attention,
         g(3, 5, 4),
         dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
-        calls=(at(g(1, 5, 4)), at(g(0, 5, 4)), at(g(4, 2, 4))),
+        calls=(at(g(1, 5, 4)), at(g(0, 5, 4), refused=_ZERO_HEADS), at(g(4, 2, 4))),
     ),
     *[
         module_case(
@@ -567,7 +571,13 @@ CASES: list[Case] = [
         dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
         calls=(TRAIN, at(g(6, 3)), at(g(1, 5))),
     ),
-    case("shapes: a size as an exponent", lambda x: x ** x.shape[0], g(4, 3), dynamic_shapes=ANY),
+    case(
+        "shapes: a size as an exponent",
+        lambda x: x ** x.shape[0],
+        g(4, 3),
+        dynamic_shapes=ANY,
+        calls=(TRAIN, at(g(5, 3)), at(g(1, 3)), at(g(0, 3))),
+    ),
     case(
         "shapes: an integer argument that varies",
         first_rows,
