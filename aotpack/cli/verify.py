@@ -19,7 +19,7 @@ from .importing import import_modules, import_option
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
 
-STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,20 @@ class Check:
     """The result of one check."""
 
     name: str
-    status: Literal["ok", "failed", "skipped"]
+    status: Literal["ok", "warning", "failed", "skipped"]
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asked for. ``source`` is the name that policies match."""
+
+    trust: str | tuple[str, ...] | None
+    modules: tuple[str, ...]
+    keys: tuple[str, ...]
+    detached: Path | None
+    policy: Path | None
+    source: str
 
 
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
@@ -41,6 +53,18 @@ class Check:
     metavar="FILE",
     help="Check the signature of OpenSSF Model Signing in FILE against --key, instead of one in the bundle.",
 )
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Require what this policy demands. The one that $AOTPACK_POLICY names is asked too.",
+)
+@click.option(
+    "--as",
+    "source",
+    metavar="NAME",
+    help="The reference or path that policies match. Default: the path of BUNDLE.",
+)
 @import_option
 @trust_option
 @json_option
@@ -50,18 +74,20 @@ def command(
     bundle: Path,
     keys: tuple[str, ...],
     detached: Path | None,
+    policy: Path | None,
+    source: str | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
 ) -> None:
     """Check every digest and document of BUNDLE and run its self-test, where it has one, on every target that may run.
 
-    With --key it must be signed: several keys are alternatives. The exit code is 1 if a check fails; a check that could
-    not be made here is skipped and says why.
+    With --key it must be signed: several keys are alternatives. With --policy a policy must allow it.
+    The exit code is 1 if a check fails; a check that could not be made here is skipped and says why.
     """
     if detached is not None and len(keys) != 1:
         raise click.UsageError("--model-signing needs one --key.", ctx)
-    checks = list(_checks(bundle, trust, modules, keys, detached))
+    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(bundle, source))))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -71,13 +97,15 @@ def command(
         ctx.exit(1)
 
 
-def _checks(
-    path: Path,
-    trust: str | tuple[str, ...] | None,
-    modules: tuple[str, ...],
-    keys: tuple[str, ...],
-    detached: Path | None,
-) -> Iterator[Check]:
+def _source(bundle: Path, named: str | None) -> str:
+    """Return the name that policies match: what was named, or the path."""
+    from aotpack_loader.policy import source_of
+    from aotpack_loader.registry.reference import Reference, is_reference
+
+    return Reference.parse(named).place if named and is_reference(named) else source_of(named or bundle)
+
+
+def _checks(path: Path, asked: Asked) -> Iterator[Check]:
     from aotpack_loader.archive.bundle import Bundle
 
     try:
@@ -91,18 +119,23 @@ def _checks(
         yield Check("documents", "ok", f"format {bundle.program.format.major}.{bundle.program.format.minor}")
         digests = _digests(bundle)
         yield digests
-        signature = _signature(bundle, keys) if detached is None else _detached(path, detached, keys[0])
+        detached = asked.detached
+        signature = _signature(bundle, asked.keys) if detached is None else _detached(path, detached, asked.keys[0])
         yield signature
-    if keys and signature.status == "failed":
+        policies = list(_policies(bundle, asked))
+        yield from policies
+    if asked.keys and signature.status == "failed":
         yield Check("self-test", "skipped", "nothing of a bundle without the required signature is run")
+    elif any(policy.status == "failed" for policy in policies):
+        yield Check("self-test", "skipped", "nothing of a bundle that a policy refuses is run")
     elif digests.status == "failed":
         yield Check("self-test", "skipped", "nothing of a damaged bundle is run")
     elif bundle.program.self_test is None:
         yield Check("self-test", "skipped", "none is recorded (build with --self-test)")
     else:
-        subclasses = import_modules(modules)
+        subclasses = import_modules(asked.modules)
         for target in bundle.targets:
-            yield _self_test(path, target, trust, subclasses)
+            yield _self_test(path, target, asked, subclasses)
 
 
 def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
@@ -118,6 +151,25 @@ def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
         return Check("signature", "ok", f"{verdict.key.name}  {verdict.key.id}")
     detail = "\n".join([verdict.reason, *map(str, verdict.problems)])
     return Check("signature", "failed" if names else "skipped", detail)
+
+
+def _policies(bundle: Bundle, asked: Asked) -> Iterator[Check]:
+    """Ask the policies, if there are any. What breaks a rule in the mode ``warn`` does not fail."""
+    from aotpack_loader.policy import judge, rules_for
+
+    try:
+        rules = rules_for(asked.source, asked.policy)
+        found = judge(bundle, rules, asked.trust)
+    except AotpackError as error:
+        yield Check("policy", "failed", str(error))
+        return
+    for each in found:
+        mode = each.rule.rule.mode
+        detail = [f"{each.rule} ({mode})", *map(str, each.problems)]
+        status: Literal["ok", "warning", "failed"] = "ok"
+        if each.problems:
+            status = "failed" if mode == "enforce" else "warning"
+        yield Check("policy", status, "\n".join(detail) if each.problems else f"{each.accepted or detail[0]}")
 
 
 def _detached(path: Path, signature: Path, name: str) -> Check:
@@ -141,12 +193,12 @@ def _digests(bundle: Bundle) -> Check:
     return Check("digests", "ok", bundle.digest)
 
 
-def _self_test(path: Path, target: str, trust: str | tuple[str, ...] | None, subclasses: Sequence[type]) -> Check:
+def _self_test(path: Path, target: str, asked: Asked, subclasses: Sequence[type]) -> Check:
     from aotpack_loader.selftest import run_self_test
 
     name = f"self-test {target}"
     try:
-        report = run_self_test(path, backend=target, trust=trust, subclasses=subclasses)
+        report = run_self_test(path, target, asked.trust, subclasses=subclasses, policy=asked.policy, source=asked.source)
     except SubclassError as error:
         return Check(name, "skipped", f"{error} On the command line: --import MODULE, which has them.")
     except (TargetError, TrustError) as error:

@@ -69,6 +69,10 @@ class TrustError(AotpackError):
     """The bundle holds native code, and it is not trusted."""
 
 
+class PolicyError(TrustError):
+    """A policy does not allow the bundle, has no rule for it, or is no policy."""
+
+
 class DirectoryError(AotpackError):
     """A directory of this user, for extracted code or for records of builds, cannot be used."""
 

@@ -50,6 +50,7 @@ def load(
     allow_untested_torch: bool = False,
     digest: str | None = None,
     lock: str | os.PathLike[str] | None = None,
+    policy: str | os.PathLike[str] | None = None,
 ) -> LoadedProgram:
     """Load a bundle as a trainable ``nn.Module``.
 
@@ -65,7 +66,7 @@ def load(
         weights: False leaves parameters and persistent buffers uninitialised, to be filled by
             ``load_state_dict``.
         trust: permission to run native code that was not built here. ``"all"``, or the bundle's
-            digest (``sha256:…``), or several digests.
+            digest (``sha256:…``), or a key that signed it (``key:acme.pub``), or several of these.
         operators: namespaces of operators beyond torch's own (``("torchvision",)``) that the graphs
             of an untrusted bundle may call. The packages that register them must be imported first.
         subclasses: classes of tensors (``[TwoTensor]``) that arguments, state, results or gradients
@@ -87,6 +88,8 @@ def load(
             digest does in ``trust`` or in a reference (``"oci://host/repository@sha256:…"``).
         lock: a lock file that must have an entry for the reference. None: ``aotpack.lock`` in the
             working directory (or ``$AOTPACK_LOCK``) is used where it has one.
+        policy: a policy file, which must allow the bundle. It applies beside the one that
+            ``$AOTPACK_POLICY`` names.
 
     Raises:
         BundleError: the file is not a valid bundle, or has another digest.
@@ -95,20 +98,22 @@ def load(
         SubclassError: the bundle holds tensors of a class that is not among ``subclasses``.
         TrustError: a native target was requested, or third-party operators are called, and it is
             not trusted.
+        PolicyError: a policy does not allow the bundle.
         DirectoryError: a native target was requested, and the directory for its code cannot be
             used.
     """
     untested = allow_untested_torch
     options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested, digest, lock)
+    options = replace(options, policy=policy)
     with _collector.paused():
-        module, fallback = _load(bundle, options)
+        module, fallback = load_with(bundle, options)
     if fallback:
         warnings.warn(fallback, BackendWarning, stacklevel=2)
     return module
 
 
-def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
-    """The module, and a warning about its backend or an empty string.
+def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
+    """Return the module, and a warning about its backend or an empty string.
 
     With ``self_test``, native code of another release of torch is tested before its first use.
     """
@@ -121,6 +126,10 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bo
         where, options = bundle, pinned(options, options.digest)
     opened = Bundle.open(where)
     _check_pin(opened, options.digest)
+    if options.policy or os.environ.get("AOTPACK_POLICY"):
+        from .policy import apply_policies, source_of  # rarely needed
+
+        options = apply_policies(opened, replace(options, source=options.source or source_of(bundle)))
     if options.verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, options.subclasses)
@@ -132,7 +141,7 @@ def _load(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bo
 
         same = replace(options, backend=chosen.target.name, weights=True, check="arguments")
         tested, warning = tested_here(
-            where, opened.program, chosen.target, options, lambda: _load(where, same, self_test=False)[0]
+            where, opened.program, chosen.target, options, lambda: load_with(where, same, self_test=False)[0]
         )
         reason = f"{reason}; {tested}"
     info = LoadInfo(

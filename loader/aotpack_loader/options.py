@@ -21,6 +21,9 @@ _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 class LoadOptions:
     """The options of one load.
 
+    ``source`` is the name of the bundle that policies match. ``vouched`` says why a policy permits
+    its native code; empty: none does.
+
     Raises:
         AotpackError: an option has an invalid value.
     """
@@ -37,6 +40,9 @@ class LoadOptions:
     allow_untested_torch: bool = False
     digest: str | None = None
     lock: str | os.PathLike[str] | None = None
+    policy: str | os.PathLike[str] | None = None
+    source: str = ""
+    vouched: str = ""
 
     def __post_init__(self) -> None:
         if self.verify not in ("code", "full"):

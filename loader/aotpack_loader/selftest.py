@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from functools import partial
 
-from .loading import load
+from .loading import load_with
+from .options import LoadOptions
 from .replay import SelfTestReport, observe, random_inputs, recorded_inputs, replay, stored_as
 
 
@@ -16,15 +16,20 @@ def run_self_test(
     trust: str | Collection[str] | None = None,
     operators: Collection[str] = (),
     subclasses: Collection[type] = (),
+    *,
+    policy: str | os.PathLike[str] | None = None,
+    source: str = "",
 ) -> SelfTestReport:
     """Load the bundle, run one step with its recorded inputs and compare. Arguments are those of :func:`load`.
+
+    ``source`` is the name that policies match; empty: the path.
 
     Raises:
         TargetError, TrustError: ``backend`` cannot run here.
         SubclassError: it holds tensors of a class that is not among ``subclasses``.
     """
-    again = partial(load, path, backend=backend, trust=trust, operators=operators, subclasses=subclasses)
-    return replay(path, again, subclasses)
+    options = LoadOptions(None, backend, trust=trust, operators=operators, subclasses=subclasses, policy=policy, source=source)
+    return replay(path, lambda: load_with(path, options)[0], subclasses)
 
 
 __all__ = ["SelfTestReport", "observe", "random_inputs", "recorded_inputs", "run_self_test", "stored_as"]

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from .archive import digest as digests
 from .archive.private import private_directory, user_directory
-from .errors import AotpackError, Problem, TrustError
+from .errors import AotpackError, DirectoryError, Problem, TrustError
 
 if TYPE_CHECKING:
     from .archive.attachments import Attached
@@ -43,7 +43,9 @@ class TrustDecision(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
 
 
-def check_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None) -> str:
+def check_trust(
+    bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None, vouched: str = ""
+) -> str:
     """Return why the bundle's native code may run.
 
     Args:
@@ -51,12 +53,13 @@ def check_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle:
         trust: ``"all"``, digests and keys (``"key:acme"``, ``"key:acme.pub"``), or None: what this
             user built here, and what a key signed that this user trusts.
         bundle: the bundle, whose signatures may decide. None: it is not signed.
+        vouched: why a policy permits its native code; empty: none does.
 
     Raises:
         TrustError: it is not trusted; names the ways to trust it.
         TrustArgumentError: ``trust`` is something else.
     """
-    decision = decide_trust(bundle_digest, trust, bundle)
+    decision = decide_trust(bundle_digest, trust, bundle, vouched)
     if not decision.trusted:
         raise TrustError(
             f"The native code of this bundle may not run: {decision.reason}.",
@@ -69,7 +72,9 @@ def check_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle:
     return decision.reason
 
 
-def decide_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None) -> TrustDecision:
+def decide_trust(
+    bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached | None = None, vouched: str = ""
+) -> TrustDecision:
     """Return the decision for the bundle, without raising an error for an untrusted one.
 
     What the caller names is final. A caller who names digests or keys gets no other bundle, even if
@@ -89,6 +94,8 @@ def decide_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle
         if keys:
             return _signed(bundle, keys)
         return TrustDecision(False, f"its digest {bundle_digest} is not one the caller pinned")
+    if vouched:
+        return TrustDecision(True, vouched)
     if _was_built_here(bundle_digest):
         return TrustDecision(True, "this user built it on this machine")
     if bundle is not None and bundle.has_attachments:
@@ -98,6 +105,19 @@ def decide_trust(bundle_digest: str, trust: str | Collection[str] | None, bundle
         reason = f"this user did not build it on this machine, the caller did not vouch for it, and {signed.reason}"
         return TrustDecision(False, reason, signed.problems)
     return TrustDecision(False, "this user did not build it on this machine and the caller did not vouch for it")
+
+
+def why_untrusted(bundle_digest: str, trust: str | Collection[str] | None, bundle: Attached, vouched: str = "") -> str:
+    """Return why the bundle is not trusted; empty: it is.
+
+    A bundle whose trust cannot be decided here (no directory for records, no library for
+    signatures) is not trusted. Its portable graphs run.
+    """
+    try:
+        decision = decide_trust(bundle_digest, trust, bundle, vouched)
+    except (DirectoryError, TrustError) as error:
+        return error.summary
+    return "" if decision.trusted else decision.reason
 
 
 def _signed(bundle: Attached | None, names: Collection[str] | None) -> TrustDecision:

@@ -13,7 +13,7 @@ from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
 from ..format.versions import torch_satisfies
 from ..options import LoadOptions
-from ..trust import check_argument, check_trust, decide_trust
+from ..trust import check_argument, check_trust, why_untrusted
 from . import cpuinfo
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         TrustArgumentError: the option ``trust`` has none of its forms.
         TrustError: the requested one is native, or calls third-party operators, and is not trusted.
     """
-    backend, trust = options.backend, options.trust
-    check_argument(trust)  # also for a bundle without native code
+    backend = options.backend
+    check_argument(options.trust)  # also for a bundle without native code
     device = _parse_device(options.device)
     candidates = _by_preference(bundle) if backend is None else _called(bundle, backend)
     if not candidates:
@@ -79,12 +79,12 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             continue
         try:
             if target.kind == PORTABLE:
-                untrusted = _untrusted(bundle, trust)
+                untrusted = _untrusted(bundle, options)
                 _require_consent(bundle, options.operators, untrusted)
                 why = _why(backend, "runs anywhere")
                 opened = _open(bundle, target, device, untrusted)
                 return Selection(target, opened, why, rejected, _fallback(bundle, rejected, backend))
-            trusted = check_trust(bundle.digest, trust, bundle)
+            trusted = check_trust(bundle.digest, options.trust, bundle, options.vouched)
             if not bundle.is_here(target.name):
                 rejected[target.name] = _NOT_HERE
                 continue
@@ -122,22 +122,14 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
             target, bundle.program, platform, allow_untested_torch=untested
         ):
             continue
-        if target.kind == PORTABLE or not _untrusted(bundle, options.trust):
+        if target.kind == PORTABLE or not _untrusted(bundle, options):
             return [target.name]
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
 
-def _untrusted(bundle: Bundle, trust: str | Collection[str] | None) -> str:
-    """Why the bundle is not trusted; empty: it is.
-
-    A bundle whose trust cannot be decided here (no directory for records, no library for
-    signatures) is not trusted. Its portable graphs run.
-    """
-    try:
-        decision = decide_trust(bundle.digest, trust, bundle)
-    except (DirectoryError, TrustError) as error:
-        return error.summary
-    return "" if decision.trusted else decision.reason
+def _untrusted(bundle: Bundle, options: LoadOptions) -> str:
+    """Why the bundle is not trusted; empty: it is."""
+    return why_untrusted(bundle.digest, options.trust, bundle, options.vouched)
 
 
 def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str = "") -> Device:

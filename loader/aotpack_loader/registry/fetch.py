@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..devices.select import wanted
 from ..errors import RegistryError
 from ..options import LoadOptions, pinned
 from .lock import FILE_NAME, locked
 from .reference import Reference, is_reference
+
+if TYPE_CHECKING:
+    from ..archive.bundle import Bundle
 
 _VARIABLE = "AOTPACK_LOCK"
 
@@ -28,10 +33,11 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
     if not is_reference(text):
         from .files import fetch_file  # stores of files need no HTTP library of ours
 
-        return fetch_file(text), pinned(options, options.digest)
+        return fetch_file(text), replace(pinned(options, options.digest), source=text)
     from .pull import pull
 
     reference = Reference.parse(text)
+    options = replace(options, source=reference.place)
     if options.digest is not None:
         if reference.digest not in ("", options.digest):
             raise RegistryError(f"digest={options.digest!r} is wanted, and {reference} names another.")
@@ -39,4 +45,13 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
     options = pinned(options, reference.digest or None)
     file = options.lock or os.environ.get(_VARIABLE) or FILE_NAME
     reference = locked(reference, file, required=options.lock is not None)
-    return pull(reference, lambda bundle: wanted(bundle, options)).path, options
+    return pull(reference, lambda bundle: wanted(bundle, _permitted(bundle, options))).path, options
+
+
+def _permitted(bundle: Bundle, options: LoadOptions) -> LoadOptions:
+    """Ask the policies before layers are fetched. The load asks again, and warns."""
+    if not (options.policy or os.environ.get("AOTPACK_POLICY")):
+        return options
+    from ..policy import apply_policies  # rarely needed
+
+    return apply_policies(bundle, options, warn=False)

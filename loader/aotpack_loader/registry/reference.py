@@ -62,6 +62,11 @@ class Reference:
         return self.digest or self.tag
 
     @property
+    def place(self) -> str:
+        """The registry and repository, without tag and digest, as policies match them."""
+        return f"{SCHEME}{self.host}/{self.repository}"
+
+    @property
     def name(self) -> str:
         """The reference without its digest, as a lock file names it."""
         return str(replace(self, digest=""))
