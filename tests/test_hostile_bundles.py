@@ -24,7 +24,7 @@ from aotpack_loader.errors import BundleError, CorruptBundleError, OperatorError
 from aotpack_loader.format import codec, media_types, schema
 from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.runtime.views import CallValues, replayer
-from devtools.fuzz import bundles
+from devtools.fuzz import bundles, escapes
 from devtools.fuzz.operators import built, known_calls
 from devtools.fuzz.operators import fuzz as fuzz_operators
 from devtools.paths import ROOT
@@ -247,6 +247,8 @@ def test_honest_calls_pass_the_rules() -> None:
         ("unbind.int", [torch.ones(1).expand(2**20)]),
         ("special_hermite_polynomial_h", [torch.ones(1), torch.tensor([1e9])]),
         ("add.Tensor", [torch.ones(1), None]),
+        ("_embedding_bag_per_sample_weights_backward", [torch.ones(1, 5), torch.ones(10, 5), torch.tensor([5, 1, 6]),
+         torch.tensor([0, 2]), torch.tensor([], dtype=torch.int64), 0]),
     ],
 )  # fmt: skip
 def test_what_kernels_do_not_check(op: str, args: list[Any]) -> None:
@@ -405,6 +407,16 @@ def test_operators_survive_arguments_that_do_not_agree() -> None:
     assert found["found"] == {}
     assert found["wrote"] == {}
     assert found["ran"] > 30
+
+
+def test_known_escapes_are_refused_within_bounds() -> None:
+    """Each took seconds or gigabytes, or raised an error that is none of ours."""
+    ours = ("CorruptBundleError", "BundleError", "OperatorError", "TrustError", "UnsupportedVersionError")
+    for name, found in escapes.measure().items():
+        assert found["ended"].startswith(ours), (name, found)
+        assert found["seconds"] < 4, (name, found)  # 0.7 at most on a quiet machine
+        assert found["MiB"] < 200, (name, found)
+        assert found["imported"] == found["files"] == [], (name, found)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/hostile").glob("*.aotpack")), ids=lambda path: path.stem)

@@ -105,9 +105,9 @@ class Edits:
 
 
 def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
-    if isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module, Watched) and module.momentum is None:
-        momentum = module._aotpack_known.get("momentum")
-        if momentum is not None:
+    if isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module, Watched):
+        momentum = module._aotpack_known.get("momentum")  # a bundle need not record it
+        if momentum is not None and module.momentum is None:
             yield module._aotpack_path, module, momentum
 
 

@@ -105,7 +105,8 @@ def bags_backward(given: Arguments) -> None:
     if offsets is not None:
         require(offsets.dim() == 1 and offsets.dtype == indices.dtype, "offsets")
         check_range("offsets", offsets, indices.numel() + 1)
-        require(offsets.numel() in (gradient.shape[0], gradient.shape[0] + 1), "offsets are not one for each bag")
+        ends = offsets.numel() == gradient.shape[0] + 1 and int(offsets[-1]) == indices.numel()
+        require(offsets.numel() == gradient.shape[0] or ends, "offsets are not one for each bag, with or without an end")
         require(bool((offsets[1:] >= offsets[:-1]).all()) and not offsets[:1].any(), "offsets do not ascend from 0")
     if counts is not None:
         require(counts.dtype == indices.dtype and tuple(counts.shape) == (gradient.shape[0],), "bag_size is not one for each bag")

@@ -19,6 +19,8 @@ from . import allowed, arguments, operators
 
 MAX_STEPS: Final = 1_000_000
 """Nodes that one call of a graph may run, with all repetitions."""
+_OF_A_RUN: Final = 30
+"""What one run of a graph counts beside its nodes: about what it costs, so that a loop of few nodes ends soon, too."""
 
 
 class Budget:
@@ -37,7 +39,7 @@ class Budget:
         Raises:
             OperatorError: nothing is left.
         """
-        self.left -= nodes + 1
+        self.left -= nodes + _OF_A_RUN
         if self.left < 0:
             raise OperatorError(
                 f"This call runs more than {MAX_STEPS} operators: an untrusted bundle may not loop for longer.",

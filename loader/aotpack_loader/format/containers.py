@@ -28,6 +28,8 @@ def problems(program: schema.Program) -> Iterator[Problem]:
             if update.path in seen:
                 yield Problem(f"{at}.updates[{i}]", "C36: a container is changed twice")
             seen.append(update.path)
+        if _is_cyclic(method):
+            yield Problem(f"{at}.updates", "C36: a container would hold itself")
         if (paths or method.updates) and CONTAINERS not in program.features:
             yield Problem("$.features", f"C36: {at} needs the feature {CONTAINERS!r}")
 
@@ -39,6 +41,36 @@ def _given(tree: schema.Tree) -> Iterator[list[int]]:
     elif not isinstance(tree, schema.LeafNode):
         for item in tree.items:
             yield from _given(item)
+
+
+def _is_cyclic(method: schema.Method) -> bool:
+    """Whether a container of the caller's would hold itself, directly or in others, after the call."""
+    changed = {tuple(update.path): [tuple(path) for path in _given(update.tree)] for update in method.updates}
+
+    def held(path: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The containers in the one at ``path``, after the call."""
+        if path in changed:
+            return changed[path]
+        items = getattr(_node(method.inputs, path), "items", ())
+        return [(*path, i) for i, item in enumerate(items) if not isinstance(item, schema.LeafNode)]
+
+    finished: set[tuple[int, ...]] = set()
+    for start in changed:
+        pending = [(start, iter(held(start)))]
+        above = {start}
+        while pending:
+            path, below = pending[-1]
+            found = next(below, None)
+            if found is None:
+                pending.pop()
+                above.discard(path)
+                finished.add(path)
+            elif found in above:
+                return True
+            elif found not in finished:
+                above.add(found)
+                pending.append((found, iter(held(found))))
+    return False
 
 
 def _node(tree: schema.Tree, path: Sequence[int]) -> schema.Tree | None:

@@ -1,7 +1,8 @@
 """``scripts/fuzz``: hostile bundles, or (``operators``) hostile arguments of operators. Results go to scripts/bench/results.
 
-``bundles`` goes on where the last run stopped, up to ``--count`` mutants in all. It writes results after each batch, so
-that it can be stopped at any time. ``again`` runs all that was found once more, and keeps what is still wrong.
+``bundles`` goes on where the last run stopped, up to ``--count`` mutants in all. ``operators`` goes on, too, where a run
+with the same numbers has left some. Both write results as they go and can be stopped at any time.
+``again`` runs all that was found once more, and keeps what is still wrong. ``escapes`` measures what refusing takes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from aotpack_loader.devices import allowed
 
 from ..paths import ROOT
-from . import bundles, operators, record
+from . import bundles, escapes, operators, record
 
 RESULTS = ROOT / "scripts/bench/results/fuzz.json"
 CORPUS = ROOT / "tests/hostile"
@@ -28,7 +29,7 @@ Json = dict[str, Any]
 def main() -> int:
     """Fuzz, print findings, and write counts. The exit code is 1 if there are findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("bundles", "operators", "again", "record", "keep"))
+    parser.add_argument("what", choices=("bundles", "operators", "escapes", "again", "record", "keep"))
     parser.add_argument("--count", type=int, default=100_000, help="mutants, or calls of each operator (400 are plenty)")
     parser.add_argument("--start", type=int, help="number of the first one; for bundles: results are not written then")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
@@ -40,17 +41,35 @@ def main() -> int:
     if options.what == "keep":
         keep(options.start)
         return 0
+    if options.what == "escapes":
+        write("escapes", escapes.measure())
+        return 0
     if options.what == "again":
         return int(bool(again()["findings"]))
     if options.what == "bundles":
         found = fuzz_bundles(options.start, options.count, options.seconds, saved=not options.dry_run)
         return int(bool(found["findings"]))
-    start = options.start or 0
-    found = operators.fuzz(list(allowed.OPERATORS), options.count, start=start)
-    print(json.dumps({key: value for key, value in found.items() if key != "found"}))
-    if not options.dry_run:
-        write("operators", {"first": start, "calls of each": options.count, **found})
+    found = fuzz_operators(options.start or 0, options.count, saved=not options.dry_run)
     return int(bool(found["found"]) or bool(found["without_calls"]))
+
+
+def fuzz_operators(start: int, count: int, *, saved: bool) -> Json:
+    """Run changed calls of all listed operators, or of those that a run has left which was stopped."""
+    setting = {"first": start, "calls of each": count}
+    results = results_of("operators")
+    unfinished = results.get("left") and {key: results.get(key) for key in setting} == setting
+
+    def save(found: Json) -> None:
+        left = len(set(allowed.OPERATORS) - set(found["operators"]) - set(found["without_calls"]))
+        write("operators", {**setting, "left": left, **found})
+
+    found = operators.fuzz(
+        list(allowed.OPERATORS), count, start=start, before=results if unfinished else None,
+        save=save if saved else lambda found: None,
+    )  # fmt: skip
+    shown = {**found, "operators": len(found["operators"])}
+    print(json.dumps({key: value for key, value in shown.items() if key != "found"}))
+    return found
 
 
 def fuzz_bundles(start: int | None, count: int, seconds: float, *, saved: bool) -> Json:

@@ -35,6 +35,8 @@ GROWTH = 256 << 10
 """KiB that the process's memory may grow by, for one mutant."""
 _ADDRESSES = 6 << 30
 _BATCH = 400
+_TORCHS_OWN = "one of the variables needed for gradient computation has been modified by an inplace operation"
+"""What eager raises for a model that writes to a tensor it has saved. A bundle of such a model does the same."""
 
 
 def arguments(method: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -66,7 +68,7 @@ def arguments(method: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def use(path: str) -> str:
-    """Load a bundle and run one step in each mode. Returns what ended it: ``ran``, or the name of our error.
+    """Load a bundle and run one step in each mode. Returns what ended it: ``ran``, or the name of the error.
 
     Raises:
         Exception: one that is not ours.
@@ -97,6 +99,10 @@ def use(path: str) -> str:
                     torch.autograd.backward(heads, [torch.ones_like(head) for head in heads])
             except AotpackError as error:
                 outcome = f"{name}: {type(error).__name__}"
+            except RuntimeError as error:
+                if not str(error).startswith(_TORCHS_OWN):
+                    raise
+                outcome = f"{name}: torch's own"
     return outcome
 
 
@@ -134,13 +140,14 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
 
 
-def _memory(field: str) -> int:
+def memory(field: str) -> int:
     """KiB of this process that are resident (``VmRSS``), or were at most (``VmHWM``)."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition(f"{field}:")[2].split(None, 1)[0])
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
+    """Let ``VmHWM`` begin anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -153,8 +160,8 @@ def _work(seeds: Sequence[Seed], numbers: range, send: int, folder: str) -> None
         Path(path).write_bytes(mutant(seeds, number))
         _send(send, ["at", number])
         signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)
-        _forget_peak()
-        before, start = _memory("VmRSS"), time.process_time()
+        forget_peak()
+        before, start = memory("VmRSS"), time.process_time()
         try:
             _send(send, ["end", use(path)])
         except BaseException as error:  # what is not ours is a finding
@@ -162,7 +169,7 @@ def _work(seeds: Sequence[Seed], numbers: range, send: int, folder: str) -> None
             ours = [f for f in traceback.extract_tb(error.__traceback__) if "aotpack_loader" in f.filename][-1:]
             where = [f"{Path(f.filename).name}:{f.lineno}" for f in (*ours, last)]
             _send(send, ["found", number, name, f"{type(error).__name__}: {str(error)[:160]}", " ".join(where)])
-        taken, grown = time.process_time() - start, _memory("VmHWM") - before
+        taken, grown = time.process_time() - start, memory("VmHWM") - before
         if taken > SECONDS:
             _send(send, ["found", number, name, "hang", f"{taken:.1f} s"])
         if grown > GROWTH:

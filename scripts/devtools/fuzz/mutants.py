@@ -91,8 +91,7 @@ class Parts:
     def packed(self) -> bytes:
         """The file, with all digests and sizes of what has changed."""
         for old, graph in self._changed_graphs.items():
-            raw = _dump(graph)
-            self._replace(old, _compressed(raw), raw, [self.programs, self.manifests, self.targets])
+            self.replace_graph(old, _dump(graph))
         self._store(self.targets, self.seed.targets, [self.manifests])
         self._store(self.programs, self.seed.programs, [self.manifests])
         self._store(self.manifests, self.seed.manifests, [self.indexes])
@@ -103,6 +102,10 @@ class Parts:
     def replace_blob(self, old: str, blob: bytes) -> None:
         """Change a blob and all that refers to it."""
         self._replace(old, blob, None, [self.programs, self.manifests, self.targets])
+
+    def replace_graph(self, old: str, raw: bytes) -> None:
+        """Change the text of a graph and all that refers to it."""
+        self._replace(old, _compressed(raw), raw, [self.programs, self.manifests, self.targets])
 
     def _store(self, documents: Mapping[str, Json], texts: Mapping[str, bytes], above: Sequence[Json]) -> None:
         for old, document in documents.items():

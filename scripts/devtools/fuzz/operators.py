@@ -215,23 +215,25 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     calls = known_calls()
+    send = os.dup(1)
+    os.dup2(2, 1)  # MKL writes complaints of its own to the standard output
     for line in sys.stdin:
         name, first, last, checked = json.loads(line)
         child = os.fork()
         if not child:
-            _run(_function(name, checked), name, calls[name], range(first, last))
+            _run(_function(name, checked), name, calls[name], range(first, last), send)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os.write(1, f"end {status}\n".encode())
+        os.write(send, f"end {status}\n".encode())
 
 
-def _run(function: Callable[..., Any], name: str, recorded: list[Call], numbers: range) -> None:
+def _run(function: Callable[..., Any], name: str, recorded: list[Call], numbers: range, send: int) -> None:
     """Run changed calls, and say which one runs."""
     import torch
 
     refused = ran = 0
     for number in numbers:
-        os.write(1, f"at {number}\n".encode())
+        os.write(send, f"at {number}\n".encode())
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # of processor time; its signal ends the process
         call = call_number(name, recorded, number)
         try:
@@ -240,10 +242,10 @@ def _run(function: Callable[..., Any], name: str, recorded: list[Call], numbers:
             function(*args, **kwargs)
             ran += 1
             if any(kept is not None and not _is_same(kept, tensor) for kept, tensor in zip(before, args, strict=True)):
-                os.write(1, f"wrote {number}\n".encode())
+                os.write(send, f"wrote {number}\n".encode())
         except Exception:  # any exception is a refusal: what matters here is that the process lives
             refused += 1
-    os.write(1, f"done {ran} {refused}\n".encode())
+    os.write(send, f"done {ran} {refused}\n".encode())
 
 
 def _is_same(before: Any, after: Any) -> bool:
@@ -318,26 +320,56 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (300 << 30, 300 << 30))
 
 
-def fuzz(names: Sequence[str], count: int, *, checked: bool = True, most: int = 3, start: int = 0) -> dict[str, Any]:
-    """Run ``count`` changed calls of each operator. Returns crashes and hangs by operator, with the first such calls."""
+Results = dict[str, Any]
+
+
+def fuzz(
+    names: Sequence[str],
+    count: int,
+    *,
+    checked: bool = True,
+    most: int = 3,
+    start: int = 0,
+    before: Results | None = None,
+    save: Callable[[Results], None] = lambda found: None,
+) -> Results:
+    """Run ``count`` changed calls of each operator.
+
+    Args:
+        names: of the operators.
+        count: of calls.
+        checked: with the checks of the loader.
+        most: findings of one operator, before the next one's turn comes.
+        start: number of the first call.
+        before: results of a run that was stopped. It goes on after the operators that these hold.
+        save: is given the results after each operator.
+
+    Returns:
+        Crashes and hangs by operator, with such calls, and counts.
+    """
     recorded = known_calls()
-    found: dict[str, list[dict[str, Any]]] = {}
-    ran = refused = 0
-    unseeded = [name for name in names if name not in recorded]
-    wrote: dict[str, int] = {}
+    found: Results = before or {"operators": [], "without_calls": [], "ran": 0, "refused": 0, "wrote": {}, "found": {}}
     worker = Worker()
-    for name in names:
-        at, last = start, start + count
-        while name in recorded and at < last and len(found.get(name, ())) < most:
+    for name in sorted(set(names) - set(found["operators"])):
+        if name not in recorded:
+            found["without_calls"].append(name)
+            continue
+        at, last, wrong = start, start + count, []
+        while at < last and len(wrong) < most:
             outcome = worker.run(name, at, last, checked=checked)
-            ran, refused = ran + outcome.ran, refused + outcome.refused
+            found["ran"] += outcome.ran
+            found["refused"] += outcome.refused
             if outcome.wrote:
-                wrote.setdefault(name, outcome.wrote[0])
+                found["wrote"].setdefault(name, outcome.wrote[0])
             if not outcome.ending:
                 break
             call = json.dumps(call_number(name, recorded[name], outcome.at))
-            found.setdefault(name, []).append({"what": outcome.ending, "number": outcome.at, "call": call})
+            wrong.append({"what": outcome.ending, "number": outcome.at, "call": call})
             print(f"{name}: {outcome.ending} in call {outcome.at}: {call[:400]}", flush=True)
             at = outcome.at + 1
+        if wrong:
+            found["found"][name] = wrong
+        found["operators"].append(name)
+        save(found)
     worker.close()
-    return {"operators": len(names), "without_calls": unseeded, "ran": ran, "refused": refused, "wrote": wrote, "found": found}
+    return found

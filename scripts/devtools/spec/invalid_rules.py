@@ -178,6 +178,12 @@ MORE_INVALID: dict[str, Invalid] = {
         backward=True,
         base="only_views",
     ),
+    "container_of_itself": Invalid(
+        "C36",
+        "C36: a container would hold itself",
+        _method(lambda m: m["updates"][0]["tree"]["items"].__setitem__(0, {"type": "given", "path": m["updates"][0]["path"]})),
+        base="containers",
+    ),
     "view_that_is_none": Invalid(
         "C37",
         "view",
