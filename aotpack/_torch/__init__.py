@@ -91,6 +91,7 @@ from .refusals.changes import refuse_changes
 from .refusals.dirty_arguments import DirtyArgumentError
 from .refusals.gradient_writes import GradientWriteError
 from .refusals.lost_gradients import LostGradientError, kept_gradients, plain_saving
+from .refusals.undefined_gradients import UndefinedGradientError
 from .toolchain import Library, imports_from_torch, inductor_fingerprint
 
 TRIED_ON = ("2.13.0", "2.9.0")
@@ -127,6 +128,7 @@ __all__ = [
     "Split",
     "StorageWeakRef",
     "Symbols",
+    "UndefinedGradientError",
     "VersionedWrites",
     "ViewAndMutationMeta",
     "allow_one",

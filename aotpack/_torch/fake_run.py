@@ -29,6 +29,7 @@ from .api.fake_tensors import blank_like
 from .api.own_gradients import refused_accumulation
 from .api.writes import operator_of, written
 from .fixes.aot_autograd.overlaps import OverlapMutationMode
+from .refusals.undefined_gradients import UndefinedGradients
 
 
 class VersionedWrites(NamedTuple):
@@ -168,6 +169,7 @@ def run_on_fake_tensors(
         SideEffectError: the model changes ``data`` of a tensor, or ``requires_grad`` of one that
             outlives the call.
         SetsRequiresGradError: arguments are made to require gradients, and nothing else is wrong.
+        UndefinedGradientError: a custom backward tells undefined gradients from zeros.
         Exception: whatever the model raises.
     """
     try:
@@ -205,7 +207,7 @@ def _run(
         inputs = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in inputs}
         known = [tensor.grad_fn for tensor in inputs]
-        watched = _RefusedFunctions(leaves, state)
+        watched, undefined = _RefusedFunctions(leaves, state), UndefinedGradients()
         with contextlib.ExitStack() as stack:
             if operators is not None:
                 operators.clear()
@@ -218,12 +220,14 @@ def _run(
             stack.enter_context(KnownConstants())
             if strict:
                 stack.enter_context(OverlapMutationMode())
+                stack.enter_context(undefined.watched())
                 stack.enter_context(refused_accumulation())
                 stack.enter_context(watched)  # entered last, so called first: it inspects the caller's frame
             result = torch.func.functional_call(model, state, args, kwargs)
         if strict and watched.made_to_require:
             raise SetsRequiresGradError(frozenset(watched.made_to_require))
         watched.check_results(result)
+        undefined.check([leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         touched = VersionedWrites(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
             frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),

@@ -120,6 +120,12 @@ def capture(
             raise _refused_gradient_write(error) from error
         except compat.DirtyArgumentError as error:
             raise _refused_dirty_argument(error) from error
+        except compat.UndefinedGradientError as error:
+            if name != "dynamo":  # its graph loses the request for None, also where tracing keeps it
+                raise _refused_undefined_gradients(error) from error
+            refused.append(reason(name, error))
+            cause = cause or error
+            continue
         except PackedSequenceError as error:
             raise _refused_packing(error) from error
         except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
@@ -260,6 +266,14 @@ def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedErro
         "The model has an autograd.Function that writes to an argument of the model.",
         [Problem(error.line or "the model", str(error))],
         hint="Pass a copy to the function (x.clone()), or return a new tensor from its forward.",
+    )
+
+
+def _refused_undefined_gradients(error: compat.UndefinedGradientError) -> UnsupportedError:
+    return UnsupportedError(
+        "The model has an autograd.Function whose gradients may be undefined.",
+        [Problem(error.line or "the model", str(error))],
+        hint="Treat zeros like None in its backward, and leave out ctx.set_materialize_grads(False).",
     )
 
 

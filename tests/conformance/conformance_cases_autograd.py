@@ -652,6 +652,25 @@ class CountsBackwards(nn.Module):
         return self.Count.apply(x, self.count)  # type: ignore[no-untyped-call,no-any-return]
 
 
+class TellsNoneFromZeros(torch.autograd.Function):
+    """Two results; the backward does something else if only the first has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> Tensor | None:
+        if second is None:
+            return None if first is None else first * 2
+        return second * 3 + 100 if first is None else first * 2 + second * 3 + 100
+
+
+def tells_none(x: Tensor) -> tuple[Tensor, Tensor]:
+    return TellsNoneFromZeros.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+
+
 def squared_once(x: Tensor) -> Tensor:
     return SquareOnce.apply(x)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -923,6 +942,9 @@ CASES: list[Case] = [
     ),
     case("autograd: a backward writes to an argument that it saved", squared_once, n(3, 2)),
     module_case("autograd: a backward writes to a buffer that it saved", CountsBackwards, n(3)),
+    case("autograd: a backward tells None from zeros, of two results", tells_none, g(3)),
+    case("autograd: a backward tells None from zeros, of one loss", lambda x: tells_none(x)[0].sin(), g(3)),
+    case("autograd: a backward tells None from zeros, of a sum", lambda x: sum(tells_none(x)), g(3)),
     case("autograd: a backward writes to a value that only it has", lambda x: squared_once(x * 2), n(3, 2)),
     case("autograd: a backward writes to a gradient of its own", lambda x: doubled(x).view(-1) * 1.5, g(3, 2)),
     case("autograd: embedding", embed, g(5, 2), ints(4)),

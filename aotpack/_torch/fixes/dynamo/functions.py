@@ -9,6 +9,7 @@ from typing import Any
 from torch._dynamo.variables import TensorVariable, TupleVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
+from ...refusals.undefined_gradients import UndefinedGradientError, asks_for_none
 from ..applying import patched
 
 
@@ -23,6 +24,10 @@ def separate_results_from_arguments() -> Iterator[None]:
 
     def applied(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = apply(self, tx, args, kwargs).realize()
+        if type(result) is TupleVariable and asks_for_none(self.fn_cls):
+            differentiable = [item for item in result.items if getattr(item.realize(), "requires_grad", False)]
+            if len(differentiable) > 1:
+                raise UndefinedGradientError(self.fn_cls)
         values = [value.realize() for value in (*args, *kwargs.values())]
         proxies = {value.as_proxy().node for value in values if isinstance(value, TensorVariable)}
         if type(result) is TupleVariable:

@@ -248,6 +248,13 @@ HOOKS = (
         patches=("torch.autograd.function.FunctionCtx.mark_dirty",),
     ),
     Hook(
+        id="aot-undefined-gradients",
+        component="aot_autograd",
+        summary="Refuses an `autograd.Function` that takes None in place of undefined gradients.",
+        module="refusals.undefined_gradients",
+        patches=("torch.autograd.function.FunctionCtx.set_materialize_grads",),
+    ),
+    Hook(
         id="aot-lost-gradients",
         component="aot_autograd",
         summary="Refuses what takes part of a model out of the traced backward: hooks, `saved_tensors_hooks`, transforms.",
