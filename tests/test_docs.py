@@ -65,6 +65,7 @@ def workplace(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTPACK_CONFIG", str(tmp_path / "config"))  # keys that one page trusts are not known to others
     modules = set(sys.modules)
     yield tmp_path
     for added in set(sys.modules) - modules:

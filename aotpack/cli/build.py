@@ -13,6 +13,7 @@ from .making import (
     directory_option,
     layout_of,
     no_cache_option,
+    papers_options,
     print_report,
     specialize_option,
     untested_torch_option,
@@ -74,6 +75,7 @@ from .making import (
     help="First call a copy of the model in eager, so that caches which a first call creates exist before it is traced.",
 )
 @click.option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
+@papers_options
 @specialize_option
 @untested_torch_option
 @no_cache_option
@@ -100,6 +102,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
             layout=layout_of(out, directory=directory),
             dynamic_shapes=loaded.dynamic_shapes,
             name=loaded.name,
+            entry=split_spec(entry)[0],
             cache=not no_cache,
             observer=progress,
             **options,

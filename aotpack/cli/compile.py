@@ -15,6 +15,7 @@ from .making import (
     directory_option,
     layout_of,
     no_cache_option,
+    papers_options,
     print_report,
     specialize_option,
     untested_torch_option,
@@ -34,6 +35,7 @@ from .making import (
 )
 @import_option
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
+@papers_options
 @specialize_option
 @untested_torch_option
 @no_cache_option

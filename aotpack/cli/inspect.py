@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ from aotpack_loader.format.computations import computations
 from aotpack_loader.format.containers import shown
 from aotpack_loader.format.labels import Labels
 
+from . import attached
 from .console import json_option, print_json, size_text, stdout, verbose_option
 from .transfers import connection_options, documents, mirror_option
 
@@ -43,7 +45,8 @@ def command(
 ) -> None:
     """Show what is in BUNDLE: methods, signatures, state, targets, sizes. With -v, every parameter and buffer too.
 
-    BUNDLE is a file, a directory, or oci://HOST/REPOSITORY:TAG. Of a bundle in a registry only the
+    Attachments are listed with the trusted key that signed them. BUNDLE is a file, a directory, or
+    oci://HOST/REPOSITORY:TAG. Of a bundle in a registry only the
     manifests, the program and the targets' documents are fetched.
     """
     from aotpack_loader.archive.bundle import Bundle
@@ -71,6 +74,7 @@ def _as_json(path: str, bundle: Bundle) -> dict[str, Any]:
             for name, found in bundle.manifests.items()
         },
         "blobs": [_plain(descriptor) for descriptor in bundle.descriptors()],
+        "attachments": [asdict(row) for row in attached.rows(bundle)],
     }
 
 
@@ -94,6 +98,9 @@ def _show(console: Console, path: str, bundle: Bundle, *, verbose: bool) -> None
     console.print(_target_table(bundle))
     console.print()
     console.print(_blob_table(bundle))
+    if bundle.has_attachments:
+        console.print()
+        console.print(attached.table(attached.rows(bundle)))
 
 
 # ---------------------------------------------------------------- the program

@@ -30,6 +30,7 @@ def untested_torch_option(function: F) -> F:
     return click.option("--allow-untested-torch", is_flag=True, help=text)(function)
 
 
+UNNAMED = "https://aotpack.dev/builder/unnamed"
 TARGETS_HELP = (
     "What to compile for: cpu, cpu:<instruction set>, portable, xla (devices behind XLA), "
     "xla:cpu or xla:tpu-<topology> (XLA's own code). May be repeated."
@@ -40,6 +41,17 @@ def directory_option(function: F) -> F:
     """Add ``--directory``, which :func:`layout_of` reads."""
     text = "Write an unpacked directory, as a PATH that ends in / does."
     return click.option("--directory", is_flag=True, help=text)(function)
+
+
+def papers_options(function: F) -> F:
+    """Add ``--provenance``, ``--sbom`` and ``--builder``."""
+    for option in (
+        click.option("--builder", metavar="URI", default=UNNAMED, help="Who builds, for the provenance."),
+        click.option("--sbom", is_flag=True, help="Attach a bill of materials (CycloneDX 1.6)."),
+        click.option("--provenance", is_flag=True, help="Attach a statement of how the bundle was made (SLSA v1)."),
+    ):
+        function = option(function)
+    return function
 
 
 def specialize_option(function: F) -> F:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write a signature of OpenSSF Model Signing to FILE instead (a key of --kind ecdsa-p256).",
 )
+@click.option("--statements", is_flag=True, help="Also sign the attached statements, such as provenance.")
 @json_option
-def command(bundle: Path, key_file: Path, detached: Path | None, as_json: bool) -> None:
+def command(bundle: Path, key_file: Path, detached: Path | None, statements: bool, as_json: bool) -> None:
     """Sign BUNDLE's digest and keep the signature in BUNDLE, whose digest stays the same.
 
     Weights are not read. `aotpack verify` checks that a bundle is whole.
@@ -35,11 +36,14 @@ def command(bundle: Path, key_file: Path, detached: Path | None, as_json: bool) 
         return
     from aotpack.signing import sign
 
-    signed = sign(bundle, key)
+    signed = sign(bundle, key, statements=statements)
     if as_json:
-        print_json({"bundle": str(bundle), "digest": signed.digest, "key": signed.key.id, "attachment": signed.attachment})
+        made = {"attachment": signed.attachment, "statements": list(signed.statements)}
+        print_json({"bundle": str(bundle), "digest": signed.digest, "key": signed.key.id, **made})
         return
     click.echo(f"signed {signed.digest} with the key {signed.key.id}")
+    for digest in signed.statements:
+        click.echo(f"signed a statement about it: {digest}")
 
 
 def _sign_detached(bundle: Path, key: PrivateKey, out: Path, *, as_json: bool) -> None:

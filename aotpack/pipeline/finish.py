@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache
 from .documents import as_a_loader
 from .progress import BuildReport, Run
+from .provenance import Papers
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class BundleInProgress:
     """A bundle that is being made.
 
     ``out`` is its path and ``layout`` its form. ``producer`` names the versions that make it.
-    ``fixes`` returns what a target's toolchain record says about the torch fixes.
+    ``fixes`` returns what a target's toolchain record says about the torch fixes. ``papers`` are the
+    documents that are written beside the bundle.
     """
 
     run: Run
@@ -41,6 +43,7 @@ class BundleInProgress:
     cache: CompileCache
     out: Path | str
     layout: Literal["file", "directory"]
+    papers: Papers = field(default_factory=Papers)
 
 
 def compile_targets(
@@ -66,7 +69,15 @@ def write(
     run, cache = in_progress.run, in_progress.cache
     complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     with run.stage("write"):
-        digest = write_bundle(in_progress.out, in_progress.store, program, complete, layout=in_progress.layout, existing=existing)
+        digest = write_bundle(
+            in_progress.out,
+            in_progress.store,
+            program,
+            complete,
+            layout=in_progress.layout,
+            existing=existing,
+            beside=lambda index: in_progress.papers.attachments(index, program, complete),
+        )
     if cache.hits:
         run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")
     return BuildReport(

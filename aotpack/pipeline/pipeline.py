@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.digest import hex_part
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
@@ -39,12 +40,14 @@ from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
 from ..capture.dry_run.eager import warmed_up
 from ..targets import Target, resolve_targets, uses_inductor
-from ..writer.bundle import BlobStore
+from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
 from . import documents, finish, reopen, tracing
+from .materials import Material, materials_of
 from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
+from .provenance import COMPILE_TYPE, RECORDED, UNNAMED_BUILDER, Papers
 from .selftest import record
 from .specializations import refuse_unused, specialize
 
@@ -74,6 +77,10 @@ def build(
     specializations: Sequence[Mapping[str, int]] = (),
     warm_up: bool = False,
     allow_untested_torch: bool = False,
+    provenance: bool = False,
+    sbom: bool = False,
+    builder: str = UNNAMED_BUILDER,
+    entry: str | Path | None = None,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Build a bundle from a model and example inputs.
@@ -118,6 +125,11 @@ def build(
             initialised from data.
         allow_untested_torch: build with a version of torch that aotpack was not tested with. The
             bundle records it.
+        provenance: attach a statement of how the bundle was made (SLSA provenance, version 1).
+        sbom: attach a bill of materials (CycloneDX, version 1.6).
+        builder: who builds, as a URI, for the provenance.
+        entry: the file that defines the model, for the provenance. The files of the model's own
+            classes are found without it.
         observer: is notified of progress.
 
     Raises:
@@ -125,6 +137,7 @@ def build(
             differ from the tested ones.
         BuildError: the model cannot be built. Nothing was written.
     """
+    given = dict(locals())
     kwargs = dict(kwargs or {})
     asked = DEFAULT_METHODS if methods is None else methods
     optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
@@ -134,6 +147,10 @@ def build(
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
+    papers = Papers(provenance, sbom, builder)
+    if provenance or sbom:
+        parameters = {name: given[name] for name in RECORDED}
+        papers = replace(papers, parameters=parameters, materials=materials_of(model, entry))
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
     warmed = _warmed(run, model, args, kwargs, options)
@@ -149,7 +166,7 @@ def build(
             run.note(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         entries = finish.compile_targets(in_progress, chosen, graphs, context.state)
         with run.stage("weights"):
             weights = write_weights(list(context.stored.tensors.items()), store)
@@ -193,6 +210,9 @@ def compile_bundle(
     specializations: Sequence[Mapping[str, int]] = (),
     subclasses: Collection[type] = (),
     allow_untested_torch: bool = False,
+    provenance: bool = False,
+    sbom: bool = False,
+    builder: str = UNNAMED_BUILDER,
     observer: Observer | None = None,
 ) -> BuildReport:
     """Compile the graphs of a bundle for further targets, without the model's source.
@@ -215,6 +235,10 @@ def compile_bundle(
         subclasses: the tensor subclasses in the bundle, as ``aotpack_loader.load`` takes them.
             ``self_test`` needs them.
         allow_untested_torch: as :func:`build` takes it.
+        provenance: as :func:`build` takes it. What is attached to the old bundle is not kept, because
+            it is about another digest.
+        sbom: as :func:`build` takes it.
+        builder: as :func:`build` takes it.
         observer: is notified of progress.
 
     Raises:
@@ -235,7 +259,16 @@ def compile_bundle(
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
             graphs = specialize(reopen.graphs_of(opened), specializations)
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout)
+        papers = Papers(
+            provenance,
+            sbom,
+            builder,
+            COMPILE_TYPE,
+            {"targets": targets, "specializations": specializations, "allow_untested_torch": allow_untested_torch},
+            [Material(opened.program.name, hex_part(opened.digest))],
+            [TargetEntry(found.target, found.platform, found.manifest.layers) for found in opened.manifests.values()],
+        )
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         with reopen.deterministic_algorithms(reopen.uses_deterministic_algorithms(opened.program)):
             entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state)
         kept = reopen.keep(opened, store)

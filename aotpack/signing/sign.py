@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from aotpack_loader.archive.attachments import SIGSTORE_BUNDLE, NewAttachment, make
+from aotpack_loader.archive.attachments import IN_TOTO, SIGSTORE_BUNDLE, NewAttachment, make
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
-from aotpack_loader.errors import AotpackError
+from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.format.schema import Descriptor
 from aotpack_loader.signing import documents
 from aotpack_loader.signing.keys import PrivateKey, PublicKey
@@ -23,29 +23,53 @@ PREDICATE = "dev.sigstore.bundle.predicateType"
 
 
 class Signed(NamedTuple):
-    """What was signed: the bundle digest, the key, and the digest of the attachment's manifest."""
+    """What was signed: the bundle digest, the key, and the digest of the attachment's manifest.
+
+    ``statements`` are the manifests of statements (provenance) that were signed too.
+    """
 
     digest: str
     key: PublicKey
     attachment: str
+    statements: tuple[str, ...] = ()
 
 
-def sign(path: str | os.PathLike[str], key: PrivateKey) -> Signed:
+def sign(path: str | os.PathLike[str], key: PrivateKey, *, statements: bool = False) -> Signed:
     """Sign the bundle at ``path`` and attach the signature.
 
     The bundle's documents are read and checked. Its weights are not, because the statement is
-    about digests: verify a bundle that others gave you before you sign it.
+    about digests: verify a bundle that others gave you before you sign it. With ``statements`` the
+    attached statements about the bundle, such as its provenance, get signed copies.
 
     Raises:
-        BundleError: it is no valid bundle.
+        BundleError: it is no valid bundle, or a statement is damaged or about another bundle.
         BuildError: it cannot be written.
     """
     with Bundle.open(path) as bundle:
         subject, name = bundle.index, bundle.program.name
+        plain = _statements(bundle) if statements else []
     payload = documents.statement([about(subject, name)], documents.SIGNED, {})
     new = signed_attachment(subject, payload, documents.SIGNED, key)
-    attach(path, [new])
-    return Signed(subject.digest, key.public, new.descriptor.digest)
+    copies = [signed_attachment(subject, payload, predicate, key) for payload, predicate in plain]
+    attach(path, [new, *copies])
+    return Signed(subject.digest, key.public, new.descriptor.digest, tuple(each.descriptor.digest for each in copies))
+
+
+def _statements(bundle: Bundle) -> list[tuple[bytes, str]]:
+    """Return the unsigned statements about a bundle, each with its predicate type."""
+    found = []
+    for attachment in bundle.attachments()[0]:
+        if attachment.kind != IN_TOTO:
+            continue
+        where = attachment.descriptor.digest
+        data = bytes(bundle.attached(attachment))
+        statement = documents.read_plain_statement(data, where)
+        if all(each.digest.get("sha256") != hex_part(bundle.digest) for each in statement.subject):
+            raise CorruptBundleError("An attached statement is not signed.", [Problem(where, "it is about another bundle")])
+        if statement.predicate_type == documents.SIGNED:
+            continue  # this would be the signature itself
+        found.append((data, statement.predicate_type))
+    return found
 
 
 def about(subject: Descriptor, name: str) -> documents.Subject:

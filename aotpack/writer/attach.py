@@ -16,19 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from msgspec import structs
-
 from aotpack_loader.archive.attachments import NewAttachment
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
 from aotpack_loader.archive.tar import BLOCK
 from aotpack_loader.archive.tar_header import header
 from aotpack_loader.errors import BuildError
-from aotpack_loader.format import media_types
-from aotpack_loader.format.codec import encode
-from aotpack_loader.format.schema import Descriptor, ImageIndex
 
-from .bundle import MARKER, sibling
+from .bundle import MARKER, sibling, top_index
 
 _CLONE: Final = 0x40049409
 """``FICLONE`` of Linux: the new file shares the blocks of the old one."""
@@ -52,7 +47,7 @@ def attach(path: str | os.PathLike[str], new: Sequence[NewAttachment], *, drop: 
         kept = [entry for entry in bundle.beside if entry.digest not in drop]
         known = {entry.digest for entry in kept}
         added = [each for each in new if each.descriptor.digest not in known]
-        top = _index(bundle.index, [*kept, *(each.descriptor for each in added)])
+        top = top_index(bundle.index, [*kept, *(each.descriptor for each in added)])
         blobs = {digest: data for each in added for digest, data in each.blobs.items()}
         try:
             if out.is_dir():
@@ -61,13 +56,6 @@ def attach(path: str | os.PathLike[str], new: Sequence[NewAttachment], *, drop: 
                 _rewrite_file(out, bundle.entries(), blobs, top)
         except OSError as error:
             raise BuildError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
-
-
-def _index(bundle: Descriptor, beside: Sequence[Descriptor]) -> bytes:
-    # Tools that copy one image of a layout of several need its name (tried: skopeo).
-    name = {media_types.ANNOTATION_REF_NAME: "latest"}
-    named = structs.replace(bundle, artifact_type=media_types.BUNDLE, annotations=name | bundle.annotations)
-    return encode(ImageIndex(2, [named, *beside], media_types.OCI_INDEX))
 
 
 def _extend_directory(folder: Path, blobs: Mapping[str, bytes], top: bytes) -> None:

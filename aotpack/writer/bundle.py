@@ -11,10 +11,12 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import structs
 
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.digest import PREFIX, hex_part, sha256
@@ -27,6 +29,8 @@ from aotpack_loader.format.schema import Descriptor, Document, ImageIndex, Manif
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
+
+    from aotpack_loader.archive.attachments import NewAttachment
 
 _CHUNK = 1 << 20
 MARKER = b'{"imageLayoutVersion":"1.0.0"}'
@@ -224,13 +228,14 @@ def write_bundle(
     *,
     layout: Literal["file", "directory"] = "file",
     existing: Existing | None = None,
+    beside: Callable[[Descriptor], Sequence[NewAttachment]] | None = None,
 ) -> str:
     """Write a bundle to ``out`` and return its digest.
 
     A path that ends in ``/`` asks for a directory. With ``existing``, the program is that of the
     existing bundle, and ``targets`` come after its targets. Only blobs that a target lists are
-    written. ``out`` does not change before the bundle is complete. After an exception, no files
-    remain.
+    written. ``beside`` makes the bundle's attachments from the descriptor of its index. ``out`` does
+    not change before the bundle is complete. After an exception, no files remain.
 
     Raises:
         BuildError: a layer is not in ``store``, ``out`` is not a bundle, or it cannot be written.
@@ -239,13 +244,25 @@ def write_bundle(
     as_directory = layout == "directory" or os.fspath(out).endswith("/")
     _check_destination(path, as_directory)
     index, digests = _documents(store, program, targets, existing)
-    top = encode(ImageIndex(2, [index], media_types.OCI_INDEX))
+    added = list(beside(index)) if beside is not None else []
+    for blob in (blob for each in added for blob in each.blobs.values()):
+        digests.add(store.add_bytes(blob, "").digest)
+    top = top_index(index, [each.descriptor for each in added])
     write = _write_directory if as_directory else _write_file
     try:
         write(path, store, top, sorted(digests | {index.digest}))
     except OSError as error:
         raise BuildError(f"The bundle {path} cannot be written: {error.strerror or error}.") from error
     return index.digest
+
+
+def top_index(bundle: Descriptor, beside: Sequence[Descriptor]) -> bytes:
+    """Return ``index.json`` of a bundle with attachments."""
+    if beside:
+        # Tools that copy one image of a layout of several need its name (tried: skopeo).
+        name = {media_types.ANNOTATION_REF_NAME: "latest"}
+        bundle = structs.replace(bundle, artifact_type=media_types.BUNDLE, annotations=name | bundle.annotations)
+    return encode(ImageIndex(2, [bundle, *beside], media_types.OCI_INDEX))
 
 
 def _documents(

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from support.archive import members
 
+import aotpack
 import aotpack_loader
+from aotpack.cli import main
 from aotpack.registry.attachments import push_attachments
 from aotpack.registry.copy import copy
 from aotpack.registry.image import push_image
 from aotpack.registry.push import push
 from aotpack.signing.sign import sign
+from aotpack_loader.archive.attachments import CYCLONEDX, IN_TOTO
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import RegistryContentError
 from aotpack_loader.registry.client import Repository, referrers_tag
@@ -98,3 +102,18 @@ def test_an_image_holds_the_bundle_and_each_names_the_other(registry: Registry, 
         assert torch.equal(model(torch.ones(4)), torch.arange(4.0))
     with pytest.raises(RegistryContentError, match=r"is the image of a bundle(.|\n)*@sha256:"):
         pull(image, by_name(()), transport=quick())
+
+
+def test_provenance_and_bill_travel_too(registry: Registry, tmp_path: Path) -> None:
+    aotpack.build(torch.nn.ReLU(), (torch.ones(2),), out=tmp_path / "m", targets=["portable"], provenance=True, sbom=True)
+    reference = Reference.parse(registry.reference("documents/relu:v1"))
+    report = push(tmp_path / "m", reference, transport=quick())
+    listed = json.loads(Repository.of(quick(), reference).manifest(referrers_tag(report.digest)).data)["manifests"]
+    assert [entry["artifactType"] for entry in listed] == [IN_TOTO, CYCLONEDX]
+    assert listed[0]["annotations"] == {"dev.sigstore.bundle.predicateType": "https://slsa.dev/provenance/v1"}
+    out = pull(reference.at(report.digest), by_name(()), out=tmp_path / "out", transport=quick()).path
+    assert {name: data for name, data in members(out).items() if name != "index.json"} == {
+        name: data for name, data in members(tmp_path / "m").items() if name != "index.json"
+    }
+    shown = CliRunner().invoke(main, ["inspect", str(reference), "--json", "--plain-http", registry.host])
+    assert [row["type"] for row in json.loads(shown.stdout)["attachments"]] == ["provenance", "bill of materials"]

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import BundleError, BundleNotFoundError, CorruptBundleError, NotABundleError, Problem
 from . import digest, tar
-from .checked import checked_ranges
 
 if TYPE_CHECKING:
     from ..format.schema import Descriptor
@@ -175,6 +174,8 @@ class _TarLayout(Layout):
         return _map_private(self._handle, stop - base, base)[start - base :]
 
     def copies(self, descriptor: Descriptor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        from .checked import checked_ranges  # not needed without integers
+
         return checked_ranges(_chunks(self._handle, *self._bounds(descriptor), _CHUNK), descriptor, ranges)
 
     def has(self, descriptor: Descriptor) -> bool:
@@ -244,6 +245,8 @@ class _DirectoryLayout(Layout):
             os.close(handle)
 
     def copies(self, descriptor: Descriptor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        from .checked import checked_ranges
+
         handle = self._open_blob(descriptor)
         try:
             return checked_ranges(_chunks(handle, 0, descriptor.size, _CHUNK), descriptor, ranges)

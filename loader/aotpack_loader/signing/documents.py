@@ -119,7 +119,16 @@ def read_statement(envelope: Envelope, where: str) -> Statement:
     """
     if envelope.payload_type != IN_TOTO:
         raise _bad(where, f"its payload is a {envelope.payload_type!r}, expected {IN_TOTO!r}")
-    found = _decode(envelope.payload, Statement, where)
+    return read_plain_statement(envelope.payload, where)
+
+
+def read_plain_statement(data: bytes | memoryview, where: str) -> Statement:
+    """Decode a statement without a signature.
+
+    Raises:
+        CorruptBundleError: it is no in-toto statement.
+    """
+    found = _decode(data, Statement, where)
     if found.type != STATEMENT:
         raise _bad(where, f"its statement is a {found.type!r}, expected {STATEMENT!r}")
     return found

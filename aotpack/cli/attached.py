@@ -1,0 +1,98 @@
+"""Shows the attachments of a bundle: what each is, and whose signature it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from aotpack_loader.archive.attachments import CYCLONEDX, IN_TOTO, SIGSTORE_BUNDLE, Attachment
+from aotpack_loader.errors import AotpackError
+
+from .console import size_text
+
+if TYPE_CHECKING:
+    from aotpack_loader.archive.bundle import Bundle
+    from aotpack_loader.signing.keys import PublicKey
+
+_PREDICATE: Final = "dev.sigstore.bundle.predicateType"
+_KINDS: Final = {CYCLONEDX: "bill of materials", IN_TOTO: "statement", SIGSTORE_BUNDLE: "signed statement"}
+_PREDICATES: Final = {"https://sigstore.dev/cosign/sign/v1": "signature", "https://slsa.dev/provenance/v1": "provenance"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attachment. ``signer`` is a trusted key, or says why there is none."""
+
+    type: str
+    artifact_type: str
+    predicate: str
+    digest: str
+    size: int
+    signer: str
+    trusted: bool
+
+
+def rows(bundle: Bundle) -> list[Row]:
+    """Return the attachments of a bundle. Signatures are checked against the keys that this user trusts."""
+    found, problems = bundle.attachments()
+    keys, trouble = _trusted_keys(found)
+    listed = [_row(bundle, each, keys, trouble) for each in found]
+    return listed + [Row("damaged", "", "", problem.where, 0, problem.message, False) for problem in problems]
+
+
+def table(listed: Sequence[Row]) -> Table:
+    """Return them as a table."""
+    shown = Table("attachment", "size", "signer", "digest", box=None, pad_edge=False, header_style="bold")
+    shown.columns[1].justify = "right"
+    for row in listed:
+        signer = Text(row.signer, "green" if row.trusted else "yellow")
+        shown.add_row(Text(row.type), size_text(row.size), signer, row.digest.removeprefix("sha256:")[:12])
+    return shown
+
+
+def _trusted_keys(found: Sequence[Attachment]) -> tuple[list[PublicKey], str]:
+    """The trusted keys, and why they cannot be read. Without a signature the library is not needed."""
+    if all(each.kind != SIGSTORE_BUNDLE for each in found):
+        return [], ""
+    try:
+        from aotpack_loader.signing import store
+
+        return (store.trusted_keys() if store.may_have_keys() else []), ""
+    except AotpackError as error:
+        return [], error.summary
+
+
+def _row(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey], trouble: str) -> Row:
+    predicate = each.manifest.annotations.get(_PREDICATE, "")
+    signer, trusted = "none: not signed", False
+    if each.kind == SIGSTORE_BUNDLE:
+        signer, predicate, trusted = _signer(bundle, each, keys, trouble)
+    kind = _PREDICATES.get(predicate) or _KINDS.get(each.kind, each.kind)
+    return Row(kind, each.kind, predicate, each.descriptor.digest, each.layer.size, signer, trusted)
+
+
+def _signer(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey], trouble: str) -> tuple[str, str, bool]:
+    """Who signed an attachment, its predicate type, and whether that is a trusted key and about this bundle."""
+    from aotpack_loader.archive.digest import hex_part
+    from aotpack_loader.signing import documents
+
+    where = each.descriptor.digest
+    try:
+        document = documents.read_bundle(bundle.attached(each), where)
+        statement = documents.read_statement(document.dsse_envelope, where)
+    except AotpackError as error:
+        return f"unreadable: {error.problems[0] if error.problems else error.summary}", "", False
+    predicate = statement.predicate_type
+    if all(subject.digest.get("sha256") != hex_part(bundle.digest) for subject in statement.subject):
+        return "none: it is about another bundle", predicate, False
+    hint = document.verification_material.public_key
+    if not isinstance(hint, documents.KeyHint):
+        return "a certificate (not checked: aotpack verify --identity)", predicate, False
+    for key in keys:
+        if key.may_match(hint) and key.verifies(document.dsse_envelope):
+            return f"{key.name}  {key.id}", predicate, True
+    return trouble or f"no trusted key (its key: {hint.hint or 'not named'})", predicate, False
