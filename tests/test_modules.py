@@ -233,6 +233,27 @@ def test_classes_are_looked_up_where_they_were_imported(monkeypatch: pytest.Monk
     assert imported(f"{__name__}._Lazy.Found", nn.Module) is nn.Linear
 
 
+def test_a_class_that_a_function_made_is_found(tmp_path: Path) -> None:
+    def make() -> type[nn.Module]:
+        class Local(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(2))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * self.weight
+
+        return Local
+
+    older, local = make(), make()
+    aotpack.build(nn.Sequential(local()), (torch.ones(2),), out=tmp_path / "m", targets=("portable",))
+    loaded: Any = aotpack.load(tmp_path / "m")
+    loaded.apply(lambda module: module.weight.data.fill_(3) if isinstance(module, local) else None)
+    assert loaded(torch.ones(2)).tolist() == [3, 3]
+    assert isinstance(loaded[0], local)
+    assert not isinstance(loaded[0], older)
+
+
 def test_a_parametrized_stand_in_is_again_what_it_was(loaded: aotpack.LoadedProgram) -> None:
     block = loaded.features[0]
     stand_in = type(block)

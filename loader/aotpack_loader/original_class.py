@@ -1,4 +1,4 @@
-"""Shows the original's class as the ``__class__`` of its replacement, if the caller's process has imported it.
+"""Shows the original's class as the ``__class__`` of its replacement, if the caller's process has that class.
 
 ``isinstance(module, Block)`` is then true as in eager, so ``apply`` and tools find the modules they
 look for. A bundle never causes an import. No code of the class runs, because the replacement's type
@@ -17,7 +17,12 @@ _REAL: Any = vars(object)["__class__"]
 
 
 def imported(name: str, base: type[nn.Module]) -> type[nn.Module] | None:
-    """The subclass of ``base`` with the qualified name ``name``, if an imported module holds it."""
+    """The subclass of ``base`` with the qualified name ``name``, if an imported module holds it.
+
+    A class that a function made is the newest of its name.
+    """
+    if "<locals>" in name:
+        return _made_by_function(name, base)
     steps = name.split(".")
     for i in range(len(steps) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(steps[:i]))
@@ -27,6 +32,17 @@ def imported(name: str, base: type[nn.Module]) -> type[nn.Module] | None:
             kind: type[nn.Module] = found
             return kind
     return None
+
+
+def _made_by_function(name: str, base: type[nn.Module]) -> type[nn.Module] | None:
+    newest, pending = None, [base]
+    while pending:
+        below = type.__subclasses__(pending.pop())
+        pending += below
+        for kind in below:
+            if f"{kind.__module__}.{kind.__qualname__}" == name:
+                newest = kind
+    return newest
 
 
 def _members(holder: Any) -> Any:
