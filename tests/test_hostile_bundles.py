@@ -28,6 +28,7 @@ from devtools.fuzz import bundles, escapes
 from devtools.fuzz.operators import built, known_calls
 from devtools.fuzz.operators import fuzz as fuzz_operators
 from devtools.paths import ROOT
+from devtools.spec.case import Function
 
 CPU = torch.device("cpu")
 X = schema.ValueRef("x")
@@ -167,14 +168,57 @@ def with_operator(path: Path, op: str, args: list[Any]) -> Path:
 
 def test_operators_that_are_not_listed_need_trust(tmp_path: Path) -> None:
     value = {"type": "value", "name": "x"}
-    path = with_operator(tmp_path / "m", "aten.segment_reduce.default", [value, "max"])
+    path = with_operator(tmp_path / "m", "aten.linalg_ldl_solve.default", [value] * 3)
     with pytest.raises(TrustError, match="not known to be safe") as caught:
         aotpack.load(path)
-    assert [problem.where for problem in caught.value.problems] == ["aten.segment_reduce.default"]
+    assert [problem.where for problem in caught.value.problems] == ["aten.linalg_ldl_solve.default"]
     with Bundle.open(path) as bundle:
         digest = bundle.digest
     assert f'trust="{digest}"' in caught.value.hint
     aotpack.load(path, trust=digest)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)[0]
+        return found
+
+
+def largest(x: torch.Tensor) -> torch.Tensor:
+    return torch.segment_reduce(x, "max", lengths=torch.tensor([1, 2]))
+
+
+def untrusted_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
+    """The bundle as others load it, who have no record of its build."""
+    monkeypatch.setenv("AOTPACK_STATE", str(path.parent / "elsewhere"))
+    return aotpack.load(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(Recurrent(), torch.randn(2, 3, 4)), (torch.linalg.inv, torch.eye(3) * 2 + 0.1), (lambda x: torch.linalg.solve(x, x.cos()),
+     torch.eye(3) * 2 + 0.1), (largest, torch.randn(3))],
+    ids=["lstm", "inv", "solve", "segment_reduce"],
+)  # fmt: skip
+def test_models_whose_operators_have_rules_run_untrusted(
+    model: Any, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = model if isinstance(model, torch.nn.Module) else Function(model)
+    x.requires_grad_()
+    aotpack.build(module, (x,), out=tmp_path / "m.aotpack", targets=["portable"])
+    loaded = untrusted_copy(tmp_path / "m.aotpack", monkeypatch)
+    assert type(loaded._aotpack_calls[True, True].forward) is UntrustedExecutable
+    found = []
+    for one in (module, loaded):
+        y = x.detach().clone().requires_grad_()
+        one(y).square().sum().backward()
+        found.append((one(y).detach(), y.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_operators_that_no_bundle_may_use_stay_refused(tmp_path: Path) -> None:
@@ -243,6 +287,10 @@ def test_honest_calls_pass_the_rules() -> None:
         ("remainder.Tensor", [torch.tensor([-(2**63)]), torch.tensor([-1])]),
         ("lu_unpack", [torch.ones(2, 3, 3), torch.full((2, 3), 10**6, dtype=torch.int32)]),
         ("repeat_interleave.Tensor", [torch.tensor([100000])]),
+        ("linalg_lu_solve", [torch.eye(3), torch.tensor([1, 2, 10**6], dtype=torch.int32), torch.ones(3, 1)]),
+        ("segment_reduce", [torch.ones(5), "sum"]),
+        ("mkldnn_rnn_layer", [torch.ones(2, 3, 4), torch.ones(20, 4), torch.ones(20, 5), torch.ones(20), torch.ones(4),
+         torch.ones(3, 5), torch.ones(3, 5), False, [], 2, 5, 1, True, False, False, True]),
         ("full", [[2**40], 1.0]),
         ("unbind.int", [torch.ones(1).expand(2**20)]),
         ("special_hermite_polynomial_h", [torch.ones(1), torch.tensor([1e9])]),

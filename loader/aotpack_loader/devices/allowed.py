@@ -6,11 +6,11 @@ calls each of them with arguments that do not agree, under guard pages.
 
 Not listed, beside what no bundle may use (:mod:`.operators`):
 
-* kernels that take opaque or packed data (``mkldnn_rnn_layer``, whose workspace nobody can check; quantised and sparse
-  tensors; ``_transformer_encoder_layer_fwd``);
+* kernels that take opaque or packed data (``mkldnn_rnn_layer_backward``, whose workspace nobody can check; quantised and
+  sparse tensors; ``_transformer_encoder_layer_fwd``);
 * kernels of other devices (``cudnn_*``, ``miopen_*``, ``mps_*``), and ``_fused_*`` optimizers, which trust all shapes;
 * ``binomial``, whose kernel does not end for some counts, and ``batch_norm_backward``, whose reserve is opaque;
-* ``segment_reduce``, ``linalg_ldl_solve`` and ``linalg_lu_solve``, which use indices unchecked that rules do not know yet;
+* ``linalg_ldl_solve``, which uses pairs of pivots unchecked, and has no gradient;
 * operators of ``prims`` that torch implements in Python, as their first call imports the compiler.
 """
 
@@ -137,6 +137,9 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ([sequence_rules.distances], "_cdist_forward _cdist_backward"),
     ([sequence_rules.transform], "_fft_c2c _fft_r2c _fft_c2r"),
     ([sequence_rules.pivots], "lu_unpack"),
+    ([sequence_rules.solved], "linalg_lu_solve"),
+    ([sequence_rules.segments], "segment_reduce _segment_reduce_backward"),
+    ([sequence_rules.recurrent], "mkldnn_rnn_layer"),
     (
         [rules.no_overflow()],
         "remainder:Scalar,Tensor,Scalar_Tensor fmod:Scalar,Tensor floor_divide:default div:Scalar_mode,Tensor_mode",

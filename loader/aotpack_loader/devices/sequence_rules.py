@@ -60,6 +60,63 @@ def pivots(given: Arguments) -> None:
     check_range("LU_pivots", found, value.shape[-2] + 1, 1)
 
 
+def solved(given: Arguments) -> None:
+    """Factors are square, and the right sides fit them. Pivots are rows, counted from 1."""
+    factors, right = given["LU"], given["B"]
+    require(factors.dim() >= 2 and factors.shape[-1] == factors.shape[-2], "LU is not square")
+    pivots({"LU_data": factors, "LU_pivots": given["pivots"]})
+    same_dtype("LU", "B")(given)
+    require(right.dim() >= 2, "B is no matrix")
+    require(right.shape[-2 if given["left"] else -1] == factors.shape[-1], "B does not fit LU")
+
+
+def segments(given: Arguments) -> None:
+    """Lengths, or offsets, of segments add up to the size of the axis that they divide."""
+    data, axis, lengths, offsets = given["data"], int(given["axis"]), given.get("lengths"), given.get("offsets")
+    require(given.get("indices") is None, "indices are not implemented")
+    require((lengths is None) != (offsets is None), "there are lengths and offsets, or none of both")
+    require(data.is_floating_point(), "data is not of floats")
+    require(given["reduce"] in ("max", "mean", "min", "sum", "prod"), "reduce is unknown")
+    name = "offsets" if lengths is None else "lengths"
+    bounds = given[name]
+    require(bounds.dtype in (torch.int32, torch.int64), f"{name} are no integers")
+    require(0 <= axis < data.dim() and bounds.dim() == axis + 1, f"{name} do not fit axis {axis}")
+    require(bounds.shape[:-1] == data.shape[:axis], f"{name} are not for the dimensions before axis {axis}")
+    whole = data.shape[axis]
+    check_range(name, bounds, whole + 1)
+    counts = bounds if lengths is not None else bounds.diff(dim=-1)
+    require(lengths is not None or bounds.shape[-1] > 0, "there is no offset")
+    require(lengths is not None or not bool(bounds.narrow(-1, 0, 1).any()), "offsets do not begin with 0")
+    check_range("counts", counts, whole + 1)
+    require(bool((counts.sum(-1) == whole).all()), f"{name} do not add up to {whole}")
+    given[name] = bounds.contiguous()
+    if "grad" in given:
+        same_dtype("grad", "output", "data")(given)
+        expected = (*counts.shape, *data.shape[axis + 1 :])
+        for name in ("grad", "output"):
+            require(tuple(given[name].shape) == expected, f"{name} is not of shape {expected}")
+
+
+def recurrent(given: Arguments) -> None:
+    """One layer and direction of an LSTM: weights, biases and states are of its sizes."""
+    value, width = given["input"], int(given["hidden_size"])
+    require(given["mode"] == 2, "it is no LSTM")
+    require(value.dim() == 3 and 0 not in value.shape, "input is not of steps, rows and columns")
+    require(given["batch_sizes"] in ([], ()), "packed sequences are not implemented")
+    require(0 < width < 2**20 and 0 < given["num_layers"] < 2**20, "hidden_size or num_layers")
+    tensors = ["input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_"]
+    same_dtype(*tensors)(given)
+    require(value.dtype in (torch.float32, torch.bfloat16), f"input has {value.dtype}")
+    shapes: dict[str, tuple[int, ...]] = {"weight0": (4 * width, value.shape[2]), "weight1": (4 * width, width)}
+    if given["has_biases"]:
+        shapes |= {"weight2": (4 * width,), "weight3": (4 * width,)}
+    shapes |= {"hx_": (value.shape[1], width), "cx_": (value.shape[1], width)}
+    for name, shape in shapes.items():
+        require(tuple(given[name].shape) == shape, f"{name} is not of shape {shape}")
+    for name in tensors:
+        given[name] = given[name].contiguous()
+
+
 def embedded(given: Arguments) -> None:
     """The gradient is one row for each index."""
     gradient, indices = given["grad_output"], given["indices"]
