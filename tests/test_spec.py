@@ -200,3 +200,13 @@ def test_links_lead_somewhere() -> None:
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_tests_that_the_threat_model_names_exist() -> None:
+    """A promise of spec/security.md names the tests that show it."""
+    text = (ROOT / "spec/security.md").read_text()
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", text))
+    assert len(named) > 30
+    files = (ROOT / "tests").rglob("test_*.py")
+    defined = {name for file in files for name in re.findall(r"^def (test_[a-z0-9_]+)", file.read_text(), re.MULTILINE)}
+    assert sorted(named - defined) == []
