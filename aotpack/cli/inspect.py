@@ -15,11 +15,22 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from aotpack_loader.format import media_types, schema, subclasses
-from aotpack_loader.format.computations import computations
+from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.containers import shown
 from aotpack_loader.format.labels import Labels
 
+from ..report.describe import (
+    argument_type,
+    blob_purposes,
+    code_blobs,
+    media_kind,
+    primal_name,
+    requirements_of,
+    result_type,
+    subclass_types,
+    tensor_type,
+    total_size,
+)
 from . import attached
 from .console import json_option, print_json, size_text, stdout, verbose_option
 from .transfers import connection_options, documents, mirror_option
@@ -63,7 +74,7 @@ def _as_json(path: str, bundle: Bundle) -> dict[str, Any]:
     return {
         "bundle": str(path),
         "digest": bundle.digest,
-        "size": _total_size(bundle),
+        "size": total_size(bundle),
         "program": _plain(bundle.program),
         "targets": {
             name: {
@@ -114,7 +125,7 @@ def _overview(path: str, bundle: Bundle) -> Table:
     table.add_row("program", Text(program.name))
     table.add_row("bundle", Text(str(path)))
     table.add_row("digest", bundle.digest)
-    table.add_row("size", f"{size_text(_total_size(bundle))} in {len(bundle.descriptors())} blobs")
+    table.add_row("size", f"{size_text(total_size(bundle))} in {len(bundle.descriptors())} blobs")
     table.add_row("format", f"{program.format.major}.{program.format.minor}")
     table.add_row("built with", Text(f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"))
     needs = [
@@ -164,8 +175,8 @@ def _state_table(program: schema.Program) -> Table:
             notes.append("frozen")
         if not entry.persistent:
             notes.append("not in the state dict")
-        notes += _of_class(entry.subclass)
-        table.add_row(Text(entry.name), entry.kind, _tensor_type(entry.dtype, entry.shape), Text(", ".join(notes)))
+        notes += subclass_types(entry.subclass)
+        table.add_row(Text(entry.name), entry.kind, tensor_type(entry.dtype, entry.shape), Text(", ".join(notes)))
     return table
 
 
@@ -192,7 +203,7 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
         saved = sum(isinstance(item, schema.SavedOutput) for item in method.backward.saved)
         saved_text = _count(saved, "activation")
         yield f"graphs: {_count(forward, 'operation')} forward, {backward} backward; {saved_text} saved"
-    mutated = [_primal(method, mutation.primal) for mutation in method.mutations]
+    mutated = [primal_name(method, mutation.primal) for mutation in method.mutations]
     if mutated:
         more = f" and {len(mutated) - 3} more" if len(mutated) > 3 else ""
         yield f"changes in place: {', '.join(mutated[:3])}{more}"
@@ -208,7 +219,7 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
 def _inputs(method: schema.Method) -> RichTree:
     """Return the arguments by name. The tree of a method is always ``(args, kwargs)``."""
     root = RichTree("arguments")
-    leaves = map(Labels(method.symbols).text, map(_leaf, method.leaves))
+    leaves = map(Labels(method.symbols).text, map(argument_type, method.leaves))
     args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
     for position, item in enumerate(getattr(args, "items", [])):
         label = method.parameters[position] if position < len(method.parameters) else f"args[{position}]"
@@ -223,7 +234,7 @@ def _inputs(method: schema.Method) -> RichTree:
 
 def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
     graph = bundle.graph(method.forward) if bundle.has(method.forward) else None
-    found = ["tensor" if graph is None else _result(method, graph, result) for result in method.results]
+    found = ["tensor" if graph is None else result_type(method, graph, result) for result in method.results]
     leaves = map(Labels(method.symbols).text, found)
     root = RichTree("results")
     if isinstance(method.outputs, schema.LeafNode):
@@ -264,77 +275,6 @@ def _children(tree: schema.Tree) -> Iterator[tuple[str, schema.Tree]]:
         yield from ((f"[{position}]", item) for position, item in enumerate(tree.items))
 
 
-def _leaf(leaf: schema.InputLeaf) -> str:
-    if isinstance(leaf, schema.ConstantLeaf):
-        return f"= {_constant(leaf.value)} (fixed)"
-    if isinstance(leaf, schema.IntegerLeaf):
-        return f"int {leaf.size}"
-    notes = [] if leaf.device == "cpu" else [leaf.device]
-    if leaf.requires_grad:
-        notes.append("requires grad")
-    notes += _of_class(leaf.subclass)
-    return _tensor_type(leaf.dtype, leaf.shape) + "".join(f", {note}" for note in notes)
-
-
-def _of_class(subclass: schema.Subclass | None) -> list[str]:
-    """Return the class of a tensor subclass and the types of its inner tensors, as text."""
-    if subclass is None:
-        return []
-    parts = zip(subclasses.part_names(subclass), subclasses.stored_parts(subclass), strict=True)
-    held = ", ".join(f"{name.removeprefix('.')} {_tensor_type(part.dtype, part.shape)}" for name, part in parts)
-    return [f"{subclass.name} of {held}"]
-
-
-def _result(method: schema.Method, graph: schema.Graph, result: schema.Result) -> str:
-    if isinstance(result, schema.FreshResult):
-        notes = ", differentiable" if result.requires_grad else "" if result.sparse_dim is None else ", sparse"
-        return _value(method, graph, result.output) + notes
-    if isinstance(result, schema.InputResult):
-        return f"is {_primal(method, result.primal)}"
-    if isinstance(result, schema.AliasResult):
-        base = f"result {result.output} of the graph" if result.primal is None else _primal(method, result.primal)
-        return f"a view of {base}"
-    if isinstance(result, schema.NumberResult):
-        return f"a number that depends on data, output {result.output}"
-    if isinstance(result, schema.SizeResult):
-        return f"int = {result.expr}"
-    return f"= {_constant(result.value)}"
-
-
-def _value(method: schema.Method, graph: schema.Graph, output: int) -> str:
-    """Return the type of a forward output. It is read from the node that computes the value."""
-    outputs = subclasses.of_outputs(method)
-    if outputs[output] is not None:
-        return ", ".join(_of_class(outputs[output]))
-    found = graph.outputs[subclasses.part_positions(outputs)[output].start]
-    if not isinstance(found, schema.ValueRef):
-        return repr(found)
-    values = {node.name: node.value for node in graph.nodes} | dict(zip(graph.inputs, graph.input_values, strict=True))
-    value = values.get(found.name)
-    if isinstance(value, schema.TensorValue):
-        return _tensor_type(value.dtype, value.shape)
-    return f"int = {value.expr}" if isinstance(value, schema.IntValue) else "?"
-
-
-def _primal(method: schema.Method, index: int) -> str:
-    primal = method.primals[index]
-    if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-        return "what " + ", ".join(method.leaves[member.leaf].path for member in primal.members) + " share"
-    return method.leaves[primal.leaf].path if isinstance(primal, schema.InputPrimal) else primal.name
-
-
-def _constant(value: object) -> str:
-    if isinstance(value, schema.ComplexArg):
-        return f"{value.real}+{value.imag}j"
-    if isinstance(value, schema.Document):
-        return str(getattr(value, "value", value))
-    return repr(value)
-
-
-def _tensor_type(dtype: str, shape: list[schema.Dim] | list[int]) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
 # ---------------------------------------------------------------- targets and blobs
 
 
@@ -342,45 +282,15 @@ def _target_table(bundle: Bundle) -> Table:
     table = Table("target", "platform", "instruction set", "code", "needs", box=None, pad_edge=False, header_style="bold")
     for name, found in bundle.manifests.items():
         target = found.target
-        code = {blob.digest: blob.size for blob, _ in _code(target)}
+        code = {blob.digest: blob.size for blob, _ in code_blobs(target)}
         table.add_row(
             Text(name),
             _platform(found.platform),
             target.instruction_set or "-",
             size_text(sum(code.values())) if code else "none: interpreted",
-            Text(_needs(target, bundle.program)),
+            Text(requirements_of(target, bundle.program)),
         )
     return table
-
-
-def _code(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]:
-    """Yield the blobs with a target's code, and what each contains."""
-    for key, executable in target.executables.items():
-        yield executable.code, f"code {key}"
-    for _, key, computation in computations(target):
-        for kind, blob in (("HLO", computation.hlo), ("StableHLO", computation.stablehlo), ("code", computation.code)):
-            if blob is not None:
-                yield blob, f"{kind} {key}"
-
-
-def _needs(target: schema.Target, program: schema.Program) -> str:
-    """Return what a machine must have, and the accepted sizes.
-
-    An instruction set is named instead of its CPU features.
-    """
-    needs = [f"{target.device} {target.topology}"] if target.topology else []
-    needs += [f"torch {target.torch}"] if target.torch else []
-    needs += [f"{package} {releases}" for package, releases in target.packages.items()]
-    if not target.instruction_set:
-        needs += target.cpu_features
-    labels = {symbol.name: symbol.label for method in program.methods.values() for symbol in method.symbols}
-    sizes = [
-        ",".join(dict.fromkeys(f"{labels.get(name) or name}={size}" for name, size in code.sizes.items()))
-        for codes in target.specializations.values()
-        for code in codes
-    ]
-    needs += [" or ".join(dict.fromkeys(sizes))] if sizes else []
-    return ", ".join(needs) or "-"
 
 
 def _platform(platform: schema.Platform | None) -> str:
@@ -392,7 +302,7 @@ def _platform(platform: schema.Platform | None) -> str:
 def _blob_table(bundle: Bundle) -> Table:
     table = Table("blob", "size", "unpacked", "of", "digest", box=None, pad_edge=False, header_style="bold")
     table.columns[1].justify = table.columns[2].justify = "right"
-    purposes = _purposes(bundle)
+    purposes = blob_purposes(bundle)
     for descriptor in bundle.descriptors():
         users = [
             name
@@ -401,48 +311,10 @@ def _blob_table(bundle: Bundle) -> Table:
         ]
         raw = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
         table.add_row(
-            Text(purposes.get(descriptor.digest) or _kind(descriptor.media_type)),
+            Text(purposes.get(descriptor.digest) or media_kind(descriptor.media_type)),
             size_text(descriptor.size),
             size_text(int(raw)) if raw.isdecimal() else "",
             Text("all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users)),
             descriptor.digest.removeprefix("sha256:")[:12],
         )
     return table
-
-
-def _purposes(bundle: Bundle) -> dict[str, str]:
-    """Return the purpose of each blob, by digest.
-
-    A blob may have two purposes, because equal graphs are stored once.
-    """
-    uses: dict[str, list[str]] = {}
-
-    def use(descriptor: schema.Descriptor, purpose: str) -> None:
-        found = uses.setdefault(descriptor.digest, [])
-        if purpose not in found:
-            found.append(purpose)
-
-    for name, method in bundle.program.methods.items():
-        use(method.forward, f"graph {name}.forward")
-        if method.backward is not None:
-            use(method.backward.graph, f"graph {name}.backward")
-    for descriptor in bundle.program.weights:
-        use(descriptor, "weights")
-    if bundle.program.self_test is not None:
-        use(bundle.program.self_test, "self-test")
-    for found in bundle.manifests.values():
-        use(found.manifest.layers[0], f"target {found.target.name}")
-        use(found.descriptor, f"manifest {found.target.name}")
-        for blob, purpose in _code(found.target):
-            use(blob, purpose)
-        if found.target.call is not None:
-            use(found.target.call.code, "call library")
-    return {digest: ", ".join(purposes) for digest, purposes in uses.items()}
-
-
-def _kind(media_type: str) -> str:
-    return {media_types.OCI_INDEX: "bundle index", media_types.PROGRAM: "program"}.get(media_type, media_type)
-
-
-def _total_size(bundle: Bundle) -> int:
-    return sum(descriptor.size for descriptor in bundle.descriptors())

@@ -1,0 +1,1 @@
+"""Descriptions of bundles: what they hold, and how two differ."""
