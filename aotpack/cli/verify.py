@@ -41,6 +41,17 @@ class Asked:
     detached: Path | None
     policy: Path | None
     source: str
+    keyless: Keyless | None
+
+
+@dataclass(frozen=True)
+class Keyless:
+    """Whose keyless signature is required. ``root`` is the trusted root of a private Sigstore."""
+
+    identity: str
+    issuer: str
+    root: Path | None
+    offline: bool
 
 
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
@@ -53,6 +64,15 @@ class Asked:
     metavar="FILE",
     help="Check the signature of OpenSSF Model Signing in FILE against --key, instead of one in the bundle.",
 )
+@click.option("--identity", metavar="NAME", help="Require a keyless signature of Sigstore by this e-mail address or URI.")
+@click.option("--issuer", metavar="URL", help="The identity provider that vouches for --identity.")
+@click.option(
+    "--trusted-root",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The trusted root of a private Sigstore. Default: Sigstore's own.",
+)
+@click.option("--offline", is_flag=True, help="Do not refresh Sigstore's own trusted root.")
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -74,6 +94,10 @@ def command(
     bundle: Path,
     keys: tuple[str, ...],
     detached: Path | None,
+    identity: str | None,
+    issuer: str | None,
+    trusted_root: Path | None,
+    offline: bool,
     policy: Path | None,
     source: str | None,
     modules: tuple[str, ...],
@@ -82,12 +106,16 @@ def command(
 ) -> None:
     """Check every digest and document of BUNDLE and run its self-test, where it has one, on every target that may run.
 
-    With --key it must be signed: several keys are alternatives. With --policy a policy must allow it.
+    With --key it must be signed: several keys are alternatives. With --identity and --issuer it must have a keyless
+    signature. With --policy a policy must allow it.
     The exit code is 1 if a check fails; a check that could not be made here is skipped and says why.
     """
     if detached is not None and len(keys) != 1:
         raise click.UsageError("--model-signing needs one --key.", ctx)
-    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(bundle, source))))
+    if bool(identity) != bool(issuer):
+        raise click.UsageError("--identity and --issuer go together.", ctx)
+    keyless = Keyless(identity, issuer, trusted_root, offline) if identity and issuer else None
+    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(bundle, source), keyless)))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -122,9 +150,10 @@ def _checks(path: Path, asked: Asked) -> Iterator[Check]:
         detached = asked.detached
         signature = _signature(bundle, asked.keys) if detached is None else _detached(path, detached, asked.keys[0])
         yield signature
+        identities = [_identity(bundle, asked.keyless)] if asked.keyless is not None else []
         policies = list(_policies(bundle, asked))
-        yield from policies
-    if asked.keys and signature.status == "failed":
+        yield from identities + policies
+    if signature.status == "failed" or any(identity.status == "failed" for identity in identities):
         yield Check("self-test", "skipped", "nothing of a bundle without the required signature is run")
     elif any(policy.status == "failed" for policy in policies):
         yield Check("self-test", "skipped", "nothing of a bundle that a policy refuses is run")
@@ -151,6 +180,15 @@ def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
         return Check("signature", "ok", f"{verdict.key.name}  {verdict.key.id}")
     detail = "\n".join([verdict.reason, *map(str, verdict.problems)])
     return Check("signature", "failed" if names else "skipped", detail)
+
+
+def _identity(bundle: Bundle, keyless: Keyless) -> Check:
+    """Check that an identity signed the bundle."""
+    from aotpack_loader.signing.keyless import identity_signed, read_root
+
+    verdict = identity_signed(bundle, keyless.identity, keyless.issuer, read_root(keyless.root, offline=keyless.offline))
+    detail = "\n".join([verdict.reason, *map(str, verdict.problems)])
+    return Check("identity", "ok", verdict.reason) if verdict.verified else Check("identity", "failed", detail)
 
 
 def _policies(bundle: Bundle, asked: Asked) -> Iterator[Check]:
