@@ -14,7 +14,7 @@ import torch
 import aotpack
 from aotpack._torch.fixes import applying
 from aotpack._torch.fixes.entries import FIXES
-from aotpack._torch.fixes.register import Fix
+from aotpack._torch.fixes.register import Fix, minor
 
 from .harness import ROOT, MismatchError, check, load_case
 from .trial import attempt
@@ -29,6 +29,12 @@ ELSEWHERE = {
     "inductor-draws-in-patterns": "tests/conformance, RNG",
 }
 """Fixes without a case of their own yet: where they are tested with all fixes. This list only gets shorter."""
+
+NOT_SHOWN = {"partitioner-draws": "2.15"}
+"""Fixes that a build still applies although torch, from that release on, passes their case without them.
+
+``partitioner-draws``: torch merges no random operators any more. It still saves generator states in its own way.
+"""
 
 NEEDED = [fix for fix in FIXES if fix.is_needed(str(torch.__version__)) and fix.id not in ELSEWHERE]
 
@@ -59,6 +65,8 @@ def test_with_all_fixes_a_case_is_eagers(fix: Fix, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fix", parameters())
 def test_with_a_fix_left_out_its_case_fails(fix: Fix, tmp_path: Path) -> None:
+    if minor(str(torch.__version__)) >= minor(NOT_SHOWN.get(fix.id, "99.0")):
+        pytest.skip("this torch passes the case without the fix")
     case = load_case(fix)
     if case.crashes:
         assert attempt(fix.id, tmp_path, without=True).result in ("crashed", "differs")
