@@ -1,0 +1,123 @@
+"""``aotpack diff``: says what changed between two bundles."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..report.diff import Change, Difference, compare
+from .console import json_option, print_json, size_text, stdout
+from .transfers import connection_options, documents, mirror_option
+
+if TYPE_CHECKING:
+    from aotpack_loader.archive.bundle import Bundle
+
+    from ..report.weights import WeightChange
+
+
+@click.command("diff", short_help="Say what changed between two bundles.")
+@click.argument("first")
+@click.argument("second")
+@click.option("--no-weights", is_flag=True, help="Do not compare the values of weights, which reads them all.")
+@mirror_option
+@connection_options
+@json_option
+def command(
+    first: str,
+    second: str,
+    no_weights: bool,
+    mirrors: tuple[str, ...],
+    plain_http: tuple[str, ...],
+    ca_file: str,
+    concurrency: int,
+    as_json: bool,
+) -> None:
+    """Say what changed from bundle FIRST to bundle SECOND.
+
+    Exit code 0: calls and checkpoints of FIRST fit SECOND. 1: they do not, or a bundle cannot be
+    read. Bundles are files, directories, or oci://HOST/REPOSITORY:TAG. Of those in a registry the
+    weights are not compared.
+    """
+    from aotpack_loader.archive.bundle import Bundle
+
+    remote = "://" in first or "://" in second
+    with contextlib.ExitStack() as stack:
+        opened = [
+            stack.enter_context(
+                documents(path, plain_http, ca_file, concurrency, mirrors) if "://" in path else Bundle.open(path)
+            )
+            for path in (first, second)
+        ]
+        found = compare(*opened)
+        weights = None if no_weights or remote else _weights(*opened)
+    if as_json:
+        values = None if weights is None else [asdict(change) for change in weights]
+        verdict = {"calls_fit": found.calls_fit, "checkpoints_fit": found.checkpoints_fit}
+        print_json({"first": first, "second": second, **verdict, **asdict(found), "weights": values})
+    else:
+        _show(stdout(), found, weights)
+    if not (found.calls_fit and found.checkpoints_fit):
+        click.get_current_context().exit(1)
+
+
+def _weights(first: Bundle, second: Bundle) -> list[WeightChange]:
+    from ..report.weights import compare_weights  # imports torch
+
+    return list(compare_weights(first, second))
+
+
+def _show(console: Console, found: Difference, weights: Sequence[WeightChange] | None) -> None:
+    if found.equal:
+        console.print("The bundles are equal: they have one digest.")
+        return
+    console.print(_verdict("Calls", found.calls_fit))
+    console.print(_verdict("Checkpoints", found.checkpoints_fit))
+    for title, changes in (
+        ("calls", found.calls),
+        ("state", found.state),
+        ("graphs", found.graphs),
+        ("targets", found.targets),
+        ("built with", found.producer),
+    ):
+        if changes:
+            console.print()
+            console.print(_table(title, changes))
+    if weights is not None:
+        console.print()
+        console.print(_weight_table(weights) if weights else "All weights that both have are equal.")
+    console.print()
+    sharing = found.sharing
+    console.print(
+        f"{size_text(sharing.shared)} are in both, of {size_text(sharing.first)} and {size_text(sharing.second)}: "
+        f"a registry that has the first needs {size_text(sharing.second - sharing.shared)} for the second."
+    )
+
+
+def _verdict(subject: str, fits: bool) -> Text:
+    return Text(f"{subject} of the first bundle {'fit' if fits else 'do not fit'} the second.", "green" if fits else "bold red")
+
+
+def _table(title: str, changes: Sequence[Change]) -> Table:
+    table = Table(title, "", "", box=None, pad_edge=False, header_style="bold")
+    for change in sorted(changes, key=lambda one: not one.breaks):
+        table.add_row(Text(change.where), Text(change.text), Text("does not fit", "red") if change.breaks else "")
+    return table
+
+
+_SHOWN = 20
+
+
+def _weight_table(changes: Sequence[WeightChange]) -> Table:
+    table = Table("weights", "largest difference", "relative", box=None, pad_edge=False, header_style="bold")
+    for change in sorted(changes, key=lambda one: -one.relative)[:_SHOWN]:
+        table.add_row(Text(change.name), f"{change.largest:.3g}", f"{change.relative:.2%}")
+    if len(changes) > _SHOWN:
+        table.add_row(f"and {len(changes) - _SHOWN} more", "", "")
+    return table
