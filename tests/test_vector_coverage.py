@@ -35,7 +35,6 @@ RULES_WITHOUT_VECTOR = {
     **dict.fromkeys(
         ("S4", "S5", "S6", "S7", "S8", "S9"), "what a reader does for untrusted bundles: tests/test_hostile_bundles.py"
     ),
-    "W9": "vectors are replayed with all digests checked: tests/test_integer_weights.py",
     **dict.fromkeys(("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8"), _COMPILED),
 }
 """Rules that no bundle for the portable target can show, with the reason."""

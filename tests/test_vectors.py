@@ -27,6 +27,7 @@ from aotpack_loader.format.codec import decode, encode
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
 from devtools.spec.replay import BUNDLE, EXPECT, observe, replay_invalid, replay_valid
+from devtools.spec.signed import replay_signed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,6 +76,16 @@ def test_flipped_weights_are_found_only_when_all_is_verified() -> None:
     aotpack_loader.load(path, backend="portable")
     with pytest.raises(errors.CorruptBundleError):
         aotpack_loader.load(path, backend="portable", verify="full")
+
+
+def test_flipped_integers_are_found_without_verifying_all() -> None:
+    with pytest.raises(errors.CorruptBundleError, match="its content has digest"):
+        aotpack_loader.load(VECTORS / "invalid/flipped_integer" / BUNDLE, backend="portable")
+
+
+@pytest.mark.parametrize("folder", sorted((VECTORS / "signed").iterdir()), ids=lambda folder: folder.name)
+def test_signed(folder: Path) -> None:
+    replay_signed(folder)
 
 
 def test_vectors_stay_small() -> None:

@@ -144,6 +144,9 @@ INVALID: dict[str, Invalid] = {
     "flipped_program": Invalid("D3", "has digest", damage=_flip(lambda d: d.manifest["config"], 40)),
     "flipped_graph": Invalid("D3", "has digest", damage=_flip(lambda d: d.method["forward"], 20)),
     "flipped_weights": Invalid("D3", "has digest", damage=_flip(lambda d: d.program["weights"][0], -1)),
+    "flipped_integer": Invalid(
+        "W9", "has digest", damage=_flip(lambda d: d.program["weights"][0], -1), base="batchnorm", backward=True
+    ),
     "graph_media_type": Invalid(
         "D4", "not a graph", lambda d: _everywhere(d, d.method["forward"], {"mediaType": "application/json"})
     ),

@@ -8,7 +8,7 @@ release stays readable. A change of behaviour is a new case with a new name.
 
 Each valid case is a model in plain torch code below, built with a self-test. The original's results
 for the recorded inputs go to expect.safetensors. Newer valid cases are in ``cases.py``, invalid
-ones in ``invalid.py`` and ``invalid_rules.py``.
+ones in ``invalid.py`` and ``invalid_rules.py``, signed ones in ``signed.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .documents import Documents, tar
 from .invalid import INVALID, Invalid
 from .invalid_rules import MORE_INVALID
 from .replay import BUNDLE, EXPECT, TENSORS, flatten, observe, replay
+from .signed import SIGNED, replay_signed, write_signed
 
 VECTORS = ROOT / "spec/vectors/v1"
 TOLERANCE = {"relative": 1e-4, "absolute": 1e-6}
@@ -490,10 +491,16 @@ def write(kind: str, name: str) -> None:
             write_case(name, CASES[name], folder)
         elif kind == "valid":
             write_valid(name, VALID[name], folder)
+        elif kind == "signed":
+            write_signed(SIGNED[name], folder)
         else:
             write_invalid(name, (INVALID | MORE_INVALID)[name], folder)
-        print(f"{kind}/{name}: {replay(folder)}", flush=True)
-        _forget_words(folder / EXPECT)
+        if kind == "signed":
+            replay_signed(folder)
+            print(f"{kind}/{name}: as expected", flush=True)
+        else:
+            print(f"{kind}/{name}: {replay(folder)}", flush=True)
+            _forget_words(folder / EXPECT)
         folder.rename(final)
 
 
@@ -514,7 +521,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the cases and whether they are there")
     options = parser.parse_args()
     failed = 0
-    for kind, names in (("valid", [*VALID, *CASES]), ("invalid", [*INVALID, *MORE_INVALID])):
+    for kind, names in (("valid", [*VALID, *CASES]), ("invalid", [*INVALID, *MORE_INVALID]), ("signed", [*SIGNED])):
         for name in names:
             there = (VECTORS / kind / name).exists()
             if options.list:
