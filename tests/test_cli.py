@@ -20,6 +20,7 @@ from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.versions import FORMAT_VERSION
+from devtools import commands
 
 MODEL = """
 import torch
@@ -446,3 +447,7 @@ def test_trust_option(
     monkeypatch.setattr("aotpack.load", load, raising=False)
     invoke("run", handmade, *(part for option in options for part in ("--trust", option)))
     assert seen == [trust]
+
+
+def test_the_page_of_commands_is_current() -> None:
+    assert commands.PAGE.read_text() == commands.page(), "run: python -m devtools.commands"
