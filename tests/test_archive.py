@@ -26,6 +26,7 @@ from support.archive import (
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.writer.weights import write_weights
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.temporaries import PREFIX
 from aotpack_loader.archive.weights import View, read_header
 from aotpack_loader.errors import (
     BuildError,
@@ -247,15 +248,17 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_interrupted_swap_of_directories_restores_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that cannot exchange two names, two renames replace a directory."""
     out = tmp_path / "m"
     old = write_tiny(out, layout="directory", name="old")
     rename = os.rename
 
     def fail_to_publish(source: Path, target: Path) -> None:
-        if "directory" in source.name:
+        if PREFIX in source.name and not out.exists():
             raise OSError(28, "No space left on device")
         rename(source, target)
 
+    monkeypatch.setattr("aotpack_loader.archive.exchange.exchange", lambda first, second: False)
     monkeypatch.setattr(os, "rename", fail_to_publish)
     with pytest.raises(BuildError, match="No space left"):
         write_tiny(out, layout="directory", name="new")

@@ -189,7 +189,7 @@ def test_without_a_directory_for_code_a_bundle_runs_portable(
     if fault == "full":
         monkeypatch.setattr(cache, "write_whole", _no_space)
     elif fault == "full for packages":
-        monkeypatch.setattr(aoti.tempfile, "mkdtemp", lambda **options: _no_space(folder, b""))
+        monkeypatch.setattr(aoti, "temporary_directory", lambda parent: _no_space(parent, b""))
     elif fault == "a file":
         folder.write_bytes(b"")
     else:

@@ -162,8 +162,8 @@ def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: Fres
 
 
 SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))
-FOREIGN = {"_heap", "_symbols"}
-"""The modules that use ctypes: one calls mallopt of the C library, one looks up which names torch's own library exports."""
+FOREIGN = {"_heap", "_symbols", "exchange"}
+"""The modules that use ctypes: mallopt and renameat2 of the C library, and which names torch's own library exports."""
 HELPERS = {"credentials"}
 """The module that runs the credential helpers which the user's own Docker configuration names."""
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}

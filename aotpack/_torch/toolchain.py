@@ -9,7 +9,6 @@ import hashlib
 import os
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.codegen import cpp_wrapper_cpu
 
 from aotpack_loader.archive.cache import private_directory
+from aotpack_loader.archive.temporaries import temporary_file
 
 from .api.counting import counted
 from .directories import private_directories
@@ -200,9 +200,9 @@ def _own_headers(include: Path) -> Path | None:
     header = folder / _MODEL_BASE
     if not header.exists() or header.read_text() != text:
         header.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=header.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(header)
+        with temporary_file(header.parent) as temporary:
+            temporary.file.write(text.encode())
+            temporary.move_to(header)
     return folder
 
 

@@ -5,7 +5,6 @@ Both ``build`` and ``compile_bundle`` end here.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Literal
 
 from msgspec import structs
 
+from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.errors import BuildError, Problem, TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_target
@@ -114,8 +114,8 @@ def self_test(
         return
     complete = [_complete(entry, program, in_progress.producer) for entry in entries]
     parent = Path(in_progress.out).absolute().parent
-    with in_progress.run.stage("self-test"), tempfile.TemporaryDirectory(prefix=".aotpack-self-test-", dir=parent) as folder:
-        candidate = Path(folder) / "candidate"
+    with in_progress.run.stage("self-test"), temporary_directory(parent) as folder:
+        candidate = folder / "candidate"
         digest = write_bundle(candidate, in_progress.store, program, complete, layout="directory", existing=existing)
         for entry in complete:
             try:

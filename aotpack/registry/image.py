@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import sha256
+from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.errors import RegistryError
 from aotpack_loader.format import media_types
 from aotpack_loader.format.schema import Descriptor
@@ -135,7 +136,7 @@ def _packed(path: Path, bundle: Bundle) -> Iterator[memoryview]:
     if not all(map(bundle.has, bundle.descriptors())):
         raise RegistryError(f"The bundle {path} lacks layers of some targets.", hint="Pull it without `--target`.")
     attached = [blob for attachment in bundle.attachments()[0] for blob in attachment.blobs()]
-    with tempfile.TemporaryDirectory(prefix="aotpack-image-") as folder:
-        file_path = export(path, [*bundle.descriptors(), *attached], Path(folder) / "layer.tar")
+    with temporary_directory(Path(tempfile.gettempdir())) as folder:
+        file_path = export(path, [*bundle.descriptors(), *attached], folder / "layer.tar")
         with _packed(file_path, bundle) as view:
             yield view

@@ -21,9 +21,10 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
 from aotpack_loader.archive.tar import BLOCK
 from aotpack_loader.archive.tar_header import header
+from aotpack_loader.archive.temporaries import temporary_file
 from aotpack_loader.errors import BuildError
 
-from .bundle import MARKER, sibling, top_index
+from .bundle import MARKER, top_index
 
 _CLONE: Final = 0x40049409
 """``FICLONE`` of Linux: the new file shares the blocks of the old one."""
@@ -66,16 +67,9 @@ def _extend_directory(folder: Path, blobs: Mapping[str, bytes], top: bytes) -> N
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = sibling(path.parent, "attach")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with temporary_file(path.parent) as temporary:
+        temporary.file.write(data)
+        temporary.move_to(path, durable=True)
 
 
 def _rewrite_file(path: Path, entries: Mapping[str, tuple[int, int]], blobs: Mapping[str, bytes], top: bytes) -> None:
@@ -85,33 +79,33 @@ def _rewrite_file(path: Path, entries: Mapping[str, tuple[int, int]], blobs: Map
     end = min(entries[name][0] - BLOCK for name in changed)
     later = [(name, bounds) for name, bounds in ordered if bounds[0] > end and name.startswith(_BLOBS)]
     new = {_BLOBS + hex_part(digest): data for digest, data in blobs.items()}
-    temporary = sibling(path.parent, "attach")
-    try:
-        with open(path, "rb", buffering=0) as source, open(temporary, "xb", buffering=0) as file:
-            os.fchmod(file.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
-            _clone(source.fileno(), file.fileno(), end)
-            file.seek(end)
-            for name, (start, stop) in later:
-                file.write(header(name, stop - start))
-                _copy(source.fileno(), file.fileno(), start, file.tell(), stop - start)
-                file.seek(0, os.SEEK_END)
-                file.write(bytes(-(stop - start) % BLOCK))
-            for name in sorted(name for name in new if name not in entries):
-                _append(file.fileno(), name, new[name])
-            _append(file.fileno(), "index.json", top)
-            _append(file.fileno(), "oci-layout", MARKER)
-            os.write(file.fileno(), bytes(2 * BLOCK))
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open(path, "rb", buffering=0) as source, temporary_file(path.parent) as temporary:
+        handle = temporary.file.fileno()  # written to without the buffer
+        os.fchmod(handle, os.fstat(source.fileno()).st_mode & 0o777)
+        _clone(source.fileno(), handle, end)
+        os.lseek(handle, end, os.SEEK_SET)
+        for name, (start, stop) in later:
+            _write(handle, header(name, stop - start))
+            _copy(source.fileno(), handle, start, os.lseek(handle, 0, os.SEEK_CUR), stop - start)
+            os.lseek(handle, 0, os.SEEK_END)
+            _write(handle, bytes(-(stop - start) % BLOCK))
+        for name in sorted(name for name in new if name not in entries):
+            _append(handle, name, new[name])
+        _append(handle, "index.json", top)
+        _append(handle, "oci-layout", MARKER)
+        _write(handle, bytes(2 * BLOCK))
+        temporary.move_to(path, durable=True)
 
 
 def _append(handle: int, name: str, data: bytes) -> None:
-    text = memoryview(header(name, len(data)) + data + bytes(-len(data) % BLOCK))
-    while text:
-        text = text[os.write(handle, text) :]
+    _write(handle, header(name, len(data)) + data + bytes(-len(data) % BLOCK))
+
+
+def _write(handle: int, data: bytes) -> None:
+    """Write all of ``data``. One call may write less, as on a disk that becomes full."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
 
 
 def _clone(source: int, target: int, length: int) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from aotpack_loader.archive import compression
 from aotpack_loader.archive.digest import PREFIX, hex_part, sha256
 from aotpack_loader.archive.tar import BLOCK, MAX_ENTRIES, MAX_SIZE
 from aotpack_loader.archive.tar_header import header
+from aotpack_loader.archive.temporaries import remove_stale, replace_directory, temporary_directory, temporary_file
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
@@ -65,6 +65,8 @@ class BlobStore:
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self._parent = _parent(Path(os.path.abspath(out)))
+        remove_stale(self._parent)
+        self._temporaries = contextlib.ExitStack()
         self._staging: Path | None = None
         self._blobs: dict[str, bytes | memoryview | Path] = {}
         self._sizes: dict[str, int] = {}
@@ -77,11 +79,10 @@ class BlobStore:
 
     def close(self) -> None:
         """Drop the blobs and remove the staging directory. May be called twice."""
-        staging, self._staging = self._staging, None
+        self._staging = None
         self._blobs.clear()
         self._sizes.clear()
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        self._temporaries.close()
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._blobs
@@ -178,12 +179,10 @@ class BlobStore:
 
     def _new_path(self) -> Path:
         if self._staging is None:
-            staging = sibling(self._parent, "staging")
             try:
-                staging.mkdir(mode=0o700)
+                self._staging = self._temporaries.enter_context(temporary_directory(self._parent))
             except OSError as error:
                 raise BuildError(f"Nothing can be written to {self._parent}: {error.strerror}.") from error
-            self._staging = staging
         return self._staging / secrets.token_hex(8)
 
 
@@ -297,27 +296,20 @@ def _documents(
 
 def _write_file(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
     _check_tar_limits(store, digests)
-    temporary = sibling(path.parent, "tar")
-    try:
-        with open(temporary, "xb") as file:
-            for digest in digests:
-                file.write(header("blobs/sha256/" + hex_part(digest), store.size(digest)))
-                store.copy(digest, file)
-                file.write(bytes(-store.size(digest) % BLOCK))
-            for name, data in (("index.json", top), ("oci-layout", MARKER)):
-                file.write(header(name, len(data)) + data + bytes(-len(data) % BLOCK))
-            file.write(bytes(2 * BLOCK))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with temporary_file(path.parent) as temporary:
+        file = temporary.file
+        for digest in digests:
+            file.write(header("blobs/sha256/" + hex_part(digest), store.size(digest)))
+            store.copy(digest, file)
+            file.write(bytes(-store.size(digest) % BLOCK))
+        for name, data in (("index.json", top), ("oci-layout", MARKER)):
+            file.write(header(name, len(data)) + data + bytes(-len(data) % BLOCK))
+        file.write(bytes(2 * BLOCK))
+        temporary.move_to(path, durable=True)
 
 
 def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence[str]) -> None:
-    temporary = sibling(path.parent, "directory")
-    try:
+    with temporary_directory(path.parent, 0o777) as temporary:
         blobs = temporary / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         for digest in digests:
@@ -325,27 +317,7 @@ def _write_directory(path: Path, store: BlobStore, top: bytes, digests: Sequence
                 store.copy(digest, file)
         (temporary / "index.json").write_bytes(top)
         (temporary / "oci-layout").write_bytes(MARKER)
-        _swap(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _swap(new: Path, path: Path) -> None:
-    """Replace ``path`` by the directory ``new``.
-
-    This takes two renames, as none can replace a non-empty directory.
-    """
-    old = sibling(path.parent, "old")
-    try:
-        if path.exists():
-            os.rename(path, old)
-        os.rename(new, path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            os.rename(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        replace_directory(temporary, path)
 
 
 def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
@@ -381,8 +353,3 @@ def _parent(path: Path) -> Path:
 def _is_unpacked_bundle(path: Path) -> bool:
     """Whether ``path`` is an OCI layout without other files, which replacing it would lose."""
     return {entry.name for entry in path.iterdir()} == {"blobs", "index.json", "oci-layout"}
-
-
-def sibling(parent: Path, purpose: str) -> Path:
-    """Return a new hidden name in ``parent``, on the same file system as the final path."""
-    return parent / f".aotpack-{purpose}-{secrets.token_hex(8)}"

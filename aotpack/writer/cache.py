@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from aotpack_loader.archive.cache import cache_root
+from aotpack_loader.archive.temporaries import temporary_file
 from aotpack_loader.format import codec, schema
 
 _FILES = ("code", "fallbacks", "facts")
@@ -81,7 +80,6 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     for name, data in [*files.items(), ("complete", json.dumps(sums).encode())]:
-        handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(folder / name)
+        with temporary_file(folder, 0o600) as temporary:
+            temporary.file.write(data)
+            temporary.move_to(folder / name)

@@ -10,6 +10,7 @@ import pytest
 
 from aotpack.registry.push import push
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.temporaries import PREFIX
 from aotpack_loader.errors import (
     AotpackError,
     RegistryConnectionError,
@@ -213,7 +214,7 @@ def test_two_pulls_share_one_cache(proxy: Proxy, name: str) -> None:
 
 
 def test_what_a_killed_pull_left_is_removed_by_the_next(proxy: Proxy, name: str, tmp_path: Path) -> None:
-    stale, used = tmp_path / ".aotpack-pull-stale", tmp_path / ".aotpack-pull-used"
+    stale, used = tmp_path / f"{PREFIX}stale", tmp_path / f"{PREFIX}used"
     stale.mkdir()
     (stale / "part").write_text("x")
     with open(used, "w") as other:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices.call_library import INTERFACE
 from aotpack_loader.format import media_types, schema
 
@@ -38,8 +39,8 @@ def library_bytes() -> bytes | None:
     options = {**compat.inductor_fingerprint(), **compat.call_library_fingerprint()}
     found = cache.find(source, options)
     if found is None:
-        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder:
-            output = Path(folder, "call.so")
+        with temporary_directory(Path(tempfile.gettempdir())) as folder:
+            output = folder / "call.so"
             try:
                 compat.compile_call_library(output)
             except (OSError, subprocess.CalledProcessError) as error:

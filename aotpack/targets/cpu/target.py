@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
+from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
@@ -82,9 +83,9 @@ class CpuTarget:
         constraints: dict[str, set[str]] = {}
         imports: set[str] = set()
         toolchain = compat.inductor_fingerprint()
-        with tempfile.TemporaryDirectory(prefix="aotpack-") as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+        with temporary_directory(Path(tempfile.gettempdir())) as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
             library = workers.submit(library_bytes)
-            jobs = self._start(graphs, cache, toolchain, Path(folder), workers)
+            jobs = self._start(graphs, cache, toolchain, folder, workers)
             for item, call, finish in jobs:
                 files = finish()
                 facts = json.loads(files["facts"])

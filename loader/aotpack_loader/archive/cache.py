@@ -88,11 +88,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
     No fsync is needed, because the file can be written again after a crash.
     """
-    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    from .temporaries import temporary_file  # not needed for code that is already in the cache
+
+    with temporary_file(path.parent, _MODE) as temporary:
+        temporary.file.write(data)
+        temporary.move_to(path)

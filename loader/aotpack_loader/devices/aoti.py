@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import torch
 from .._torch_compat import aoti_runner
 from ..archive import digest
 from ..archive.bundle import Bundle
+from ..archive.temporaries import replace_directory, temporary_directory
 from ..errors import CorruptBundleError, DirectoryError, TargetError
 from ..format import schema
 from .base import CpuDevice
@@ -213,16 +213,9 @@ def _package(library: Path, fallbacks: bytes | None) -> Path:
     package = library.with_name(f"{digest.hex_part(key)}.package")
     try:
         if not _is_package(package, library, texts):
-            made = _make_package(library, texts)
-            aside = made.with_suffix(".old")
-            try:
-                made.rename(package)
-            except OSError:
-                if not _is_package(package, library, texts):  # damaged; else another process was faster
-                    package.rename(aside)
-                    made.rename(package)
-            for leftover in (made, aside):
-                shutil.rmtree(leftover, ignore_errors=True)
+            with temporary_directory(library.parent) as made:
+                _fill_package(made, library, texts)
+                replace_directory(made, package)  # one that is there is damaged, or another process was faster
     except OSError as error:
         raise DirectoryError(
             f"Compiled code cannot be unpacked to {package}: {error.strerror}.",
@@ -241,17 +234,11 @@ def _is_package(package: Path, library: Path, texts: Mapping[str, bytes]) -> boo
         return False
 
 
-def _make_package(library: Path, texts: Mapping[str, bytes]) -> Path:
-    made = Path(tempfile.mkdtemp(dir=library.parent, prefix=".package-"))
+def _fill_package(made: Path, library: Path, texts: Mapping[str, bytes]) -> None:
+    (made / _MODEL).mkdir(parents=True)
+    for name, data in texts.items():
+        (made / _MODEL / name).write_bytes(data)
     try:
-        (made / _MODEL).mkdir(parents=True)
-        for name, data in texts.items():
-            (made / _MODEL / name).write_bytes(data)
-        try:
-            os.link(library, made / _MODEL / "code.wrapper.so")
-        except OSError:  # a file system without links, or with a limit on them
-            shutil.copy(library, made / _MODEL / "code.wrapper.so")
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-    return made
+        os.link(library, made / _MODEL / "code.wrapper.so")
+    except OSError:  # a file system without links, or with a limit on them
+        shutil.copy(library, made / _MODEL / "code.wrapper.so")

@@ -7,12 +7,13 @@ whether the copy is still the same file. Its digests are checked as those of any
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ..archive.cache import cache_root, private_directory
 from ..archive.digest import hex_part, sha256
+from ..archive.temporaries import temporary_file
 from ..errors import BundleNotFoundError, RegistryError
 
 
@@ -31,12 +32,9 @@ def fetch_file(url: str) -> Path:
         folder = private_directory(private_directory(cache_root() / "registry", "AOTPACK_CACHE") / "files", "AOTPACK_CACHE")
         target = folder / f"{name}.aotpack"
         if not target.exists():
-            temporary = folder / f".{os.urandom(8).hex()}.tmp"
-            try:
-                store.get_file(path, str(temporary))
-                os.replace(temporary, target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with temporary_file(folder, 0o600) as temporary:
+                store.get_file(path, str(temporary.path))
+                temporary.move_to(target)
         return target
 
 
@@ -48,10 +46,12 @@ def put_file(source: Path, url: str) -> None:
     """
     with _translated(url):
         store, path = _open(url)
-        temporary = f"{path}.{os.urandom(6).hex()}.tmp" if "file" in _protocols(store) else path
-        store.put_file(str(source), temporary)
-        if temporary != path:
-            os.replace(temporary, path)
+        if "file" not in _protocols(store):
+            store.put_file(str(source), path)
+            return
+        with temporary_file(Path(path).parent) as temporary, open(source, "rb") as file:
+            shutil.copyfileobj(file, temporary.file)
+            temporary.move_to(Path(path), durable=True)
 
 
 def _open(url: str) -> tuple[Any, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ..archive.digest import is_digest
+from ..archive.temporaries import temporary_file
 from ..errors import LockError
 from .reference import Reference
 
@@ -53,12 +54,11 @@ def write_lock(path: str | os.PathLike[str], name: str, digest: str) -> None:
     """
     entries = {**read_lock(path), name: digest}
     text = json.dumps({"version": 1, "bundles": dict(sorted(entries.items()))}, indent=2) + "\n"
-    temporary = Path(f"{os.fspath(path)}.{os.urandom(6).hex()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        with temporary_file(Path(path).absolute().parent) as temporary:
+            temporary.file.write(text.encode())
+            temporary.move_to(Path(path))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise LockError(f"The lock file {os.fspath(path)} cannot be written: {error.strerror}.") from error
 
 

@@ -10,7 +10,6 @@ never finds half of one. A killed process leaves only a partial file, and the ne
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from ..archive.cache import cache_root, private_directory
 from ..archive.digest import hex_part
+from ..archive.temporaries import remove_stale, temporary_file
 from ..errors import DirectoryError
 from ..format.schema import Descriptor
 from .download import Sink
@@ -40,6 +40,7 @@ class BlobCache:
         """
         self.root = private_directory((root or cache_root()) / "registry", _VARIABLE)
         self.partial = private_directory(self.root / "partial", _VARIABLE)
+        remove_stale(self.partial)
         self.bundles = private_directory(self.root / "bundles", _VARIABLE)
         self.blobs = private_directory(private_directory(self.root / "blobs", _VARIABLE) / "sha256", _VARIABLE)
 
@@ -115,21 +116,22 @@ class BlobCache:
                         continue
                 except FileNotFoundError:
                     pass
-                temporary = self.partial / f".{os.urandom(8).hex()}.tmp"
-                temporary.write_bytes(data)
-                os.replace(temporary, path)
+                with temporary_file(self.partial, 0o600) as temporary:
+                    temporary.file.write(data)
+                    temporary.move_to(path)
 
     def _link(self, source: Path, target: Path) -> None:
-        temporary = self.partial / f".{os.urandom(8).hex()}.tmp"
+        target.unlink(missing_ok=True)  # it has another size, so it is damaged
         try:
-            os.link(source, temporary)
+            os.link(source, target)
+        except FileExistsError:
+            return  # another process was faster
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV):
                 raise
-            shutil.copyfile(source, temporary)  # a file system without hard links
-        os.replace(temporary, target)
-        with contextlib.suppress(FileNotFoundError):  # rename() does nothing if both are one file
-            temporary.unlink()
+            with temporary_file(self.partial, 0o400) as temporary, open(source, "rb") as file:
+                shutil.copyfileobj(file, temporary.file)  # a file system without hard links
+                temporary.move_to(target)
 
     @contextmanager
     def _locked(self, descriptor: Descriptor) -> Iterator[int | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from ..archive.bundle import Bundle
 from ..archive.digest import PREFIX
+from ..archive.temporaries import temporary_directory
 from ..errors import AotpackError
 from .store import BlobCache
 
@@ -85,9 +85,8 @@ def prune(cache: BlobCache, *, unused_for: float = 0.0, dry_run: bool = False) -
             continue
         freed.bundles.append(PREFIX + folder.name)
         if not dry_run:
-            hidden = cache.partial / f".{os.urandom(8).hex()}.old"
-            os.rename(folder, hidden)  # at once, so that nobody opens half of it
-            shutil.rmtree(hidden, ignore_errors=True)
+            with temporary_directory(cache.partial) as hidden:
+                os.rename(folder, hidden)  # at once, so that nobody opens half of it; the end of the block removes it
     for path in cache.blobs.iterdir():
         if path.name not in kept and now - path.stat().st_mtime > (_HOUR if unused_for else 0):
             _remove(path, freed, dry_run=dry_run)

@@ -1,1 +1,1 @@
-"""Measures and strains push and pull with a real registry on loopback: ``bench`` and ``kill``. Both need docker-registry."""
+"""Measures push and pull with a real registry on loopback. It needs docker-registry and skopeo."""

@@ -48,14 +48,14 @@ from .server import serve
 SHARDS = 4
 
 
-def write_sparse(out: Path, gigabytes: float) -> None:
+def write_sparse(out: Path, gigabytes: float, shards: int = SHARDS) -> None:
     """Write an unpacked bundle of one method and weights that are holes."""
     value = TensorValue("float32", [4], [1])
     graph = Graph(["x"], [value], [Node("y", "aten.neg.default", [ValueRef("x")], value)], [ValueRef("y")])
     with BlobStore(f"{out}/") as store, tempfile.TemporaryDirectory(dir=out.parent) as folder:
         weights = []
-        for shard in range(SHARDS):
-            size = int(gigabytes * 1e9 / SHARDS) // 64 * 64
+        for shard in range(shards):
+            size = int(gigabytes * 1e9 / shards) // 64 * 64
             header = json.dumps({f"w{shard}": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
             header += b" " * (-(8 + len(header)) % 64)
             path = Path(folder) / f"{shard}"

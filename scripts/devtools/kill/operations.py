@@ -1,0 +1,227 @@
+"""The operations that are killed, what must hold after a kill, and what must be left after the next run.
+
+Each operation has a folder of its own, and runs in a forked process. ``check`` runs in the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import torch
+
+import aotpack_loader
+from aotpack.pipeline.pipeline import build
+from aotpack.registry.push import push
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.digest import PREFIX, sha256
+from aotpack_loader.errors import BundleNotFoundError, RegistryNotFoundError
+from aotpack_loader.registry.pull import by_name, pull
+from aotpack_loader.registry.reference import Reference
+
+
+class Model(torch.nn.Module):
+    """A small model to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+EXAMPLE = torch.ones(2, 4)
+
+
+class Operation:
+    """One kind of operation. ``prepare`` draws its next variant."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+
+    def prepare(self, draw: random.Random) -> None:
+        """Draw a variant, and bring about what is there before it."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Do it, in the process that may be killed. Raises if something is wrong."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise if something half-written is taken for whole. Runs after a kill."""
+        raise NotImplementedError
+
+    def expected(self) -> set[str]:
+        """Return what the folder holds after a run that was not killed: all names below it."""
+        raise NotImplementedError
+
+    def left(self) -> set[str]:
+        """Return what the folder holds."""
+        return names(self.folder)
+
+
+class Build(Operation):
+    """Builds a bundle for ``portable``: a file or a directory, over an older bundle or not, with or without a self-test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._digests: set[str] = set()
+        self._old = [_built(folder.parent / "old.aotpack", "old"), _built(folder.parent / "old", "old")]
+        for self_test in (False, True):
+            path = folder.parent / f"new{self_test}.aotpack"
+            _built(path, "new", self_test=self_test)
+        for path in (*self._old, *folder.parent.glob("new*.aotpack")):
+            with Bundle.open(path) as bundle:
+                self._digests.add(bundle.digest)
+
+    def prepare(self, draw: random.Random) -> None:
+        clear(self.folder)
+        self._directory, self._self_test = draw.random() < 0.5, draw.random() < 0.3
+        self._out = self.folder / "out"
+        if draw.random() < 0.5:
+            copy = shutil.copytree if self._directory else shutil.copyfile
+            copy(self._old[self._directory], self._out)
+
+    def run(self) -> None:
+        _built(self._out, "new", self_test=self._self_test, directory=self._directory)
+
+    def check(self) -> None:
+        try:
+            with Bundle.open(self._out) as bundle:
+                bundle.verify()
+                assert bundle.digest in self._digests
+        except BundleNotFoundError:
+            pass
+
+    def expected(self) -> set[str]:
+        return {name for name in names(self.folder) if name.partition("/")[0] == "out" and "tmp" not in name}
+
+
+class Push(Operation):
+    """Pushes a bundle to a new repository. The registry mounts nothing, so all blobs are sent."""
+
+    def __init__(self, folder: Path, host: str, bundle: Path) -> None:
+        super().__init__(folder)
+        self._host, self._bundle = host, bundle
+        self._turn = 0
+
+    def prepare(self, draw: random.Random) -> None:
+        self._turn += 1
+        self._reference = Reference.parse(f"oci://{self._host}/push/{self._turn}-{draw.getrandbits(32):08x}:v1")
+
+    def run(self) -> None:
+        push(self._bundle, self._reference)
+
+    def check(self) -> None:
+        os.environ["AOTPACK_CACHE"] = str(self.folder / "cache")
+        try:
+            with Bundle.open(pull(self._reference, by_name(())).path) as bundle:
+                bundle.verify()
+        except RegistryNotFoundError:
+            pass
+        finally:
+            shutil.rmtree(self.folder / "cache", ignore_errors=True)
+
+    def expected(self) -> set[str]:
+        return set()
+
+
+class Pull(Operation):
+    """Pulls a bundle to the cache, and in two of three turns to a file or directory."""
+
+    def __init__(self, folder: Path, reference: Reference, digest: str) -> None:
+        super().__init__(folder)
+        self._reference, self._digest = reference, digest
+        self._cache, self._places = folder / "cache", folder / "out"
+        self._out: str | None = None
+
+    def prepare(self, draw: random.Random) -> None:
+        if draw.random() < 0.9:
+            clear(self.folder)
+        self._places.mkdir(exist_ok=True)
+        self._out = draw.choice([None, f"{self._places}/file", f"{self._places}/directory/"])
+
+    def run(self) -> None:
+        os.environ["AOTPACK_CACHE"] = str(self._cache)
+        pull(self._reference, by_name(()), out=self._out)
+
+    def check(self) -> None:
+        for path in (self._cache / "registry" / "bundles" / self._digest[len(PREFIX) :], *self._places.glob("[!.]*")):
+            if not (path / "index.json").exists() and not path.is_file():
+                continue  # a pull that is not complete has no bundle in the cache
+            with Bundle.open(path) as bundle:
+                assert bundle.digest == self._digest
+                for descriptor in filter(bundle.has, bundle.descriptors()):
+                    bundle.read(descriptor)
+                if path.parent == self._places:
+                    bundle.verify()
+        _check_named_by_digest(self._cache / "registry" / "blobs" / "sha256")
+
+    def expected(self) -> set[str]:
+        return {name for name in self.left() if not hidden(name) and "/partial/" not in name}
+
+
+class Load(Operation):
+    """Loads a bundle with native code, from a file or a registry, and runs one training step."""
+
+    def __init__(self, folder: Path, sources: list[str]) -> None:
+        super().__init__(folder)
+        self._sources = sources
+        self._expected = model()(EXAMPLE).sum().item()
+
+    def prepare(self, draw: random.Random) -> None:
+        if draw.random() < 0.8:
+            clear(self.folder)
+        self._source = draw.choice(self._sources)
+
+    def run(self) -> None:
+        os.environ["AOTPACK_CACHE"] = str(self.folder / "cache")
+        loaded = aotpack_loader.load(self._source, trust="all")
+        assert loaded.aotpack.backend.startswith("cpu")
+        loss = loaded(EXAMPLE).sum()
+        loss.backward()
+        assert abs(loss.item() - self._expected) < 1e-5
+
+    def check(self) -> None:
+        _check_named_by_digest(self.folder / "cache" / "code" / "sha256")
+        _check_named_by_digest(self.folder / "cache" / "registry" / "blobs" / "sha256")
+
+    def expected(self) -> set[str]:
+        return {name for name in self.left() if not hidden(name) and "/partial/" not in name}
+
+
+def _built(path: Path, name: str, *, self_test: bool = False, directory: bool = False) -> Path:
+    layout = "directory" if directory or not path.suffix and path.name == "old" else "file"
+    build(model(), (EXAMPLE,), out=path, targets=("portable",), name=name, self_test=self_test, layout=layout)
+    return path
+
+
+def _check_named_by_digest(folder: Path) -> None:
+    """Check that each file without a hidden name has the digest that its name says."""
+    for path in folder.glob("[!.]*") if folder.is_dir() else ():
+        if path.is_file():
+            assert sha256(path.read_bytes()) == PREFIX + path.stem, path
+
+
+def names(folder: Path) -> set[str]:
+    """Return the relative names of all files and directories below ``folder``."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def clear(folder: Path) -> None:
+    """Remove what is in ``folder``."""
+    shutil.rmtree(folder)
+    folder.mkdir()
