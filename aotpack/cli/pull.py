@@ -11,11 +11,12 @@ from .transfers import bars, connection_options, mirror_option, parsed, transpor
 
 
 @click.command("pull", short_help="Bring a bundle from a registry.")
-@click.argument("reference", metavar="oci://HOST/REPOSITORY[:TAG][@DIGEST]")
+@click.argument("reference", metavar="oci://HOST/REPOSITORY[:TAG][@DIGEST]|URL")
 @click.option(
     "--target", "targets", multiple=True, metavar="TARGET", help="Bring this target only. May be repeated. Default: all."
 )
 @click.option("-o", "--out", metavar="PATH", help="Write a file, or a directory if PATH ends in /. Default: the cache alone.")
+@click.option("--no-cache", is_flag=True, help="With -o: keep no layers in the cache, so that they take space once.")
 @click.option("--locked", is_flag=True, help="Bring the digest that aotpack.lock has; fail if it has none.")
 @click.option("--lock", is_flag=True, help="Write the digest to aotpack.lock.")
 @mirror_option
@@ -25,6 +26,7 @@ def command(
     reference: str,
     targets: tuple[str, ...],
     out: str | None,
+    no_cache: bool,
     locked: bool,
     lock: bool,
     mirrors: tuple[str, ...],
@@ -33,16 +35,28 @@ def command(
     concurrency: int,
     as_json: bool,
 ) -> None:
-    """Bring a bundle from a registry into the cache, or to PATH. Every blob is checked while it is written."""
+    """Bring a bundle from a registry into the cache, or to PATH. Every blob is checked while it is written.
+
+    A URL of another store, such as s3://bucket/model.aotpack, is copied through fsspec.
+    """
     from aotpack_loader.registry.lock import FILE_NAME, write_lock
     from aotpack_loader.registry.lock import locked as from_lock
     from aotpack_loader.registry.pull import by_name, pull
 
+    if no_cache and out is None:
+        raise click.UsageError("--no-cache goes with -o.")
+    if "://" in reference and not reference.startswith("oci://"):
+        if targets or locked or lock:
+            raise click.UsageError("--target, --lock and --locked are for registries.")
+        _pull_file(reference, out, as_json=as_json)
+        return
     name = parsed(reference)
     wanted = from_lock(name, FILE_NAME, required=True) if locked else name
     connections = transport(plain_http, ca_file, concurrency, mirrors=mirrors)
     with bars(quiet=as_json) as progress:
-        pulled = pull(wanted, by_name(targets), out=out, refresh=True, transport=connections, progress=progress)
+        pulled = pull(
+            wanted, by_name(targets), out=out, keep=not no_cache, refresh=True, transport=connections, progress=progress
+        )
     if lock:
         write_lock(FILE_NAME, name.name, pulled.digest)
     if as_json:
@@ -56,3 +70,21 @@ def command(
     table.add_row("targets", Text(", ".join(pulled.targets)))
     table.add_row("fetched", f"{size_text(pulled.fetched)}, {size_text(pulled.reused)} were in the cache")
     stdout().print(table)
+
+
+def _pull_file(url: str, out: str | None, *, as_json: bool) -> None:
+    """Bring a bundle file from another store, and check every blob."""
+    from pathlib import Path
+
+    from aotpack_loader.archive.bundle import Bundle
+    from aotpack_loader.registry.files import copy_file, fetch_file
+
+    path = fetch_file(url) if out is None else copy_file(url, Path(out))
+    with Bundle.open(path) as bundle:
+        if out is None:
+            bundle.verify()
+        found = {"reference": url, "bundle": str(path), "digest": bundle.digest, "targets": [*bundle.targets]}
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{path}: {bundle.digest}")

@@ -137,6 +137,7 @@ def _packed(path: Path, bundle: Bundle) -> Iterator[memoryview]:
         raise RegistryError(f"The bundle {path} lacks layers of some targets.", hint="Pull it without `--target`.")
     attached = [blob for attachment in bundle.attachments()[0] for blob in attachment.blobs()]
     with temporary_directory(Path(tempfile.gettempdir())) as folder:
-        file_path = export(path, [*bundle.descriptors(), *attached], folder / "layer.tar")
+        index = (path / "index.json").read_bytes()
+        file_path = export(path / "blobs" / "sha256", [*bundle.descriptors(), *attached], index, folder / "layer.tar")
         with _packed(file_path, bundle) as view:
             yield view

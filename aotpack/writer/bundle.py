@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -140,7 +141,7 @@ class BlobStore:
         Its ``descriptor`` is set when the block is left.
         """
         path = self._new_path()
-        with open(path, "xb") as file:
+        with open(path, "xb", buffering=0) as file:
             writer = BlobWriter(file)
             yield writer
         digest = writer.digest()
@@ -201,7 +202,7 @@ class BlobWriter:
     ``descriptor`` is None until the blob is complete.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: io.FileIO) -> None:
         self._file = file
         self._hasher = hashlib.sha256()
         self.size = 0
@@ -210,7 +211,13 @@ class BlobWriter:
     def write(self, data: Buffer) -> None:
         """Append ``data``."""
         view = memoryview(data).cast("B")
-        self._file.write(view)
+        left = view
+        while left:
+            try:
+                left = left[self._file.write(left) :]
+            except OSError as error:
+                folder = Path(os.fsdecode(self._file.name)).parent.parent
+                raise BuildError(f"Weights cannot be written to {folder}: {error.strerror}.") from error
         self._hasher.update(view)
         self.size += len(view)
 

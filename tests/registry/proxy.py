@@ -5,10 +5,12 @@ A :class:`Fault` applies to requests whose method and path match, ``times`` time
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -51,13 +53,16 @@ class Seen:
     sent: int = 0
     received: int = 0
     status: int = 0
+    body: bytes = b""
+    """The body of a request for a token, or of a manifest."""
 
 
 class Proxy:
     """A running proxy. ``seen`` lists what it was asked."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, tls: ssl.SSLContext | None = None) -> None:
         self.upstream = upstream
+        self.tls = tls is not None
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
         self.token = ""
@@ -66,6 +71,10 @@ class Proxy:
         """A host to which downloads are redirected."""
         self.uploads: dict[str, bytearray] | None = None
         """If it is a dictionary, the proxy keeps what arrived of an upload, as the specification of registries has it."""
+        self.realm = ""
+        """The address of the token server that a challenge names; by default the proxy's own."""
+        self.referrers: dict[str, list[dict[str, object]]] | None = None
+        """If it is a dictionary, the proxy has the referrers API: descriptors by subject. Other answers are the registry's."""
         self._lock = threading.Lock()
         proxy = self
 
@@ -73,7 +82,10 @@ class Proxy:
             owner = proxy
 
         self._server = _Server(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.port = self._server.server_address[1]
+        self.host = f"127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> Proxy:
@@ -97,6 +109,11 @@ class Proxy:
                     return fault
         if path.startswith("/token"):
             return Fault("", status=200, body=json.dumps({"token": self.token}).encode())
+        if self.referrers is not None and "/referrers/" in path:
+            listed = self.referrers.get(path.rpartition("/")[2], [])
+            index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": listed}
+            headers = {"Content-Type": "application/vnd.oci.image.index.v1+json"}
+            return Fault("", status=200, headers=headers, body=json.dumps(index).encode())
         if self.moved and method == "GET" and "/blobs/sha256" in path:
             return Fault("", status=307, headers={"Location": f"http://{self.moved}{path}"})
         return None
@@ -105,8 +122,24 @@ class Proxy:
         """Return the refusal of a request without the token."""
         if not self.token or headers.get("Authorization") == f"Bearer {self.token}":
             return None
-        text = f'Bearer realm="http://{self.host}/token",service="test"'
+        realm = self.realm or f"{'https' if self.tls else 'http'}://{self.host}/token"
+        text = f'Bearer realm="{realm}",service="test"'
         return Fault("", status=401, headers={"WWW-Authenticate": text})
+
+    def refer(self, method: str, path: str, body: bytes) -> bool:
+        """Note a manifest that refers to another. Returns whether it does, and the proxy has the referrers API."""
+        if self.referrers is None or method != "PUT" or "/manifests/" not in path:
+            return False
+        manifest = json.loads(body)
+        subject = manifest.get("subject")
+        if subject is None:
+            return False
+        kind = manifest.get("artifactType") or manifest.get("config", {}).get("mediaType", "")
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        entry = {"mediaType": manifest["mediaType"], "digest": digest, "size": len(body), "artifactType": kind}
+        notes = {"annotations": manifest["annotations"]} if manifest.get("annotations") else {}
+        self.referrers.setdefault(subject["digest"], []).append(entry | notes)
+        return True
 
     def bodies(self, method: str) -> int:
         """Return how many bytes of bodies requests of that method brought (PATCH, PUT) or fetched (GET)."""
@@ -160,6 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in self.headers.items():
             if name.lower() not in fault.without:
                 upstream.putheader(name, value)
+        if self.owner.tls:
+            upstream.putheader("X-Forwarded-Proto", "https")
         upstream.endheaders()
         left = int(self.headers.get("Content-Length") or 0)
         while left:
@@ -168,6 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
             if not piece:
                 break
             upstream.send(piece)
+            if "/manifests/" in self.path:
+                seen.body += piece
             seen.received += len(piece)
             left -= len(piece)
         if left:
@@ -213,6 +250,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         for name, value in fault.headers.items():
             self.send_header(name, value)
+        if self.owner.refer(self.command, self.path, seen.body):
+            self.send_header("OCI-Subject", json.loads(seen.body)["subject"]["digest"])
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -232,6 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         while left and (piece := self.rfile.read(min(BLOCK, left))):
             left -= len(piece)
             seen.received += len(piece)
+            seen.body += piece
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Stay silent."""

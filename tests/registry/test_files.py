@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from click.testing import CliRunner
 
 import aotpack_loader
 from aotpack.cli import main
-from aotpack_loader.errors import BundleNotFoundError, RegistryError
-from aotpack_loader.registry.files import fetch_file
+from aotpack_loader.errors import BundleNotFoundError, CorruptBundleError, RegistryError
+from aotpack_loader.registry.files import copy_file, fetch_file
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -30,3 +31,31 @@ def test_what_is_not_there_or_not_known() -> None:
         fetch_file("memory://bucket/none")
     with pytest.raises(RegistryError, match="nostore"):
         aotpack_loader.load("nostore://bucket/model")
+
+
+def test_pull_copies_a_file_from_a_store(bundle: Path, tmp_path: Path, cache: Path) -> None:
+    run = CliRunner().invoke
+    for number, url in enumerate(("memory://bucket/pulled.aotpack", f"file://{tmp_path}/pulled.aotpack")):
+        assert run(main, ["push", str(bundle), url], catch_exceptions=False).exit_code == 0
+        out = tmp_path / f"out{number}.aotpack"
+        result = run(main, ["pull", url, "-o", str(out), "--json"], catch_exceptions=False)
+        assert json.loads(result.stdout)["bundle"] == str(out)
+        assert out.read_bytes() == bundle.read_bytes()
+        assert not (cache / "registry" / "files").exists()  # it takes space once
+        assert run(main, ["pull", url, "--target", "portable"]).exit_code == 2
+    assert json.loads(run(main, ["pull", "memory://bucket/pulled.aotpack", "--json"]).stdout)["targets"] == ["portable"]
+
+
+def test_a_damaged_file_is_not_pulled(bundle: Path, tmp_path: Path) -> None:
+    data = bytearray(bundle.read_bytes())
+    data[data.index(b'"__metadata__"') if b'"__metadata__"' in data else len(data) // 2] ^= 1
+    (tmp_path / "damaged.aotpack").write_bytes(data)
+    for url, kind in ((f"file://{tmp_path}/damaged.aotpack", CorruptBundleError), ("memory://none", BundleNotFoundError)):
+        result = CliRunner().invoke(main, ["pull", url, "-o", str(tmp_path / "out.aotpack")])
+        assert result.exit_code == 1
+        with pytest.raises(kind):
+            copy_file(url, tmp_path / "out.aotpack")
+        assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".aotpack") == [
+            "damaged.aotpack",
+            "tiny.aotpack",
+        ]

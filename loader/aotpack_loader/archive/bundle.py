@@ -268,6 +268,23 @@ class Bundle:
         """Whether this copy has all layers of a target."""
         return all(map(self._layout.has, self._manifests[target].manifest.layers))
 
+    @property
+    def copied(self) -> frozenset[str]:
+        """The targets that this copy was made with: all, or those that were pulled."""
+        listed = self._index.annotations.get(media_types.ANNOTATION_TARGETS)
+        return frozenset(self._manifests) if listed is None else frozenset(listed.split(",")) & self._manifests.keys()
+
+    def absence(self, target: str) -> str:
+        """Why a target cannot run from this copy: it was not pulled, or a layer was lost. Empty: all is here."""
+        layers = self._manifests[target].manifest.layers
+        lost = [layer.digest for layer in layers if not self._layout.has(layer)]
+        if not lost:
+            return ""
+        if target not in self.copied:
+            return "it was not pulled into this copy of the bundle: pull it with `--target`, or without it for all targets"
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"this copy of the bundle is damaged, it has lost the layer {lost[0]}{more}: fetch or build it again"
+
     def documents(self) -> list[Descriptor]:
         """Return a descriptor of each blob that opening the bundle reads: what a copy with some targets has of all."""
         found = {self._index.digest: self._index, self._config.digest: self._config}
@@ -277,17 +294,16 @@ class Bundle:
         return list(found.values())
 
     def verify(self) -> None:
-        """Hash every blob. Of a copy with some targets, those of the targets that are here.
+        """Hash every blob. Of a copy with some targets, those of these targets, and others that are here.
 
         Raises:
             CorruptBundleError: some do not match; lists all of them.
         """
         problems: list[Problem] = []
-        absent = [name for name in self._manifests if not self.is_here(name)]
-        here = {layer.digest for name, m in self._manifests.items() if name not in absent for layer in m.manifest.layers}
-        documents = {descriptor.digest for descriptor in self.documents()}
+        needed = {descriptor.digest for descriptor in self.documents()}
+        needed |= {layer.digest for name in self.copied for layer in self._manifests[name].manifest.layers}
         for descriptor in self.descriptors():
-            if here and descriptor.digest not in here | documents and not self.has(descriptor):
+            if descriptor.digest not in needed and not self.has(descriptor):
                 continue
             try:
                 self._layout.verify(descriptor)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .base import Device
 
 PORTABLE = "portable"
-_NOT_HERE = "its layers are not in this copy of the bundle: pull it with `--target`, or fetch or build it again"
 XLA = "xla"
 """A kind of target, and of device: targets for that device run there alone, all others on the CPU alone."""
 
@@ -72,8 +71,8 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         reason = _device_mismatch(target, device, backend) or unfit(
             target, bundle.program, platform, allow_untested_torch=untested
         )
-        if target.kind == PORTABLE and not bundle.is_here(target.name):
-            reason = _NOT_HERE
+        if target.kind == PORTABLE:
+            reason = reason or bundle.absence(target.name)
         if reason:
             rejected[target.name] = reason
             continue
@@ -85,8 +84,8 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
                 opened = _open(bundle, target, device, untrusted)
                 return Selection(target, opened, why, rejected, _fallback(bundle, rejected, backend))
             trusted = check_trust(bundle.digest, options.trust, bundle, options.vouched)
-            if not bundle.is_here(target.name):
-                rejected[target.name] = _NOT_HERE
+            if reason := bundle.absence(target.name):
+                rejected[target.name] = reason
                 continue
             opened = _open(bundle, target, device)
         except TrustError as error:

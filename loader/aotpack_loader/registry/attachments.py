@@ -44,7 +44,8 @@ def bring_attachments(source: Repository, cache: BlobCache, index: Descriptor, b
         return []
     found = []
     for entry in decode(data, ImageIndex, where=f"referrers of {index.digest}").manifests[:MAX_ATTACHMENTS]:
-        if entry.media_type != media_types.OCI_MANIFEST or entry.artifact_type not in _KINDS:
+        # Tools that copy lists (skopeo) drop the type here, but the manifest has it.
+        if entry.media_type != media_types.OCI_MANIFEST or entry.artifact_type not in ("", *_KINDS):
             continue
         _require(entry.size <= MAX_MANIFEST_BYTES, source, entry)
         raw = source.manifest(entry.digest).data
@@ -53,6 +54,8 @@ def bring_attachments(source: Repository, cache: BlobCache, index: Descriptor, b
         manifest = decode(raw, AttachmentManifest, where=f"attachment {entry.digest}")
         if manifest.subject is None or manifest.subject.digest != index.digest:
             continue  # a list under a tag may have entries of others
+        if (manifest.artifact_type or manifest.config.media_type) not in _KINDS:
+            continue
         cache.add_bytes(bare, raw)
         blobs = [manifest.config, *manifest.layers]
         for blob in blobs:

@@ -101,7 +101,7 @@ class Authorizer:
         if credential is not None and credential.is_token:
             form = [*query, ("scope", " ".join(wanted)), ("grant_type", "refresh_token"), ("client_id", "aotpack")]
             body = urlencode([*form, ("refresh_token", credential.secret)]).encode()
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            headers |= {"Content-Type": "application/x-www-form-urlencoded", "Content-Length": str(len(body))}
             status, answer = self._fetch("POST", realm, headers, body, _MAX_TOKEN_BYTES)
         else:
             if credential is not None:

@@ -24,6 +24,14 @@ Advance = Callable[[int], None]
 """Called with the number of bytes that arrived. Negative: so many must be fetched again."""
 
 
+class WriteError(Exception):
+    """What arrived cannot be written. It is no error of the connection, so nothing is tried again."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Sink:
     """The bytes ``[offset, offset + size)`` of an open file, and how many of them are there and hashed."""
 
@@ -43,11 +51,18 @@ class Sink:
             self.size += len(chunk)
 
     def write(self, chunk: bytes) -> None:
-        """Append a chunk."""
+        """Append a chunk.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
         view = memoryview(chunk)
         position = self.offset + self.size
         while view:
-            written = os.pwrite(self.handle, view, position)
+            try:
+                written = os.pwrite(self.handle, view, position)
+            except OSError as error:
+                raise WriteError(error) from error
             view, position = view[written:], position + written
         self._hasher.update(chunk)
         self.size += len(chunk)

@@ -11,10 +11,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..archive.bundle import Bundle
 from ..archive.cache import cache_root, private_directory
 from ..archive.digest import hex_part, sha256
 from ..archive.temporaries import temporary_file
-from ..errors import BundleNotFoundError, RegistryError
+from ..errors import AotpackError, BundleNotFoundError, RegistryError
 
 
 def fetch_file(url: str) -> Path:
@@ -36,6 +37,23 @@ def fetch_file(url: str) -> Path:
                 store.get_file(path, str(temporary.path))
                 temporary.move_to(target)
         return target
+
+
+def copy_file(url: str, out: Path) -> Path:
+    """Copy the bundle file at ``url`` to ``out``, complete or not at all, and return its path. The cache is not used.
+
+    Raises:
+        BundleError: it is not a valid bundle.
+        RegistryError: it cannot be read or written, or the driver for the store is not installed.
+    """
+    with _translated(url):
+        store, path = _open(url)
+        with temporary_file(out.absolute().parent) as temporary:
+            store.get_file(path, str(temporary.path))
+            with Bundle.open(temporary.path) as bundle:
+                bundle.verify()
+            temporary.move_to(out, durable=True)
+        return out
 
 
 def put_file(source: Path, url: str) -> None:
@@ -79,8 +97,10 @@ def _translated(url: str) -> Any:
     try:
         yield
     except FileNotFoundError as error:
+        if isinstance(error, AotpackError):
+            raise
         raise BundleNotFoundError(f"There is no bundle at {url}.") from error
     except OSError as error:
-        if isinstance(error, RegistryError):
+        if isinstance(error, AotpackError):
             raise
         raise RegistryError(f"{url} cannot be read or written: {type(error).__name__}: {error.strerror or ''}.") from error

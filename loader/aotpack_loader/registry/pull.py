@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from ..format.schema import Descriptor, ImageIndex, Manifest
 from .attachments import bring_attachments
 from .client import MAX_MANIFEST_BYTES, RemoteManifest, Repository
 from .download import Sink, download
-from .export import export
+from .export import Part, export
 from .parallel import run_all
 from .progress import Progress, Silent
 from .reference import Reference
@@ -80,6 +80,7 @@ class Puller:
         self._progress = progress or Silent()
         self._sources = [Repository.of(self.transport, source) for source in self.transport.settings.sources(reference)]
         self.pulled = Pulled(reference, Path(), "")
+        self._listed: list[Descriptor] = []
 
     def documents(self) -> Bundle:
         """Bring the documents into the cache and open the bundle.
@@ -100,10 +101,10 @@ class Puller:
             self.cache.link(path, descriptor)
         attached = self._attachments(index, path)
         # Beside attachments the bundle has a name, so that tools which copy one image of a layout find it.
-        named = msgspec.structs.replace(index, annotations=_NAMED) if attached else index
-        self.cache.write(path, encode(ImageIndex(2, [named, *attached], media_types.OCI_INDEX)))
-        os.utime(path)  # `aotpack cache prune` goes by it
+        self._listed = [msgspec.structs.replace(index, annotations=_NAMED if attached else {}), *attached]
         self.pulled.path, self.pulled.digest = path, index.digest
+        self._write_index(_copied(path))
+        self.cache.mark_used(path)
         return Bundle.open(path)
 
     def layers(self, bundle: Bundle, targets: Collection[str]) -> None:
@@ -113,8 +114,29 @@ class Puller:
         for layer in layers.values():
             self.cache.link(self.pulled.path, layer)
         self.pulled.targets = sorted({*self.pulled.targets, *targets})
+        before = _copied(self.pulled.path)
+        here = None if before is None else {*before, *targets}
+        self._write_index(None if here is None or here >= bundle.targets.keys() else here)
 
-    def present(self, bundle: Bundle) -> list[Descriptor]:
+    def export(self, bundle: Bundle, targets: Collection[str], out: str | os.PathLike[str]) -> None:
+        """Write the bundle with ``targets`` to ``out``. Layers that are not in the cache go there directly."""
+        self.pulled.targets = sorted({*self.pulled.targets, *targets})
+        whole = set(self.pulled.targets) == bundle.targets.keys()
+        index = self._index_json(None if whole else self.pulled.targets)
+        self.pulled.path = export(self.cache.blobs, self._present(bundle), index, out, self._into)
+
+    def _write_index(self, targets: Collection[str] | None) -> None:
+        self.cache.write(self.pulled.path, self._index_json(targets))
+
+    def _index_json(self, targets: Collection[str] | None) -> bytes:
+        """Return ``index.json`` of a copy with ``targets``. None: it has all of them."""
+        bundle, *attached = self._listed
+        if targets is not None:
+            noted = bundle.annotations | {media_types.ANNOTATION_TARGETS: ",".join(sorted(targets))}
+            bundle = msgspec.structs.replace(bundle, annotations=noted)
+        return encode(ImageIndex(2, [bundle, *attached], media_types.OCI_INDEX))
+
+    def _present(self, bundle: Bundle) -> list[Descriptor]:
         """Return the documents, and the layers of the targets that were pulled."""
         found = {descriptor.digest: descriptor for descriptor in bundle.documents()}
         found |= {blob.digest: blob for attachment in bundle.attachments()[0] for blob in attachment.blobs()}
@@ -136,6 +158,23 @@ class Puller:
         fetched = self.cache.add(descriptor, fill)
         self._progress.end(descriptor, "fetched" if fetched else "cached")
         self._count(descriptor, fetched)
+
+    def _into(self, parts: Sequence[Part]) -> None:
+        """Fetch blobs into files of an export."""
+        run_all(self.transport, (functools.partial(self._part, part) for part in parts))
+
+    def _part(self, part: Part) -> None:
+        descriptor = part.descriptor
+        self._progress.begin(descriptor)
+        advance = functools.partial(self._progress.advance, descriptor)
+        handle = os.open(part.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            sink = Sink(handle, part.offset)
+            self._first(lambda source: download(source, descriptor, sink, advance))
+        finally:
+            os.close(handle)
+        self._progress.end(descriptor, "fetched")
+        self._count(descriptor, fetched=True)
 
     def _index(self, digest: str) -> Descriptor:
         """Bring the bundle index into the cache and return its descriptor."""
@@ -215,6 +254,7 @@ def pull(
     choose: Choose,
     *,
     out: str | os.PathLike[str] | None = None,
+    keep: bool = True,
     refresh: bool = False,
     transport: Transport | None = None,
     cache: BlobCache | None = None,
@@ -222,8 +262,9 @@ def pull(
 ) -> Pulled:
     """Bring a bundle into the cache, with the targets that ``choose`` names, and from there to ``out``.
 
-    ``out`` is a file, or a directory if it ends in ``/``. With ``refresh`` the registry is asked for
-    new signatures even if the bundle is in the cache.
+    ``out`` is a file, or a directory if it ends in ``/``. Without ``keep``, layers that are not in the
+    cache go straight to ``out``: they take space once, but a killed pull begins again. With ``refresh``
+    the registry is asked for new signatures even if the bundle is in the cache.
 
     Raises:
         RegistryError: it cannot be pulled.
@@ -232,9 +273,11 @@ def pull(
     """
     puller = Puller(reference, transport=transport, cache=cache, progress=progress, refresh=refresh)
     with puller.documents() as bundle:
-        puller.layers(bundle, choose(bundle))
+        targets = choose(bundle)
+        if keep or out is None:
+            puller.layers(bundle, targets)
         if out is not None:
-            puller.pulled.path = export(puller.pulled.path, puller.present(bundle), out)
+            puller.export(bundle, targets, out)
     return puller.pulled
 
 
@@ -254,8 +297,20 @@ def by_name(names: Collection[str]) -> Choose:
 
 def _beside(path: Path) -> list[Descriptor] | None:
     """Return the entries of attachments of a bundle in the cache; None: it is not there."""
+    found = _entries(path)
+    return None if found is None else found[1:]
+
+
+def _copied(path: Path) -> set[str] | None:
+    """Return the targets that a bundle in the cache was pulled with; None: all of them."""
+    found = _entries(path)
+    listed = "" if found is None else found[0].annotations.get(media_types.ANNOTATION_TARGETS)
+    return None if listed is None else {name for name in listed.split(",") if name}
+
+
+def _entries(path: Path) -> list[Descriptor] | None:
     try:
-        return decode((path / "index.json").read_bytes(), ImageIndex, where="index.json").manifests[1:]
+        return decode((path / "index.json").read_bytes(), ImageIndex, where="index.json").manifests
     except FileNotFoundError:
         return None
 

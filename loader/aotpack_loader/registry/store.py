@@ -23,7 +23,7 @@ from ..archive.digest import hex_part
 from ..archive.temporaries import remove_stale, temporary_file
 from ..errors import DirectoryError
 from ..format.schema import Descriptor
-from .download import Sink
+from .download import Sink, WriteError
 
 _VARIABLE = "AOTPACK_CACHE"
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
@@ -94,6 +94,14 @@ class BlobCache:
         """Return the directory that the bundle has, or would have."""
         return self.bundles / hex_part(digest)
 
+    def mark_used(self, bundle: Path) -> None:
+        """Note the time of use, by which `aotpack cache prune` goes. A read-only cache keeps none."""
+        try:
+            os.utime(bundle)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+
     def link(self, bundle: Path, descriptor: Descriptor) -> None:
         """Give an unpacked bundle of the cache a blob that the cache holds."""
         target = bundle / "blobs" / "sha256" / hex_part(descriptor.digest)
@@ -157,13 +165,14 @@ class BlobCache:
         """Raise errors of the file system as ours."""
         try:
             yield
-        except OSError as error:
+        except (OSError, WriteError) as error:
             from ..errors import AotpackError
 
             if isinstance(error, AotpackError):
                 raise
+            cause = error.error if isinstance(error, WriteError) else error
             hint = f"Set {_VARIABLE} to a directory with enough space, or free some with `aotpack cache prune`."
-            raise DirectoryError(f"The cache {self.root} cannot be written to: {error.strerror}.", hint=hint) from error
+            raise DirectoryError(f"The cache {self.root} cannot be written to: {cause.strerror}.", hint=hint) from error
 
 
 def _is(handle: int, path: Path) -> bool:

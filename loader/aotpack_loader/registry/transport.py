@@ -120,7 +120,7 @@ class Transport:
         self.settings = settings or Settings.from_environment()
         self.stopped = threading.Event()
         self._authorizer = Authorizer(find, self._token)
-        self._pools: dict[str, Any] = {}
+        self._pools: dict[tuple[str, str], Any] = {}
         self._schemes: dict[str, str] = {}
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
@@ -303,18 +303,19 @@ class Transport:
         """Return the connections for a URL: direct, or through the proxy of the environment."""
         parts = urlsplit(url)
         proxy = "" if proxy_bypass(parts.hostname or "") or is_loopback(parts.netloc) else getproxies().get(parts.scheme, "")
+        key = parts.scheme, proxy
         with self._lock:
-            if proxy not in self._pools:
-                self._pools[proxy] = self._new_pool(proxy)
-            return self._pools[proxy]
+            if key not in self._pools:
+                self._pools[key] = self._new_pool(proxy, tls=parts.scheme == "https")
+            return self._pools[key]
 
-    def _new_pool(self, proxy: str) -> Any:
+    def _new_pool(self, proxy: str, *, tls: bool) -> Any:
         settings = self.settings
         options: dict[str, Any] = {
             "num_pools": 16,
             "maxsize": settings.concurrency + 2,
             "timeout": urllib3.Timeout(connect=settings.connect_timeout, read=settings.read_timeout),
-            "ssl_context": self._tls(),
+            "ssl_context": self._tls() if tls else None,  # reading the authorities takes some 20 ms
             "blocksize": _BLOCK,
         }
         if not proxy:
@@ -324,7 +325,8 @@ class Transport:
         if parts.username is not None:
             headers = urllib3.make_headers(proxy_basic_auth=f"{parts.username}:{parts.password or ''}")
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        return urllib3.ProxyManager(address, proxy_headers=headers, **options)
+        context = self._tls() if parts.scheme == "https" else None
+        return urllib3.ProxyManager(address, proxy_headers=headers, proxy_ssl_context=context, **options)
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
@@ -344,7 +346,11 @@ def connection_error(request: Request, error: Exception) -> RegistryConnectionEr
     hint = "Check the network, the proxy settings (HTTPS_PROXY, NO_PROXY) and the host name."
     if isinstance(error, urllib3.exceptions.SSLError):
         reason = str(error.args[0] if error.args else error)
-        hint = "Name the CA's file with AOTPACK_CA_FILE, or allow plain HTTP for this host if its network is trusted."
+        if "WRONG_VERSION_NUMBER" in reason:
+            reason = "the host answers without TLS"
+            hint = f"Allow plain HTTP with plain_http or AOTPACK_PLAIN_HTTP={request.host}, if its network is trusted."
+        else:
+            hint = "Name the file of its certificate authority with ca_file or AOTPACK_CA_FILE."
     else:
         reason = _REASONS.get(type(error).__name__, type(error).__name__)
     return RegistryConnectionError(f"{request.where}: {reason}.", hint=hint)
