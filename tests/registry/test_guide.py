@@ -28,6 +28,7 @@ def test_the_guide_works_as_it_stands(registry: Registry, tmp_path: Path, monkey
             continue
         for line in block.text.splitlines():
             text = line.replace("127.0.0.1:5000", registry.host).replace("sha256:…", digest)
+            (tmp_path / "models").mkdir(exist_ok=True)
             text = text.replace("cpu:x86-64-v3", "portable").replace("oci://host/", f"oci://{registry.host}/")
             text = text.replace("oci://other/team/model", f"oci://{registry.host}/other/model")
             words = shlex.split(text, comments=True)
