@@ -24,7 +24,7 @@ from aotpack_loader.errors import BundleError, CorruptBundleError, OperatorError
 from aotpack_loader.format import codec, media_types, schema
 from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.runtime.views import CallValues, replayer
-from devtools.fuzz import bundles, escapes
+from devtools.fuzz import bundles, escapes, page
 from devtools.fuzz.operators import built, known_calls
 from devtools.fuzz.operators import fuzz as fuzz_operators
 from devtools.paths import ROOT
@@ -240,6 +240,10 @@ def test_a_trusted_bundle_runs_without_checks(tmp_path: Path) -> None:
 def test_every_listed_operator_exists_and_may_be_used() -> None:
     for name in allowed.OPERATORS:
         assert callable(operators.resolve(name)), name
+
+
+def test_the_page_lists_the_operators_of_the_code() -> None:
+    assert page.PAGE.read_text() == page.text(), "run scripts/fuzz page"
 
 
 HONEST = known_calls()

@@ -32,9 +32,6 @@ RULES_WITHOUT_VECTOR = {
     "S1": "what a reader must not do: tests/test_vectors.py watches it open every vector",
     "S2": "how much a reader may allocate: tests/test_vectors.py measures it at every vector",
     "S3": _COMPILED,
-    **dict.fromkeys(
-        ("S4", "S5", "S6", "S7", "S8", "S9"), "what a reader does for untrusted bundles: tests/test_hostile_bundles.py"
-    ),
     **dict.fromkeys(("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8"), _COMPILED),
 }
 """Rules that no bundle for the portable target can show, with the reason."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -229,10 +230,23 @@ def resolve(name: str, declared: Collection[str] = ()) -> Callable[..., Any]:
         if rest not in BUILTINS:
             raise CorruptBundleError(f"A graph uses {name}, which is no built-in of the format.")
         return BUILTINS[rest]
+    if space in MATH_NAMESPACES:
+        return _math_operator(name)
+    if space not in declared or space in TORCH_NAMESPACES:
+        raise CorruptBundleError(f"A graph uses the operator {name}, which bundles may not use.")
+    return _operator(name)
+
+
+@lru_cache(maxsize=4096)
+def _math_operator(name: str) -> torch._ops.OpOverload:
+    """An operator of ``aten`` or ``prims``: these stay what they are, and most graphs call few of them often."""
+    return _operator(name)
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    space, _, rest = name.partition(".")
     packet = rest.rpartition(".")[0]
     refusal = CorruptBundleError(f"A graph uses the operator {name}, which bundles may not use.")
-    if space not in MATH_NAMESPACES and (space not in declared or space in TORCH_NAMESPACES):
-        raise refusal
     if not packet or (space in MATH_NAMESPACES and (packet in _UNSAFE or any(part in packet for part in _UNSAFE_PARTS))):
         raise refusal
     found = _find(name)

@@ -19,7 +19,7 @@ import torch
 from aotpack_loader.devices import allowed
 
 from ..paths import ROOT
-from . import bundles, escapes, operators, record
+from . import bundles, cost, escapes, operators, page, record
 
 RESULTS = ROOT / "scripts/bench/results/fuzz.json"
 CORPUS = ROOT / "tests/hostile"
@@ -29,20 +29,27 @@ Json = dict[str, Any]
 def main() -> int:
     """Fuzz, print findings, and write counts. The exit code is 1 if there are findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("bundles", "operators", "escapes", "again", "record", "keep"))
+    parser.add_argument("what", choices=("bundles", "operators", "escapes", "cost", "again", "record", "keep", "page"))
     parser.add_argument("--count", type=int, default=100_000, help="mutants, or calls of each operator (400 are plenty)")
     parser.add_argument("--start", type=int, help="number of the first one; for bundles: results are not written then")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--dry-run", action="store_true", help="write no results")
+    parser.add_argument("--against", default="f946e25", help="for cost: a revision whose loader has no such checks")
     options = parser.parse_args()
     if options.what == "record":
         record.record()
+        return 0
+    if options.what == "page":
+        page.write()
         return 0
     if options.what == "keep":
         keep(options.start)
         return 0
     if options.what == "escapes":
         write("escapes", escapes.measure())
+        return 0
+    if options.what == "cost":
+        write("cost", cost.compare(options.against))
         return 0
     if options.what == "again":
         return int(bool(again()["findings"]))

@@ -252,12 +252,17 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
     _prepare(model, call)
     named = {f"input.{i}": v for i, v in enumerate(values) if isinstance(v, torch.Tensor)} | _state(model)
     versions = {name: _version(tensor) for name, tensor in named.items()}
+    restored = call["refused"]["rule"] == "S9"
+    before = {name: tensor.detach().clone() for name, tensor in named.items()} if restored else {}
     try:
         with _modes(call), warnings.catch_warnings():
             warnings.simplefilter("ignore", LayoutWarning)
             results = [r for r in torch.utils._pytree.tree_leaves(model(*args, **kwargs)) if isinstance(r, torch.Tensor)]
     except errors.AotpackError as error:
-        if {name: _version(tensor) for name, tensor in named.items()} != versions:
+        if restored:  # it has written, and must have taken that back
+            if not all(torch.equal(named[name], value) for name, value in before.items()):
+                raise MismatchError("the refused call has changed a tensor") from error
+        elif {name: _version(tensor) for name, tensor in named.items()} != versions:
             raise MismatchError("the refused call has written to a tensor") from error
         return error
     _between(model, call)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from aotpack_loader.archive import compression
+
 from .documents import Documents, dump
 from .invalid import Invalid, _graph, _method, _set, _state
 
@@ -82,6 +84,18 @@ def _second_serves(documents: Documents) -> None:
         method["backward"]["second"]["method"] for method in methods.values() if method.get("backward", {}).get("second")
     )
     methods[second]["serves"] = [{"training": False, "grad": True}]
+
+
+def _many_items(documents: Documents) -> None:
+    """A graph of 20 KB that holds 4,000,001 empty lists."""
+    raw = b'{"nodes":[' + b"[]," * 4_000_000 + b"[]]}"
+    documents.replace(documents.method["forward"], compression.compress(raw), raw)
+
+
+def _unlisted(graph: Json) -> None:
+    """Call an operator on packed data, which no rule can check."""
+    node = graph["nodes"][0]
+    node.update(op="aten._mkldnn_transpose.default", args=[node["args"][0], 0, 0], kwargs={})
 
 
 def _other_class(documents: Documents) -> None:
@@ -184,6 +198,8 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: m["updates"][0]["tree"]["items"].__setitem__(0, {"type": "given", "path": m["updates"][0]["path"]})),
         base="containers",
     ),
+    "many_items": Invalid("S4", "items", _many_items),
+    "unlisted_operator": Invalid("S5", "_mkldnn_transpose", _graph(_unlisted), kind="TrustError"),
     "view_that_is_none": Invalid(
         "C37",
         "view",

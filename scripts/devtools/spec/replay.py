@@ -151,6 +151,7 @@ def load(folder: Path) -> aotpack_loader.LoadedProgram:
     return aotpack_loader.load(
         folder / BUNDLE,
         backend="portable",
+        trust="sha256:" + "0" * 64,  # a pin of another bundle: this one is not trusted, even where it was built
         verify="full",
         operators=brought.OPERATORS,
         subclasses=brought.CLASSES,
