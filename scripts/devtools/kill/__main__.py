@@ -1,8 +1,9 @@
 """``scripts/kill``: kills builds, pushes, pulls and loads at random points (SIGKILL).
 
-After each kill nothing half-written may be taken for whole. Then the same operation runs again. It must
-succeed, and remove what the killed one left. The results count kills by operation. A run that was
-stopped goes on where the results file ends, unless ``--fresh`` is given.
+A kill comes after a random time, or before a random operation that changes a file. After it nothing
+half-written may be taken for whole. Then the same operation runs again. It must succeed, and remove
+what the killed one left. The results count kills by operation. A run that was stopped goes on where
+the results file ends, unless ``--fresh`` is given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import random
 import shutil
@@ -41,14 +43,45 @@ SAVE_EVERY = 20
 BUILD_AGAIN = 4
 """After every so many kills of a build, the next run is not killed."""
 _SHORTEST = 0.002
+_EVENTS = frozenset(
+    {"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.utime", "fcntl.flock"}
+)
+"""Audit events of changes to files. Opening a file to write is one more."""
 
 
 class OperationError(Exception):
     """An operation that was not killed failed."""
 
 
-def forked(operation: Operation, delay: float | None = None) -> bool:
-    """Run an operation in a forked process and kill it after ``delay`` seconds. Returns whether that ended it.
+class FileOperations:
+    """Counts what a forked process does to files, and kills it before one of these operations."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 8)
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._shared[:8], "little")
+
+    def watch(self, kill_at: int | None) -> None:
+        """Begin to count in this process, which dies before operation ``kill_at``."""
+        self._shared[:8] = bytes(8)
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            if writes or event in _EVENTS:
+                number = self.count + 1
+                self._shared[:8] = number.to_bytes(8, "little")
+                if number == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(note)
+
+
+def forked(operation: Operation, files: FileOperations, *, delay: float | None = None, kill_at: int | None = None) -> bool:
+    """Run an operation in a forked process. Kill it after ``delay`` seconds, or before a file operation.
+
+    Returns whether that ended it.
 
     Raises:
         OperationError: it ended by itself, and with an error.
@@ -57,6 +90,7 @@ def forked(operation: Operation, delay: float | None = None) -> bool:
     if not pid:
         status = 1
         try:
+            files.watch(kill_at)
             operation.run()
             status = 0
         except BaseException:  # the exit status reports it
@@ -67,28 +101,36 @@ def forked(operation: Operation, delay: float | None = None) -> bool:
         time.sleep(delay)
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and delay is not None:
+    asked = delay is not None or kill_at is not None
+    if asked and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return True
     if status:
         raise OperationError(f"{type(operation).__name__} ended with status {status}")
     return False
 
 
-def turn(operation: Operation, draw: random.Random, counts: dict[str, Any], longest: float) -> float:
+def turn(operation: Operation, draw: random.Random, counts: dict[str, Any], longest: float, files: FileOperations) -> float:
     """Kill one run, check, and run again. Returns the time that a run takes."""
     operation.prepare(draw)
+    at_a_file = draw.random() < 0.7
     try:
-        if not forked(operation, draw.uniform(0, longest)):
+        if at_a_file:
+            killed = forked(operation, files, kill_at=draw.randint(1, max(operation.file_operations, 1)))
+        else:
+            killed = forked(operation, files, delay=draw.uniform(0, longest))
+        if not killed:
             counts["ended before the kill"] += 1
-            return max(longest * 0.95, _SHORTEST)
+            return longest if at_a_file else max(longest * 0.95, _SHORTEST)
         counts["killed"] += 1
+        counts["before a file operation"] += at_a_file
         operation.check()
         counts["left something"] += any(PREFIX in name for name in operation.left())
         if isinstance(operation, Build) and counts["killed"] % BUILD_AGAIN:
             return longest  # a build takes long
         start = time.perf_counter()
-        forked(operation)
+        forked(operation, files)
         took = time.perf_counter() - start
+        operation.file_operations = files.count
         counts["next runs"] += 1
         operation.check()
         left = operation.left() - operation.expected()
@@ -126,11 +168,13 @@ def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str]) -> 
     """Kill each kind of operation until it was killed ``times`` times."""
     with operations(folder) as found:
         longest: dict[str, float] = {}
+        files = FileOperations()
         for kind in kinds:
             for attempt in range(2):  # the first imports what the operation needs; a forked process inherits that
                 found[kind].prepare(random.Random(attempt))
                 start = time.perf_counter()
-                found[kind].run() if attempt == 0 else forked(found[kind])
+                found[kind].run() if attempt == 0 else forked(found[kind], files)
+                found[kind].file_operations = files.count
                 longest[kind] = time.perf_counter() - start
         while unfinished := [kind for kind in kinds if results["operations"][kind]["killed"] < times]:
             for kind in unfinished:
@@ -138,7 +182,7 @@ def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str]) -> 
                 number = counts["killed"] + counts["ended before the kill"]
                 draw = random.Random(f"{kind} {number}")
                 started = time.perf_counter()
-                longest[kind] = turn(found[kind], draw, counts, longest[kind])
+                longest[kind] = turn(found[kind], draw, counts, longest[kind], files)
                 counts["seconds"] = round(counts["seconds"] + time.perf_counter() - started, 2)
                 if number % SAVE_EVERY == 0:
                     save(results)
@@ -159,8 +203,8 @@ def main() -> int:
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and not options.fresh else {"operations": {}}
     for kind in KINDS:
-        empty = {"killed": 0, "ended before the kill": 0, "left something": 0, "next runs": 0, "seconds": 0.0, "findings": []}
-        results["operations"].setdefault(kind, empty)
+        numbers = dict.fromkeys(("killed", "before a file operation", "ended before the kill", "left something", "next runs"), 0)
+        results["operations"][kind] = numbers | {"seconds": 0.0, "findings": []} | results["operations"].get(kind, {})
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         run(Path(name), results, options.times, options.kinds or [*KINDS])
     save(results)

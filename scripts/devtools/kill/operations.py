@@ -48,6 +48,8 @@ class Operation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir()
+        self.file_operations = 0
+        """How many operations on files a run took that was not killed."""
 
     def prepare(self, draw: random.Random) -> None:
         """Draw a variant, and bring about what is there before it."""
