@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,29 +144,32 @@ def turn(operation: Operation, draw: random.Random, counts: dict[str, Any], long
 
 
 @contextlib.contextmanager
-def operations(folder: Path) -> Iterator[dict[str, Operation]]:
-    """Set up a registry and bundles, and yield the operations by kind."""
+def operations(folder: Path, kinds: list[str]) -> Iterator[dict[str, Operation]]:
+    """Set up a registry and bundles, and yield the operations of ``kinds``."""
     sparse, native = folder / "sparse", folder / "native.aotpack"
     write_sparse(sparse, GIGABYTES, shards=1)
-    build(model(), (EXAMPLE,), out=native, targets=("cpu",))  # with the user's compile cache
+    if "load" in kinds:
+        build(model(), (EXAMPLE,), out=native, targets=("cpu",))  # with the user's compile cache
     os.environ["AOTPACK_CACHE"] = str(folder / "own-cache")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     with serve(folder / "registry") as host:
         os.environ["AOTPACK_PLAIN_HTTP"] = host  # no attempt with TLS before
         ready, loads = (Reference.parse(f"oci://{host}/kill/{name}:v1") for name in ("ready", "native"))
         digest = push(sparse, ready).digest
-        push(native, loads)
-        yield {
-            "build": Build(folder / "build"),
-            "push": Push(folder / "push", host, sparse),
-            "pull": Pull(folder / "pull", ready, digest),
-            "load": Load(folder / "load", [str(native), str(loads)]),
+        if "load" in kinds:
+            push(native, loads)
+        made: dict[str, Callable[[], Operation]] = {
+            "build": lambda: Build(folder / "build"),
+            "push": lambda: Push(folder / "push", host, sparse),
+            "pull": lambda: Pull(folder / "pull", ready, digest),
+            "load": lambda: Load(folder / "load", [str(native), str(loads)]),
         }
+        yield {kind: made[kind]() for kind in kinds}
 
 
 def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str]) -> None:
     """Kill each kind of operation until it was killed ``times`` times."""
-    with operations(folder) as found:
+    with operations(folder, kinds) as found:
         longest: dict[str, float] = {}
         files = FileOperations()
         for kind in kinds:
