@@ -27,6 +27,7 @@ from aotpack_loader.errors import BuildError, CorruptBundleError
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.schema import Target
+from aotpack_loader.signing import documents
 from aotpack_loader.signing.keys import PrivateKey
 
 MODEL = """\
@@ -229,3 +230,18 @@ def test_a_statement_about_another_bundle_is_not_signed(built: Path, tmp_path: P
     attach(tmp_path / "other", [make(subject, IN_TOTO, document)])
     with pytest.raises(CorruptBundleError, match="about another bundle"):
         sign(tmp_path / "other", PrivateKey.generate("ed25519"), statements=True)
+
+
+def test_a_hostile_list_is_shown_in_bounded_time_and_plain_characters(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m")
+    with Bundle.open(tmp_path / "m") as bundle:
+        subject = bundle.index
+    payload = documents.statement([documents.Subject({"sha256": subject.digest[7:]})], documents.SIGNED, {})
+    many = [
+        make(subject, SIGSTORE_BUNDLE, documents.sigstore_bundle(payload, b"", f"\x1b[2J{number}"), {"number": str(number)})
+        for number in range(70)
+    ]
+    attach(tmp_path / "m", many)
+    signers = [row["signer"] for row in json.loads(run("inspect", tmp_path / "m", "--json"))["attachments"]]
+    assert signers[0] == "no trusted key (its key: [2J0)"
+    assert signers.count("not checked: there are more than 64 attachments") == 6

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from aotpack_loader.signing.keys import PublicKey
 
 _PREDICATE: Final = "dev.sigstore.bundle.predicateType"
+_MAX_CHECKED: Final = 64
+"""Attachments of one bundle whose signatures are checked, so that a hostile one is listed in bounded time."""
 _KINDS: Final = {CYCLONEDX: "bill of materials", IN_TOTO: "statement", SIGSTORE_BUNDLE: "signed statement"}
 _PREDICATES: Final = {"https://sigstore.dev/cosign/sign/v1": "signature", "https://slsa.dev/provenance/v1": "provenance"}
 
@@ -40,7 +42,7 @@ def rows(bundle: Bundle) -> list[Row]:
     """Return the attachments of a bundle. Signatures are checked against the keys that this user trusts."""
     found, problems = bundle.attachments()
     keys, trouble = _trusted_keys(found)
-    listed = [_row(bundle, each, keys, trouble) for each in found]
+    listed = [_row(bundle, each, keys if number < _MAX_CHECKED else None, trouble) for number, each in enumerate(found)]
     return listed + [Row("damaged", "", "", problem.where, 0, problem.message, False) for problem in problems]
 
 
@@ -66,13 +68,16 @@ def _trusted_keys(found: Sequence[Attachment]) -> tuple[list[PublicKey], str]:
         return [], error.summary
 
 
-def _row(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey], trouble: str) -> Row:
+def _row(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey] | None, trouble: str) -> Row:
+    """One attachment. Without ``keys`` its signature is not checked."""
     predicate = each.manifest.annotations.get(_PREDICATE, "")
     signer, trusted = "none: not signed", False
-    if each.kind == SIGSTORE_BUNDLE:
+    if each.kind == SIGSTORE_BUNDLE and keys is None:
+        signer = f"not checked: there are more than {_MAX_CHECKED} attachments"
+    elif each.kind == SIGSTORE_BUNDLE and keys is not None:
         signer, predicate, trusted = _signer(bundle, each, keys, trouble)
-    kind = _PREDICATES.get(predicate) or _KINDS.get(each.kind, each.kind)
-    return Row(kind, each.kind, predicate, each.descriptor.digest, each.layer.size, signer, trusted)
+    kind = _PREDICATES.get(predicate) or _KINDS.get(each.kind, _printable(each.kind))
+    return Row(kind, _printable(each.kind), _printable(predicate), each.descriptor.digest, each.layer.size, signer, trusted)
 
 
 def _signer(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey], trouble: str) -> tuple[str, str, bool]:
@@ -95,4 +100,9 @@ def _signer(bundle: Bundle, each: Attachment, keys: Sequence[PublicKey], trouble
     for key in keys:
         if key.may_match(hint) and key.verifies(document.dsse_envelope):
             return f"{key.name}  {key.id}", predicate, True
-    return trouble or f"no trusted key (its key: {hint.hint or 'not named'})", predicate, False
+    return trouble or f"no trusted key (its key: {_printable(hint.hint or 'not named')})", predicate, False
+
+
+def _printable(text: str) -> str:
+    """Return what a stranger wrote without control characters, which a terminal would obey."""
+    return "".join(character for character in text[:200] if character.isprintable())
