@@ -16,7 +16,7 @@ from torch import nn
 
 import aotpack
 from aotpack import _torch as compat
-from aotpack.targets import call_library
+from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
 from aotpack_loader.errors import AutogradError, InputError
