@@ -112,10 +112,10 @@ def forked(operation: Operation, files: FileOperations, *, delay: float | None =
 def turn(operation: Operation, draw: random.Random, counts: dict[str, Any], longest: float, files: FileOperations) -> float:
     """Kill one run, check, and run again. Returns the time that a run takes."""
     operation.prepare(draw)
-    at_a_file = draw.random() < 0.7
+    at_a_file = operation.file_operations > 0 and draw.random() < 0.7
     try:
         if at_a_file:
-            killed = forked(operation, files, kill_at=draw.randint(1, max(operation.file_operations, 1)))
+            killed = forked(operation, files, kill_at=draw.randint(1, operation.file_operations))
         else:
             killed = forked(operation, files, delay=draw.uniform(0, longest))
         if not killed:
