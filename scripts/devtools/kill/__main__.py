@@ -167,8 +167,8 @@ def operations(folder: Path, kinds: list[str]) -> Iterator[dict[str, Operation]]
         yield {kind: made[kind]() for kind in kinds}
 
 
-def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str]) -> None:
-    """Kill each kind of operation until it was killed ``times`` times."""
+def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str], out: Path) -> None:
+    """Kill each kind of operation until it was killed ``times`` times. The results go to ``out`` now and then."""
     with operations(folder, kinds) as found:
         longest: dict[str, float] = {}
         files = FileOperations()
@@ -188,13 +188,13 @@ def run(folder: Path, results: dict[str, Any], times: int, kinds: list[str]) -> 
                 longest[kind] = turn(found[kind], draw, counts, longest[kind], files)
                 counts["seconds"] = round(counts["seconds"] + time.perf_counter() - started, 2)
                 if number % SAVE_EVERY == 0:
-                    save(results)
+                    save(results, out)
                     for uploads in (folder / "registry").rglob("_uploads"):
                         shutil.rmtree(uploads, ignore_errors=True)  # what killed pushes sent; a registry purges it
 
 
-def save(results: dict[str, Any]) -> None:
-    RESULTS.write_text(json.dumps(results | {"provenance": provenance(1)}, indent=1) + "\n")
+def save(results: dict[str, Any], out: Path) -> None:
+    out.write_text(json.dumps(results | {"provenance": provenance(1)}, indent=1) + "\n")
 
 
 def main() -> int:
@@ -203,14 +203,18 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1000)
     parser.add_argument("--fresh", action="store_true", help="begin anew")
     parser.add_argument("--folder", type=Path, help="where to work, such as a tmpfs")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and not options.fresh else {"operations": {}}
+    out: Path = options.out
+    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not options.fresh else {"operations": {}}
     for kind in KINDS:
         numbers = dict.fromkeys(("killed", "before a file operation", "ended before the kill", "left something", "next runs"), 0)
         results["operations"][kind] = numbers | {"seconds": 0.0, "findings": []} | results["operations"].get(kind, {})
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        run(Path(name), results, options.times, options.kinds or [*KINDS])
-    save(results)
+    try:
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            run(Path(name), results, options.times, options.kinds or [*KINDS], out)
+    finally:
+        save(results, out)  # also of a run that was interrupted
     print(json.dumps(results["operations"], indent=1))
     return int(any(counts["findings"] for counts in results["operations"].values()))
 
