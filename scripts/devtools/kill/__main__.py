@@ -210,6 +210,7 @@ def main() -> int:
     for kind in KINDS:
         numbers = dict.fromkeys(("killed", "before a file operation", "ended before the kill", "left something", "next runs"), 0)
         results["operations"][kind] = numbers | {"seconds": 0.0, "findings": []} | results["operations"].get(kind, {})
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     try:
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             run(Path(name), results, options.times, options.kinds or [*KINDS], out)
