@@ -68,7 +68,8 @@ def fuzz_operators(start: int, count: int, *, saved: bool) -> Json:
 
     def save(found: Json) -> None:
         left = len(set(allowed.OPERATORS) - set(found["operators"]) - set(found["without_calls"]))
-        write("operators", {**setting, "left": left, **found})
+        names = found["operators"] if left else len(found["operators"])
+        write("operators", {**found, **setting, "left": left, "operators": names})
 
     found = operators.fuzz(
         list(allowed.OPERATORS), count, start=start, before=results if unfinished else None,
@@ -121,9 +122,8 @@ def again() -> Json:
     results = results_of("bundles")
     if results.get("mutator") != bundles.mutator(seeds):
         raise SystemExit("The numbers of these findings stand for other mutants now.")
-    left: list[Json] = []
-    for number in sorted({finding["number"] for finding in results["findings"]}):
-        left += bundles.fuzz(seeds, range(number, number + 1))["findings"]
+    numbers = sorted({finding["number"] for finding in results["findings"]})
+    left = bundles.fuzz(seeds, numbers)["findings"] if numbers else []
     wrong = {finding["number"] for finding in left}
     fixed = [finding for finding in results["findings"] if finding["number"] not in wrong]
     results = {**results, "findings": left, "fixed": results["fixed"] + fixed}

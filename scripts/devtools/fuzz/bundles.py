@@ -151,7 +151,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _work(seeds: Sequence[Seed], numbers: range, send: int, folder: str) -> None:
+def _work(seeds: Sequence[Seed], numbers: Sequence[int], send: int, folder: str) -> None:
     """Run mutants in a fork, and send what happens."""
     _limit()
     path = os.path.join(folder, "mutant.aotpack")
@@ -191,8 +191,8 @@ class Run:
         self.findings: list[Finding] = []
         self._show = show
 
-    def batch(self, numbers: range, folder: str) -> int:
-        """Run mutants up to the first that ends the process. Returns the number after the last that ran."""
+    def batch(self, numbers: Sequence[int], folder: str) -> int:
+        """Run mutants up to the first that ends the process. Returns how many ran."""
         receive, send = os.pipe()
         child = os.fork()
         if not child:
@@ -204,7 +204,7 @@ class Run:
                 os._exit(0)
             os._exit(9)
         os.close(send)
-        last = numbers.start
+        last, before = numbers[0], self.mutants
         with os.fdopen(receive) as lines:  # the fork's end of the pipe closes with it
             for line in lines:
                 kind, *rest = json.loads(line)
@@ -217,10 +217,10 @@ class Run:
                     self._found(Finding(*rest))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not status:
-            return numbers.stop
+            return len(numbers)
         what = "hang" if status == -signal.SIGPROF else f"crash {status}"
         self._found(Finding(last, self.seeds[last % len(self.seeds)].name, what, ""))
-        return last + 1
+        return max(self.mutants - before, 1)
 
     def _found(self, finding: Finding) -> None:
         if self._show:
@@ -230,7 +230,7 @@ class Run:
 
 def fuzz(
     seeds: Sequence[Seed],
-    numbers: range,
+    numbers: Sequence[int],
     *,
     seconds: float = 1e9,
     show: bool = True,
@@ -241,7 +241,7 @@ def fuzz(
     Args:
         seeds: the bundles to change.
         numbers: of the mutants.
-        seconds: of the clock.
+        seconds: of the clock, from when the first begins. A batch is never cut short.
         show: print findings as they come.
         save: is given counts and findings after each batch.
 
@@ -252,8 +252,8 @@ def fuzz(
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    run, at, ends = Run(seeds, show=show), numbers.start, time.monotonic() + seconds
-    found: dict[str, Any] = {"next": at, "mutants": 0, "outcomes": {}, "findings": []}
+    run, done = Run(seeds, show=show), 0
+    found: dict[str, Any] = {"next": numbers[0] if numbers else 0, "mutants": 0, "outcomes": {}, "findings": []}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         for seed in seeds:  # imports and compiles what the forks then share
             path = Path(folder, "seed.aotpack")
@@ -262,10 +262,11 @@ def fuzz(
         mutants.signatures(_operators())
         gc.collect()
         gc.freeze()  # a collection in a fork would copy all pages
-        while at < numbers.stop and time.monotonic() < ends:
-            at = run.batch(range(at, min(at + _BATCH, numbers.stop)), folder)
+        ends = time.monotonic() + seconds
+        while done < len(numbers) and time.monotonic() < ends:
+            done += run.batch(numbers[done : done + _BATCH], folder)
             findings = [finding._asdict() for finding in run.findings]
-            found = {"next": at, "mutants": run.mutants, "outcomes": run.outcomes, "findings": findings}
+            found = {"next": numbers[done - 1] + 1, "mutants": run.mutants, "outcomes": run.outcomes, "findings": findings}
             save(found)
     return found
 
