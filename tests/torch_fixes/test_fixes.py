@@ -30,11 +30,17 @@ ELSEWHERE = {
 }
 """Fixes without a case of their own yet: where they are tested with all fixes. This list only gets shorter."""
 
-NOT_SHOWN = {"partitioner-draws": "2.15"}
-"""Fixes that a build still applies although torch, from that release on, passes their case without them.
-
-``partitioner-draws``: torch merges no random operators any more. It still saves generator states in its own way.
-"""
+NOT_SHOWN = dict.fromkeys(
+    (
+        "partitioner-draws",
+        "decomposition-zeros-without-memory",
+        "inductor-tile-tails",
+        "inductor-powers-of-a-number",
+        "inductor-defaults-of-kernels",
+    ),
+    "2.15",
+)
+"""Fixes whose case passes without them from that release of torch on. A build still applies them: they change the code."""
 
 NEEDED = [fix for fix in FIXES if fix.is_needed(str(torch.__version__)) and fix.id not in ELSEWHERE]
 

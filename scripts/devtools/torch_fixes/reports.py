@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ def _table(seen: Mapping[str, Seen]) -> str:
         f"- Fixes: {len(fixes)}. A case of its own proves {sum(map(has_case, fixes))} of them: it fails without the fix and",
         "  passes with it (`tests/torch_fixes`). The others are tested elsewhere.",
         f"- Not reported to PyTorch yet: {unreported}. Each page has a program without aotpack, ready to report.",
+        f"- Fixed in a release of torch: {_fixed(fixes)}. A build with that release or a later one leaves them out.",
         f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
         "",
         "| fix | what is wrong without it | severity | broken | fixed in | report shows it | upstream | test |",
@@ -154,6 +156,13 @@ def _table(seen: Mapping[str, Seen]) -> str:
     ]
     lines += [_row(fix, seen.get(fix.id, {})) for fix in fixes]
     return "\n".join(lines) + "\n"
+
+
+def _fixed(fixes: Sequence[Any]) -> str:
+    found = Counter(fix.fixed_in for fix in fixes if fix.fixed_in)
+    return ", ".join(
+        f"{count} in {release}" for release, count in sorted(found.items(), key=lambda item: REGISTER.minor(item[0]))
+    )
 
 
 def _row(fix: Any, seen: Seen) -> str:

@@ -44,6 +44,7 @@ FIXES = (
         summary="In the gradient of `x[..., [i], :]` beside a transposed use, the position in a tile is counted twice.",
         apply="fixes.inductor.loops:index_tiles_once",
         patches=(f"{_CPP}.CppTile2DKernel.transform_indexing", f"{_CPP}.CppTile2DKernel.inner_itervar"),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-tile-tails",
@@ -58,6 +59,7 @@ FIXES = (
         summary="A multiple of the modulus is dropped from an index that is negative without it: memory before a tensor is read.",
         apply="fixes.inductor.indices:keep_signs_of_indices",
         patches=("torch.utils._sympy.functions.ModularIndexing.eval", "torch.utils._sympy.functions.safe_gcd"),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-abs-of-bytes",
@@ -100,6 +102,7 @@ FIXES = (
             "torch._inductor.sizevars.SizeVarAllocator.guard_int_seq",
             "torch._inductor.sizevars.SizeVarAllocator.guarding_hint_or_throw",
         ),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-glu-sizes",
@@ -142,6 +145,7 @@ FIXES = (
         summary="`argmax` over several dimensions of a tensor that is not contiguous counts indices in the order of the loops.",
         apply="fixes.inductor.indices:fix_argmax_index_order",
         patches=("torch._inductor.ir.Reduction.create",),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-atomic-add-one-element",
@@ -149,6 +153,7 @@ FIXES = (
         summary="`index_add` of a vector into a tensor of one element does not compile (`AssertionError`).",
         apply="fixes.inductor.loops:add_to_one_element",
         patches=(f"{_CPP}.CppVecKernel.store", f"{_CPP}.CppVecOverrides.index_expr"),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-symbolic-min-max",
@@ -178,6 +183,7 @@ FIXES = (
         summary="`index_add` into an expanded tensor writes into the one row that all of them share.",
         apply="fixes.inductor.writes:copy_expanded",
         patches=("torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core",),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-write-order-after-fusion",
@@ -192,6 +198,7 @@ FIXES = (
         summary="`mutate_to` rebinds the storage box: views taken earlier but generated later read the new values.",
         apply="fixes.inductor.writes:write_in_place",
         patches=("torch._inductor.lowering.mutate_to",),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-write-to-concatenated",
@@ -199,6 +206,7 @@ FIXES = (
         summary="A concatenated tensor is a view of the concatenation, so a write to it changes the concatenation too.",
         apply="fixes.inductor.writes:copy_written_concatenations",
         patches=("torch._inductor.ir.ConcatKernel.create",),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-defaults-of-kernels",
