@@ -116,21 +116,28 @@ def replace_directory(new: Path, path: Path) -> None:
     os.rename(old, new)
 
 
+_ATTEMPTS = 20
+
+
 def _make(folder: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Make something with ``make``, which returns its handle, and lock it."""
-    while True:
+    """Make something with ``make``, which returns its handle, and lock it.
+
+    Another process may take it for stale and remove it before it is locked. Then the next name is tried.
+    """
+    failed = OSError(errno.EAGAIN, "Other processes remove new files before they are used", str(folder))
+    for _ in range(_ATTEMPTS):
         path = folder / f"{PREFIX}{os.urandom(8).hex()}"
         try:
             handle = make(path)
-        except FileNotFoundError:
-            if folder.is_dir():  # another process took the directory for stale before it could be locked
-                continue
-            raise
+        except FileNotFoundError as error:  # also where the directory takes no files at all, such as /proc
+            failed = error
+            continue
         with contextlib.suppress(OSError):  # a file system without locks: then nothing is removed as stale either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if _is(handle, path):
             return path, handle
         os.close(handle)
+    raise failed
 
 
 def _remove_unlocked(path: Path) -> None:
