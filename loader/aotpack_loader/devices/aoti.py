@@ -17,7 +17,6 @@ import torch
 from .._torch_compat import aoti_runner
 from ..archive import digest
 from ..archive.bundle import Bundle
-from ..archive.temporaries import replace_directory, temporary_directory
 from ..errors import CorruptBundleError, DirectoryError, TargetError
 from ..format import schema
 from .base import CpuDevice
@@ -213,6 +212,8 @@ def _package(library: Path, fallbacks: bytes | None) -> Path:
     package = library.with_name(f"{digest.hex_part(key)}.package")
     try:
         if not _is_package(package, library, texts):
+            from ..archive.temporaries import replace_directory, temporary_directory  # not needed for a package that is there
+
             with temporary_directory(library.parent) as made:
                 _fill_package(made, library, texts)
                 replace_directory(made, package)  # one that is there is damaged, or another process was faster
