@@ -24,9 +24,8 @@ from support.archive import (
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.writer.weights import write_weights
 from aotpack_loader import BackendWarning, load
-from aotpack_loader.archive import cache
+from aotpack_loader.archive import cache, temporaries
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.devices import aoti
 from aotpack_loader.errors import (
     AotpackError,
     CorruptBundleError,
@@ -189,7 +188,7 @@ def test_without_a_directory_for_code_a_bundle_runs_portable(
     if fault == "full":
         monkeypatch.setattr(cache, "write_whole", _no_space)
     elif fault == "full for packages":
-        monkeypatch.setattr(aoti, "temporary_directory", lambda parent: _no_space(parent, b""))
+        monkeypatch.setattr(temporaries, "temporary_directory", lambda parent: _no_space(parent, b""))
     elif fault == "a file":
         folder.write_bytes(b"")
     else:
