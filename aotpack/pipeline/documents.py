@@ -104,17 +104,28 @@ def _lines(item: TracedMethod) -> dict[str, str]:
     }
 
 
+def describe_origins(traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore) -> schema.Descriptor:
+    """Record the module and the source line of every node, and put the document into ``store``."""
+    recorder = graph.OriginsRecorder(name for name, _ in context.module.named_modules(remove_duplicate=False))
+    for item in traced:
+        recorder.add(f"{item.plan.name}.forward", item.convention.forward)
+        if item.convention.backward is not None:
+            recorder.add(f"{item.plan.name}.backward", item.convention.backward)
+    return store.add_compressed(codec.encode(recorder.document()), media_types.ORIGINS)
+
+
 @dataclass(frozen=True)
 class ProgramParts:
     """The parts of a program other than the model's state.
 
-    ``operators`` are the namespaces that are not torch's own.
+    ``operators`` are the namespaces that are not torch's own. ``origins`` says where nodes come from.
     """
 
     methods: Mapping[str, schema.Method]
     operators: Sequence[str]
     weights: Sequence[schema.Descriptor]
     self_test: schema.Descriptor | None
+    origins: schema.Descriptor | None
 
 
 def assemble(name: str, producer: schema.Producer, context: BuildContext, parts: ProgramParts) -> schema.Program:
@@ -134,6 +145,7 @@ def assemble(name: str, producer: schema.Producer, context: BuildContext, parts:
         methods=methods,
         weights=list(parts.weights),
         self_test=parts.self_test,
+        origins=parts.origins,
         training=context.module.training,
         modules=modules,
         module_classes=classes,

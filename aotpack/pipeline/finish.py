@@ -139,7 +139,7 @@ def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Prod
     with as_a_loader():
         validate_target(target, program, f"target {target.name!r}")
         validate_computations(target, program, f"target {target.name!r}")
-    shared = [*_graphs(program), *program.weights, *([program.self_test] if program.self_test else [])]
+    shared = [*_graphs(program), *program.weights, *filter(None, (program.self_test, program.origins))]
     return entry._replace(target=target, layers=_distinct([*shared, *entry.layers]))
 
 

@@ -175,7 +175,7 @@ def build(
             with run.stage("self-test"):
                 recorded = described.get("train") or next(iter(described.values()))
                 tested = record(context.module, recorded, args, kwargs, store)
-        parts = documents.ProgramParts(described, extra, weights, tested)
+        parts = documents.ProgramParts(described, extra, weights, tested, documents.describe_origins(traced, context, store))
         made = documents.assemble(name or type(model).__name__, in_progress.producer, context, parts)
         report = finish.write(in_progress, made, entries)
     record_built(report.digest)

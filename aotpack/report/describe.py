@@ -136,6 +136,8 @@ def blob_purposes(bundle: Bundle) -> dict[str, str]:
         use(descriptor, "weights")
     if bundle.program.self_test is not None:
         use(bundle.program.self_test, "self-test")
+    if bundle.program.origins is not None:
+        use(bundle.program.origins, "origins of nodes")
     for found in bundle.manifests.values():
         use(found.manifest.layers[0], f"target {found.target.name}")
         use(found.descriptor, f"manifest {found.target.name}")

@@ -23,6 +23,7 @@ from ..format.schema import (
     Graph,
     ImageIndex,
     Manifest,
+    Origins,
     Platform,
     Producer,
     Program,
@@ -44,6 +45,7 @@ _KINDS = {
     "a graph": (media_types.GRAPH,),
     "weights": (media_types.WEIGHTS,),
     "a self-test": (media_types.SELF_TEST,),
+    "origins of nodes": (media_types.ORIGINS,),
     "a list of fallbacks": (media_types.CODE_FALLBACKS,),
     "aoti code": (media_types.CODE_AOTI,),
     "an HLO module": (media_types.CODE_HLO,),
@@ -252,6 +254,17 @@ class Bundle:
         """Return the stored tensors of the program's self-test, if it has one."""
         found = self._program.self_test
         return None if found is None else WeightMap(self._layout, [found])
+
+    def origins(self) -> Origins | None:
+        """Return where the nodes of the graphs come from in the original. None: it is not recorded, or not in this copy.
+
+        Raises:
+            CorruptBundleError: the blob is damaged or is not such a document.
+        """
+        found = self._program.origins
+        if found is None or not self.has(found):
+            return None
+        return decode(self._decompress(found), Origins, where=f"origins {found.digest}")
 
     def descriptors(self) -> list[Descriptor]:
         """Return a descriptor of every distinct blob: bundle index, manifests, program, then layers in order."""
@@ -469,6 +482,8 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"program.weights[{position}]", weights, "weights"
     if program.self_test is not None:
         yield "program.self_test", program.self_test, "a self-test"
+    if program.origins is not None:
+        yield "program.origins", program.origins, "origins of nodes"
     for name, executable in target.executables.items():
         yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:

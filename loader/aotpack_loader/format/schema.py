@@ -866,6 +866,31 @@ class Program(Document, frozen=True):
     module_classes: list[ModuleClass] = []
     signature: list[Parameter] | None = None
     pretrained: Pretrained | None = None
+    origins: Descriptor | None = None
+
+
+class GraphOrigins(Document, frozen=True):
+    """Where the nodes of one graph come from: an item for each node, in order.
+
+    ``modules[i]`` is an index of ``Origins.modules``: the innermost module, as far as it is known.
+    ``lines[i]`` is an index of ``Origins.lines``; null: it is not known.
+    """
+
+    modules: list[Index]
+    lines: list[Index | None]
+
+
+class Origins(Document, frozen=True):
+    """Where the nodes of the graphs come from in the original. Informative: tools show it, and no call needs it.
+
+    ``modules`` are paths of modules, where the root's is empty. ``lines`` are files without folders, and
+    lines in them (``model.py:12``). ``graphs`` has the method and the direction as keys:
+    ``train.forward``, ``train.backward``.
+    """
+
+    modules: list[str]
+    lines: list[str]
+    graphs: dict[str, GraphOrigins]
 
 
 # ---------------------------------------------------------------- targets

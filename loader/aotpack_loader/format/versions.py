@@ -10,7 +10,7 @@ Changes by version:
 * 1.0 (2026-11-21): first release.
 * 1.1 (2026-11-23):
 
-  * fields of the program: ``modules``, ``module_classes``, ``signature``, ``pretrained``;
+  * fields of the program: ``modules``, ``module_classes``, ``signature``, ``pretrained``, ``origins``;
   * fields of methods: ``flags``, ``lines``; of records: ``leaf``; of targets: ``imports``;
   * the feature ``containers``: ``updates`` of methods, trees of type ``given``;
   * the feature ``sets_requires_grad`` of tensor arguments;

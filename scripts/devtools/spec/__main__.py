@@ -28,7 +28,7 @@ from devtools.paths import ROOT
 SCHEMA = ROOT / "spec/schema/v1.schema.json"
 LOCK = ROOT / "spec/schema/v1.lock.json"
 POLICY = ROOT / "spec/schema/policy.v1.schema.json"
-DOCUMENTS = (schema.Program, schema.Graph, schema.Target, schema.Manifest, schema.ImageIndex, schema.Descriptor)
+DOCUMENTS = (schema.Program, schema.Graph, schema.Origins, schema.Target, schema.Manifest, schema.ImageIndex, schema.Descriptor)
 
 MINOR, FEATURE, MAJOR = "a new minor version", "a feature flag (Program.features) and a new minor version", "a new major version"
 

@@ -37,7 +37,8 @@ class Documents:
 
         The broken part is elsewhere.
         """
-        self.program.pop("self_test", None)
+        for informative in ("self_test", "origins"):
+            self.program.pop(informative, None)
         methods = self.program["methods"]
         if method not in methods:
             method = next(iter(methods))

@@ -331,6 +331,12 @@ VALID: dict[str, Case] = {
         lambda: nn.Sequential(nn.Linear(4, 4), Layer(), Layer(), Layer()),
         lambda: ((torch.randn(3, 4, requires_grad=True),), {}),
     ),
+    "origins": Case(
+        "modules and source lines of nodes",
+        [],
+        lambda: nn.Sequential(Normed(), nn.Linear(3, 2)),
+        lambda: ((torch.randn(3, 2, 4, 4),), {}),
+    ),
 }
 
 
