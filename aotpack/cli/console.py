@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
+from ..report.text import size_text as size_text
+from ..report.text import time_text as time_text
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _JSON = "aotpack.json"
@@ -135,24 +138,3 @@ def _trust(ctx: click.Context, parameter: click.Parameter, value: Sequence[str])
     if "all" in value:
         return "all"
     return tuple(value) or None
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes in a readable decimal unit: ``812 B``, ``1.4 MB``."""
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value / 1000:.4g} TB"
-
-
-def time_text(seconds: float) -> str:
-    """Return a time in seconds in a readable unit: ``340 µs``, ``2.51 ms``, ``12.7 s``."""
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.2f} s"
