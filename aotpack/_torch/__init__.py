@@ -61,6 +61,7 @@ from .api.writes import may_move_versions
 from .call_library import SOURCE as CALL_LIBRARY_SOURCE
 from .call_library import call_library_fingerprint, compile_call_library
 from .dynamo import COMPARES, SIDE_EFFECTS, capture_with_dynamo, dynamo_contexts
+from .events import mark_origins, origins_in
 from .fake_run import (
     ASSIGNS_STATE,
     FakeRun,
@@ -168,9 +169,11 @@ __all__ = [
     "kept_gradients",
     "kept_state_changes",
     "lower_with_aoti",
+    "mark_origins",
     "marked_dynamic",
     "may_move_versions",
     "modulo",
+    "origins_in",
     "own_warnings",
     "participates_in_backward",
     "partition",

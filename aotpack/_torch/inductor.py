@@ -24,6 +24,7 @@ from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.random_operators import RANDOM
+from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
 from .toolchain import Library, tool_chain
@@ -99,6 +100,7 @@ def lower_with_aoti(
     inputs: Sequence[Any],
     output: Path,
     *,
+    key: str,
     march: str | None,
     vector_bits: int | None,
     training: bool = False,
@@ -109,12 +111,12 @@ def lower_with_aoti(
 ) -> tuple[Library, list[OutputLayout]]:
     """Lower one graph to the sources of a shared library (AOTInductor).
 
-    ``march`` is the compiler's ``-march``; null leaves Inductor's default. ``training``: the graph
-    is one half of a training step, for which Inductor chooses layouts differently than for
-    inference. ``saved`` are the outputs that are not results. Among them, ``free`` outputs may have
-    any strides; all other outputs keep the strides of the graph. AOTInductor itself has no free
-    outputs. It would copy what a convolution saves for the backward from channels-last to
-    contiguous.
+    ``key`` is the graph's name, for events of the profiler. ``march`` is the compiler's ``-march``;
+    null leaves Inductor's default. ``training``: the graph is one half of a training step, for
+    which Inductor chooses layouts differently than for inference. ``saved`` are the outputs that
+    are not results. Among them, ``free`` outputs may have any strides; all other outputs keep the
+    strides of the graph. AOTInductor itself has no free outputs. It would copy what a convolution
+    saves for the backward from channels-last to contiguous.
 
     ``consumed`` are the inputs that are freed once the code has read them. Inductor uses this when
     it reorders operations and reuses buffers to lower peak memory. It recognizes such inputs by
@@ -190,6 +192,7 @@ def lower_with_aoti(
         must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
         apply_fixes("inductor", module=module, saved=saved),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
+        kernel_events(key, module),
     ):
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
         try:

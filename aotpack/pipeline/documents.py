@@ -104,14 +104,17 @@ def _lines(item: TracedMethod) -> dict[str, str]:
     }
 
 
-def describe_origins(traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore) -> schema.Descriptor:
+def describe_origins(
+    traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore
+) -> tuple[schema.Origins, schema.Descriptor]:
     """Record the module and the source line of every node, and put the document into ``store``."""
     recorder = graph.OriginsRecorder(name for name, _ in context.module.named_modules(remove_duplicate=False))
     for item in traced:
         recorder.add(f"{item.plan.name}.forward", item.convention.forward)
         if item.convention.backward is not None:
             recorder.add(f"{item.plan.name}.backward", item.convention.backward)
-    return store.add_compressed(codec.encode(recorder.document()), media_types.ORIGINS)
+    document = recorder.document()
+    return document, store.add_compressed(codec.encode(document), media_types.ORIGINS)
 
 
 @dataclass(frozen=True)

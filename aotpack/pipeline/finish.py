@@ -15,10 +15,12 @@ from msgspec import structs
 from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.errors import BuildError, Problem, TargetError
 from aotpack_loader.format import schema
+from aotpack_loader.format.origins import modules_of
 from aotpack_loader.format.validate import validate_target
 from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.selftest import run_self_test
 
+from .._torch import mark_origins
 from ..targets import GraphToCompile, Target
 from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache
@@ -47,9 +49,18 @@ class BundleInProgress:
 
 
 def compile_targets(
-    in_progress: BundleInProgress, targets: Sequence[Target], graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry]
+    in_progress: BundleInProgress,
+    targets: Sequence[Target],
+    graphs: Sequence[GraphToCompile],
+    state: Sequence[schema.StateEntry],
+    origins: schema.Origins | None,
 ) -> list[TargetEntry]:
-    """Compile a program's graphs for every target. The code goes into the store."""
+    """Compile a program's graphs for every target. The code goes into the store.
+
+    Compiled kernels are named after the modules in ``origins``.
+    """
+    for item in graphs:
+        mark_origins(item.module, modules_of(origins, item.key, len(item.graph.nodes)))
     entries = []
     for target in targets:
         with in_progress.run.stage("compile", target.name):

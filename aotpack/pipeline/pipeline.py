@@ -167,7 +167,8 @@ def build(
                 f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
             )
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
-        entries = finish.compile_targets(in_progress, chosen, graphs, context.state)
+        origins, stored_origins = documents.describe_origins(traced, context, store)
+        entries = finish.compile_targets(in_progress, chosen, graphs, context.state, origins)
         with run.stage("weights"):
             weights = write_weights(list(context.stored.tensors.items()), store)
         tested = None
@@ -175,7 +176,7 @@ def build(
             with run.stage("self-test"):
                 recorded = described.get("train") or next(iter(described.values()))
                 tested = record(context.module, recorded, args, kwargs, store)
-        parts = documents.ProgramParts(described, extra, weights, tested, documents.describe_origins(traced, context, store))
+        parts = documents.ProgramParts(described, extra, weights, tested, stored_origins)
         made = documents.assemble(name or type(model).__name__, in_progress.producer, context, parts)
         report = finish.write(in_progress, made, entries)
     record_built(report.digest)
@@ -270,7 +271,7 @@ def compile_bundle(
         )
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         with reopen.deterministic_algorithms(reopen.uses_deterministic_algorithms(opened.program)):
-            entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state)
+            entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state, opened.origins())
         kept = reopen.keep(opened, store)
         if self_test:
             finish.self_test(in_progress, opened.program, entries, kept, subclasses, trusted=trusted.trusted)

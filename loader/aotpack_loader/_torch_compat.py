@@ -150,6 +150,22 @@ def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tens
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run
 
 
+def profiler_is_on() -> bool:
+    """Whether a profiler of torch records this thread."""
+    return torch._C._autograd._profiler_enabled()
+
+
+def profiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that does the same inside an event of torch's profiler."""
+    event = torch._C._profiler._RecordFunctionFast
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with event(name):
+            return function(*args, **kwargs)
+
+    return run
+
+
 def load_hooks(module: torch.nn.Module) -> list[tuple[torch.nn.Module, dict[int, Any]]]:
     """The modules that have pre-hooks of ``load_state_dict``, each with its hooks."""
     found = [(one, one._load_state_dict_pre_hooks) for one in module.modules()]

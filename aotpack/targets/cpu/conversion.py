@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
     consumed = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and source.index in item.saved]
     donated = [i for i in consumed if inputs[i].index in donatable]
-    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items())])
+    events = hashlib.sha256(json.dumps([item.key, *compat.origins_in(item.module.graph)]).encode()).hexdigest()
+    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
     return ConvertedGraph(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
 
 

@@ -174,7 +174,7 @@ class CpuTarget:
         """Lower a graph; returns its library sources, and the layout of each output that the code
         writes.
         """
-        target = partial(compat.lower_with_aoti, march=self.march, vector_bits=self._bits())
+        target = partial(compat.lower_with_aoti, key=key, march=self.march, vector_bits=self._bits())
         lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
         with compat.own_warnings(), self._refusing(key):
             library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)

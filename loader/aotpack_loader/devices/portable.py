@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch_compat import profiled, profiler_is_on
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
@@ -47,6 +48,9 @@ class PortableExecutable:
         self._program = [self._instruction(node, declared, last_use) for node in graph.nodes]
         self._unused = last_use.get("", [])
         self._outputs = self._list_builder(graph.outputs)
+        self.event_names: Callable[[], list[str]] | None = None
+        """Names of the profiler's events, one for each node. An empty name: no event. None: no events at all."""
+        self._with_events: list[Any] = []
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the graph on ``inputs`` and return its outputs. ``inputs`` is emptied, so that values can be freed."""
@@ -55,8 +59,9 @@ class PortableExecutable:
         for slot in self._unused:
             slots[slot] = None
         result = self._count_inputs
+        program = self._program if self.event_names is None or not profiler_is_on() else self._program_with_events()
         try:
-            for function, args, kwargs, result, dead in self._program:
+            for function, args, kwargs, result, dead in program:
                 if kwargs is None:
                     slots[result] = function(*args(slots))
                 else:
@@ -69,6 +74,14 @@ class PortableExecutable:
                 raise
             raise shown from error
         return self._outputs(slots)
+
+    def _program_with_events(self) -> list[Any]:
+        """The instructions, each inside an event of torch's profiler."""
+        if not self._with_events and self.event_names is not None:
+            names = self.event_names()
+            steps = zip(self._program, names, strict=True)
+            self._with_events = [(profiled(step[0], name), *step[1:]) if name else step for step, name in steps]
+        return self._with_events
 
     def _subgraph(self, graph: schema.Graph, declared: Collection[str]) -> PortableExecutable:
         return PortableExecutable(graph, self._device, declared, self._refused)
@@ -215,9 +228,24 @@ class PortableDevice(CpuDevice):
 
             return of_operator(error, node, self._bundle.program, key)
 
+        executable = self._executable(program, declared, refused)
+        executable.event_names = lambda: _event_names(self._bundle, key, program)
+        return executable
+
+    def _executable(self, program: schema.Graph, declared: Collection[str], refused: Refused) -> PortableExecutable:
         if not self._untrusted:
             return PortableExecutable(program, self.device, declared, refused)
         from . import untrusted  # not imported for trusted bundles
 
         untrusted.require_allowed(program, declared, self._untrusted, self._bundle.digest)
         return UntrustedExecutable(program, self.device, declared, refused)
+
+
+def _event_names(bundle: Bundle, key: str, graph: schema.Graph) -> list[str]:
+    """A name for each node of a graph, with the module it comes from. Numbers and items of tuples have none."""
+    from ..format.events import event_name  # only for profilers
+    from ..format.origins import modules_of
+
+    modules = modules_of(bundle.origins(), key, len(graph.nodes))
+    named = enumerate(zip(graph.nodes, modules, strict=True))
+    return ["" if node.op.startswith("builtin.") else event_name([module], key, node.op, [i]) for i, (node, module) in named]

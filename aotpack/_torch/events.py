@@ -1,0 +1,111 @@
+"""Events of torch's profiler in compiled code: each kernel has a name with the modules that it comes from.
+
+The code starts an event before a kernel and ends it afterwards, through torch's C shim. Without a
+profiler an event costs about 50 ns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import ir
+from torch._inductor.codegen.cpp import KernelGroup
+from torch._inductor.scheduler import Scheduler
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule, Node
+
+from aotpack_loader.format.events import event_name
+
+_ORIGINS = "aotpack_origins"
+"""The key in a node's ``meta``: paths of modules by the node's index in the stored graph."""
+
+Origins = Mapping[int, str]
+
+
+def mark_origins(module: GraphModule, modules: Sequence[str]) -> None:
+    """Record for every node of a graph its index and the path of its module, which copies of the node keep.
+
+    Nodes of a subgraph count as the nodes that call it.
+    """
+    for graph in _graphs(module):
+        for node in graph.nodes:
+            node.meta.pop(_ORIGINS, None)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    for i, (node, path) in enumerate(zip(nodes, modules, strict=True)):
+        node.meta[_ORIGINS] = {i: path}
+        for argument in node.all_input_nodes:
+            inner = getattr(module, str(argument.target), None) if argument.op == "get_attr" else None
+            for graph in _graphs(inner) if isinstance(inner, GraphModule) else ():
+                for below in graph.nodes:
+                    below.meta[_ORIGINS] = {**below.meta.get(_ORIGINS, {}), i: path}
+
+
+def origins_in(graph: torch.fx.Graph) -> list[Origins]:
+    """What :func:`mark_origins` recorded, node by node."""
+    return [node.meta.get(_ORIGINS, {}) for node in graph.nodes]
+
+
+@contextlib.contextmanager
+def kernel_events(key: str, module: GraphModule) -> Iterator[None]:
+    """While AOTInductor compiles ``module``, which is the graph ``key`` or a part of it, its kernels get events."""
+    for graph in _graphs(module):
+        for node in graph.nodes:
+            if origins := node.meta.get(_ORIGINS):  # of this meta torch keeps a copy when it traces again
+                node.meta["nn_module_stack"] = {str(i): (path, "") for i, path in origins.items()}
+    call_kernel: Callable[..., None] = KernelGroup.call_kernel
+    extern_call: Callable[..., None] = Scheduler.codegen_extern_call
+    count = iter(range(2**31))
+    external: dict[int, set[Node]] = {}
+
+    @contextlib.contextmanager
+    def event(code: str, nodes: Iterable[Node]) -> Iterator[None]:
+        origins = {int(i): str(path) for node in nodes for i, (path, _) in node.meta.get("nn_module_stack", {}).items()}
+        if not origins:
+            yield
+            return
+        variable = f"aotpack_event_{next(count)}"
+        name = event_name([origins[i] for i in sorted(origins)], key, code, origins)
+        V.graph.wrapper_code.writeline(f"RAIIAtenRecordFunctionHandle {variable}({_literal(name)}, nullptr);")
+        yield
+        V.graph.wrapper_code.writeline(f"{{ auto ended = std::move({variable}); }}")
+
+    def call(group: Any, wrapper: Any, kernel_name: str) -> None:
+        if id(V.graph) not in external:
+            kernels = [kernel for kernel in V.graph.operations if isinstance(kernel, ir.ExternKernel)]
+            external[id(V.graph)] = {node for kernel in kernels for node in _called(kernel)}
+        found = [origin for part in group.scheduled_nodes for origin in part.node.get_origins()]
+        own = [node for node in found if node not in external[id(V.graph)] and node.all_input_nodes]  # no constants either
+        with event(kernel_name, own or found):
+            call_kernel(group, wrapper, kernel_name)
+
+    def call_extern(scheduler: Any, node: Any) -> None:
+        kernel = node.node
+        if not isinstance(kernel, ir.ExternKernel) or isinstance(kernel, ir.MultiOutput):
+            extern_call(scheduler, node)
+            return
+        name = str(getattr(kernel, "op_overload", None) or kernel.python_kernel_name or type(kernel).__name__)
+        with event("".join(name.split()), _called(kernel) or kernel.get_origins()):
+            extern_call(scheduler, node)
+
+    with mock.patch.object(KernelGroup, "call_kernel", call), mock.patch.object(Scheduler, "codegen_extern_call", call_extern):
+        yield
+
+
+def _called(kernel: Any) -> list[Node]:
+    """The nodes that a call of a library's kernel stands for, without those that its inputs come from."""
+    origin = kernel.get_origin_node()
+    operator = getattr(kernel, "op_overload", None)
+    return [node for node in kernel.get_origins() if node.target is operator] if origin is None else [origin]
+
+
+def _graphs(module: GraphModule) -> list[torch.fx.Graph]:
+    return [part.graph for part in module.modules() if isinstance(part, GraphModule)]
+
+
+def _literal(text: str) -> str:
+    """A string literal of C++."""
+    return '"' + "".join(chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode()) + '"'
