@@ -12,7 +12,7 @@ import click
 
 from aotpack_loader.errors import AotpackError
 
-from . import bench, build, cache, compile, copy, diff, inspect, keygen, list, pull, push, run, sign, trust, verify
+from . import bench, build, cache, compile, copy, diff, inspect, keygen, list, profile, pull, push, run, sign, trust, verify
 from .console import as_options, print_json, print_version, wants_json, wants_tracebacks
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     """Packages that carry a trainable, already compiled PyTorch model."""
 
 
-for _module in (build, compile, inspect, diff, verify, run, bench, push, pull, copy, list, cache, keygen, sign, trust):
+for _module in (build, compile, inspect, diff, verify, run, bench, profile, push, pull, copy, list, cache, keygen, sign, trust):
     main.add_command(_module.command)
 
 

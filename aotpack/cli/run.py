@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,15 +14,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from aotpack_loader.errors import AotpackError
-
 from .console import json_option, print_json, stdout, time_text, trust_option
 from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from aotpack_loader.format.schema import Method
 
 
 @dataclass(frozen=True)
@@ -103,16 +99,19 @@ def _run(
         model = aotpack.load(path, backend=backend, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
-    info: Any = model.aotpack
+    from ..measure.steps import call_as_built, inputs_of
+
+    info = model.aotpack
     training = "train" in info.methods
-    args, kwargs, inputs = _inputs(path, "train" if training else "infer", seed, subclasses)
+    method = "train" if training else "infer"
+    inputs = inputs_of(path, method, seed, subclasses)
     torch.manual_seed(seed)
     model.train(training)
     losses, norms, times = [], [], []
-    call = partial(_as_built, model, info.program.methods["train" if training else "infer"])
+    call = partial(call_as_built(model, method), *inputs.args, **inputs.kwargs)
     for _ in range(steps):
         start = time.perf_counter()
-        loss, norm = _train_step(model, call, args, kwargs, lr) if training else (_infer_step(call, args, kwargs), None)
+        loss, norm = _train_step(model, call, lr) if training else (_infer_step(call), None)
         times.append(time.perf_counter() - start)
         losses.append(loss)
         norms.append(norm)
@@ -120,8 +119,8 @@ def _run(
         backend=info.backend,
         reason=info.reason,
         rejected=dict(info.rejected),
-        method="train" if training else "infer",
-        inputs=inputs,
+        method=method,
+        inputs=inputs.source,
         loss=losses[0],
         losses=losses,
         gradient_norm=norms[0],
@@ -131,35 +130,14 @@ def _run(
     )
 
 
-def _inputs(path: Path, method: str, seed: int, subclasses: Sequence[type]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
-    from aotpack_loader.archive.bundle import Bundle
-    from aotpack_loader.selftest import random_inputs, recorded_inputs
-
-    with Bundle.open(path) as bundle:
-        recorded = recorded_inputs(bundle, subclasses)
-        program = bundle.program
-    if recorded is not None:
-        return (*recorded, "recorded")
-    args, kwargs = random_inputs(program, program.methods[method], seed, subclasses)
-    return args, kwargs, f"random, seed {seed}"
-
-
-def _as_built(model: nn.Module, method: Method, *args: Any, **kwargs: Any) -> Any:
-    """Call the model under the autocast that the method was built for."""
-    from aotpack_loader.runtime.modes import as_built
-
-    with as_built(method):
-        return model(*args, **kwargs)
-
-
-def _train_step(
-    model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lr: float
-) -> tuple[float, float]:
+def _train_step(model: nn.Module, call: Callable[[], Any], lr: float) -> tuple[float, float]:
     import torch
 
     from aotpack_loader.runtime.subclasses import plain_tensors
 
-    loss = _loss(call(*args, **kwargs))
+    from ..measure.steps import loss_of
+
+    loss = loss_of(call())
     loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -182,40 +160,13 @@ def _number(loss: Tensor) -> float:
     return float(next(plain_tensors(loss)).item())
 
 
-def _infer_step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _infer_step(call: Callable[[], Any]) -> float:
     import torch
+
+    from ..measure.steps import loss_of
 
     with torch.no_grad():
-        return _number(_loss(call(*args, **kwargs)))
-
-
-def _loss(outputs: Any) -> Tensor:
-    import torch
-
-    floating = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
-    if not floating:
-        raise AotpackError("The model returns no floating-point tensor, so there is no loss to show.")
-    for tensor in floating:
-        if tensor.dim() == 0:
-            return tensor
-    return torch.stack([tensor.double().mean() for tensor in floating]).sum()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a nested result, in order."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value if value.layout == torch.strided else value.to_dense()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+        return _number(loss_of(call()))
 
 
 def _table(report: StepReport) -> Table:
