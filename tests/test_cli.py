@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from aotpack.cli import main
 from aotpack.cli.console import size_text, time_text
+from aotpack.measure.machine import cpu_model
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.format import media_types, schema
@@ -380,12 +383,29 @@ def test_the_same_input_gives_the_same_bytes(model_py: Path, tmp_path: Path) -> 
     assert (tmp_path / "a.aotpack").read_bytes() == (tmp_path / "b.aotpack").read_bytes()
 
 
-def test_bench_measures_every_target_that_fits(tiny_bundle: Path) -> None:
-    (figures,) = document(invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--json"))
+def test_bench_measures_every_target_that_fits(tiny_bundle: Path, tmp_path: Path) -> None:
+    page = tmp_path / "bench.html"
+    (figures,) = document(invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--json", "--html", page))
     assert figures["name"] == "bundle, portable"
     assert figures["start"] >= figures["load"] > 0
     assert figures["step"] > 0
     assert figures["faster"] is None
+    assert figures["samples"]["start"] == [figures["start"]]
+    assert len(figures["samples"]["step"]) == 2
+    text = page.read_text()
+    (data,) = re.findall(r'<script type="application/json" id="data-bench">(.*)</script>', text)
+    assert json.loads(data)["step"] == {
+        "names": ["bundle, portable"],
+        "runs": [figures["samples"]["step"]],
+        "middle": [figures["step"]],
+    }
+    for words in (
+        "One fresh process of each row; a step is the median of 2",
+        cpu_model(),
+        f"torch {version('torch')}",
+        "1 fresh process,",
+    ):
+        assert words in text
 
 
 def test_bench_says_what_was_run_and_what_is_faster(tiny_bundle: Path) -> None:

@@ -25,6 +25,9 @@ COMPARED = "warm torch.compile"
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Processes of each; medians count.")
 @click.option("--iterations", type=click.IntRange(min=1), default=30, show_default=True, help="Steps in each process.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Of each process; 0: torch's choice.")
+@click.option(
+    "--html", "page", metavar="OUT.HTML", type=click.Path(dir_okay=False, path_type=Path), help="Write plots as a page."
+)
 @import_option
 @trust_option
 @json_option
@@ -34,6 +37,7 @@ def command(
     rounds: int,
     iterations: int,
     threads: int,
+    page: Path | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -57,11 +61,25 @@ def command(
             threads=threads,
             progress=lambda name: status.update(f"measuring {name}"),
         )
+    if page is not None:
+        _write_page(page, bundle, figures, iterations)
     if as_json:
         print_json([asdict(item) for item in figures])
     else:
         stdout().print(_table(figures))
         stdout().print(_description(figures, iterations), highlight=False)
+
+
+def _write_page(page: Path, bundle: Path, figures: list[Figures], iterations: int) -> None:
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    from ..measure.bench_page import bench_page
+    from ..measure.machine import machine_text
+
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{machine_text()}, torch {version('torch')}"
+    page.write_text(bench_page(bundle.name, figures, _description(figures, iterations), machine, date), encoding="utf-8")
 
 
 def _table(figures: list[Figures]) -> Table:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 CONTENDER = Path(__file__).with_name("contender.py")
 REFERENCE = "torch.compile, warm cache"
+_SAMPLED = {
+    "start": "t_from_import_to_first_step",
+    "load": "t_make",
+    "first_step": "t_first_step",
+    "peak_memory": "peak_rss",
+}
+"""Fields of :class:`Figures` with one sample a process, and what a contender calls them."""
 _FORGOTTEN = ("PYTHON", "TORCHINDUCTOR")
 """Prefixes of environment variables that a contender does not inherit."""
 
@@ -37,7 +44,8 @@ class Figures:
     before that step. ``faster`` and ``step_ratio`` compare with ``torch.compile`` and its warm
     cache. ``faster`` says how many times sooner the first step is done. ``step_ratio`` is the
     step's time as a share of that of ``torch.compile``. Both are None if that was not measured.
-    ``runs`` is the number of processes, and ``threads`` the number of threads in each.
+    ``runs`` is the number of processes, and ``threads`` the number of threads in each. ``samples``
+    are the single measurements behind the medians: of every process, and for ``step`` of every step.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Figures:
     threads: int
     faster: float | None = None
     step_ratio: float | None = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
 
 def measure(
@@ -173,6 +182,10 @@ def _figures(name: str, runs: Sequence[Mapping[str, Any]]) -> Figures:
         peak_memory=int(middle("peak_rss")),
         runs=len(runs),
         threads=runs[0]["threads"],
+        samples={
+            **{name: [run[key] for run in runs] for name, key in _SAMPLED.items()},
+            "step": [time for run in runs for time in run["t_steps"]],
+        },
     )
 
 

@@ -226,6 +226,7 @@ def main() -> None:
         "t_import": imported[0] - begin if imported else None,
         "cpu_from_import_to_first_step": first_step_cpu - begin_cpu,
         "t_step_median": statistics.median(times[options.warmup :]) if options.iterations else None,
+        "t_steps": times[options.warmup :],
         "iterations": options.iterations,
         "modules_added": len(added),
         "compiler_modules_added": sum(name.startswith(COMPILERS) and not name.startswith("aotpack_") for name in added),
@@ -235,6 +236,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
     else:
+        del result["t_steps"]
         for key, value in result.items():
             print(f"{key:28} {value}")
 

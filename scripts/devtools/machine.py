@@ -6,8 +6,9 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+from aotpack.measure.machine import cpu_model
 
 PACKAGES = ("torch", "transformers", "timm", "diffusers", "aotpack", "aotpack-loader")
 
@@ -21,15 +22,6 @@ def provenance(threads: int | None = None) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "load_average": round(os.getloadavg()[0], 2),
     }
-
-
-def cpu_model() -> str:
-    """The processor's name; empty if the system does not report it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _version(distribution: str) -> str:
