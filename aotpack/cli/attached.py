@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
-from rich.text import Text
 
 from aotpack_loader.archive.attachments import CYCLONEDX, IN_TOTO, SIGSTORE_BUNDLE, Attachment
 from aotpack_loader.errors import AotpackError
 
-from .console import size_text
+from .console import plain, size_text
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -51,8 +50,8 @@ def table(listed: Sequence[Row]) -> Table:
     shown = Table("attachment", "size", "signer", "digest", box=None, pad_edge=False, header_style="bold")
     shown.columns[1].justify = "right"
     for row in listed:
-        signer = Text(row.signer, "green" if row.trusted else "yellow")
-        shown.add_row(Text(row.type), size_text(row.size), signer, row.digest.removeprefix("sha256:")[:12])
+        signer = plain(row.signer, "green" if row.trusted else "yellow")
+        shown.add_row(plain(row.type), size_text(row.size), signer, row.digest.removeprefix("sha256:")[:12])
     return shown
 
 

@@ -8,13 +8,18 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.text import Text
+
+from aotpack_loader.errors import AotpackError
 
 from ..report.text import size_text as size_text
 from ..report.text import time_text as time_text
+from ..report.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,9 +46,23 @@ def _console(terminal: bool, *, stderr: bool) -> Console:
     return Console(stderr=stderr, width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Return text of a bundle for a terminal: control characters in it are escapes that can be seen."""
+    return Text(visible(text), style)
+
+
 def print_json(value: object) -> None:
     """Print one JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def write_page(path: str, page: str) -> None:
+    """Write an HTML page to a file, and say where it is."""
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise AotpackError(f"The page cannot be written to {path}: {error.strerror}.") from error
+    click.echo(f"{path}: {size_text(len(page.encode()))}")
 
 
 def json_option(function: F) -> F:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..report.diff import Change, Difference, compare
-from .console import json_option, print_json, size_text, stdout
+from .console import json_option, plain, print_json, size_text, stdout
 from .transfers import connection_options, documents, mirror_option
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ def _show(console: Console, found: Difference, weights: Sequence[WeightChange] |
 
 
 def _verdict(subject: str, fits: bool) -> Text:
-    return Text(f"{subject} of the first bundle {'fit' if fits else 'do not fit'} the second.", "green" if fits else "bold red")
+    return plain(f"{subject} of the first bundle {'fit' if fits else 'do not fit'} the second.", "green" if fits else "bold red")
 
 
 def _table(title: str, changes: Sequence[Change]) -> Table:
     table = Table(title, "", "", box=None, pad_edge=False, header_style="bold")
     for change in sorted(changes, key=lambda one: not one.breaks):
-        table.add_row(Text(change.where), Text(change.text), Text("does not fit", "red") if change.breaks else "")
+        table.add_row(plain(change.where), plain(change.text), plain("does not fit", "red") if change.breaks else "")
     return table
 
 
@@ -117,7 +117,7 @@ _SHOWN = 20
 def _weight_table(changes: Sequence[WeightChange]) -> Table:
     table = Table("weights", "largest difference", "relative", box=None, pad_edge=False, header_style="bold")
     for change in sorted(changes, key=lambda one: -one.relative)[:_SHOWN]:
-        table.add_row(Text(change.name), f"{change.largest:.3g}", f"{change.relative:.2%}")
+        table.add_row(plain(change.name), f"{change.largest:.3g}", f"{change.relative:.2%}")
     if len(changes) > _SHOWN:
         table.add_row(f"and {len(changes) - _SHOWN} more", "", "")
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +16,22 @@ from rich.text import Text
 from rich.tree import Tree as RichTree
 
 from aotpack_loader.format import media_types, schema
-from aotpack_loader.format.containers import shown
-from aotpack_loader.format.labels import Labels
 
 from ..report.describe import (
-    argument_type,
     blob_purposes,
     code_blobs,
     media_kind,
+    platform_text,
     primal_name,
     requirements_of,
-    result_type,
     subclass_types,
     tensor_type,
     total_size,
 )
+from ..report.signature import Row, argument_rows, mode_text, ranges, result_rows
+from ..report.text import visible
 from . import attached
-from .console import json_option, print_json, size_text, stdout, verbose_option
+from .console import json_option, plain, print_json, size_text, stdout, verbose_option, write_page
 from .transfers import connection_options, documents, mirror_option
 
 if TYPE_CHECKING:
@@ -41,12 +40,14 @@ if TYPE_CHECKING:
 
 @click.command("inspect", short_help="Show what is in a bundle.")
 @click.argument("bundle")
+@click.option("--html", "page", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page to FILE.")
 @mirror_option
 @connection_options
 @json_option
 @verbose_option
 def command(
     bundle: str,
+    page: str | None,
     mirrors: tuple[str, ...],
     plain_http: tuple[str, ...],
     ca_file: str,
@@ -59,14 +60,24 @@ def command(
     Attachments are listed with the trusted key that signed them. BUNDLE is a file, a directory, or
     oci://HOST/REPOSITORY:TAG. Of a bundle in a registry only the
     manifests, the program and the targets' documents are fetched.
+
+    --html writes one page that needs no network: signature, state, graphs by module, memory of a step, targets.
     """
     from aotpack_loader.archive.bundle import Bundle
 
     with documents(bundle, plain_http, ca_file, concurrency, mirrors) if "://" in bundle else Bundle.open(bundle) as opened:
-        if as_json:
+        if page is not None:
+            _write_page(page, bundle, opened)
+        elif as_json:
             print_json(_as_json(bundle, opened))
         else:
             _show(stdout(), bundle, opened, verbose=verbose)
+
+
+def _write_page(path: str, name: str, bundle: Bundle) -> None:
+    from ..report.html.inspect import inspect_page  # imports torch, whose version decides which targets run here
+
+    write_page(path, inspect_page(bundle, name, attached.rows(bundle)))
 
 
 def _as_json(path: str, bundle: Bundle) -> dict[str, Any]:
@@ -97,11 +108,11 @@ def _show(console: Console, path: str, bundle: Bundle, *, verbose: bool) -> None
     console.print(_overview(path, bundle))
     for name, method in bundle.program.methods.items():
         console.print()
-        console.print(Text.assemble((name, "bold"), f"  serves {', '.join(map(_mode, method.serves)) or 'nothing'}"))
+        console.print(Text.assemble((visible(name), "bold"), f"  serves {', '.join(map(mode_text, method.serves)) or 'nothing'}"))
         console.print(Padding(_inputs(method), (0, 0, 0, 2), expand=False))
         console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2), expand=False))
         for line in _details(bundle, method):
-            console.print(Text(f"  {line}"))
+            console.print(plain(f"  {line}"))
     if verbose and bundle.program.state:
         console.print()
         console.print(_state_table(bundle.program))
@@ -122,24 +133,24 @@ def _overview(path: str, bundle: Bundle) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("program", Text(program.name))
-    table.add_row("bundle", Text(str(path)))
+    table.add_row("program", plain(program.name))
+    table.add_row("bundle", plain(str(path)))
     table.add_row("digest", bundle.digest)
     table.add_row("size", f"{size_text(total_size(bundle))} in {len(bundle.descriptors())} blobs")
     table.add_row("format", f"{program.format.major}.{program.format.minor}")
-    table.add_row("built with", Text(f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"))
+    table.add_row("built with", plain(f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"))
     needs = [
         f"torch {program.requirements.torch}",
         *(f"operators of {name}" for name in program.requirements.operators),
         *(f"class {name}" for name in program.requirements.subclasses),
     ]
-    table.add_row("needs", Text(", ".join(needs + program.features)))
-    table.add_row("state", Text(_state(program)))
+    table.add_row("needs", plain(", ".join(needs + program.features)))
+    table.add_row("state", plain(_state(program)))
     table.add_row("self-test", "recorded" if program.self_test is not None else "none")
     libraries = {f"torch {call.torch}, {call.python}" for found in bundle.targets.values() if (call := found.call) is not None}
     if libraries:
         elsewhere = "elsewhere Python makes them, which takes some 20 µs more a call"
-        table.add_row("native calls", Text(f"{'; '.join(sorted(libraries))} ({elsewhere})"))
+        table.add_row("native calls", plain(f"{'; '.join(sorted(libraries))} ({elsewhere})"))
     return table
 
 
@@ -176,23 +187,15 @@ def _state_table(program: schema.Program) -> Table:
         if not entry.persistent:
             notes.append("not in the state dict")
         notes += subclass_types(entry.subclass)
-        table.add_row(Text(entry.name), entry.kind, tensor_type(entry.dtype, entry.shape), Text(", ".join(notes)))
+        table.add_row(plain(entry.name), entry.kind, tensor_type(entry.dtype, entry.shape), plain(", ".join(notes)))
     return table
 
 
 # ---------------------------------------------------------------- methods
 
 
-def _mode(mode: schema.Mode) -> str:
-    return f"{'train()' if mode.training else 'eval()'} {'with grad' if mode.grad else 'without grad'}"
-
-
 def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
-    labels = Labels(method.symbols)
-    for symbol in method.symbols:
-        name, top = labels.name(symbol.name), symbol.maximum
-        yield f"{name} >= {symbol.minimum}" if top is None else f"{symbol.minimum} <= {name} <= {top}"
-    yield from map(labels.text, method.constraints)
+    yield from ranges(method)
     if not bundle.has(method.forward):
         yield "graphs: not fetched"
     elif method.backward is None:
@@ -216,63 +219,29 @@ def _details(bundle: Bundle, method: schema.Method) -> Iterator[str]:
     yield from method.notes
 
 
-def _inputs(method: schema.Method) -> RichTree:
-    """Return the arguments by name. The tree of a method is always ``(args, kwargs)``."""
-    root = RichTree("arguments")
-    leaves = map(Labels(method.symbols).text, map(argument_type, method.leaves))
-    args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
-    for position, item in enumerate(getattr(args, "items", [])):
-        label = method.parameters[position] if position < len(method.parameters) else f"args[{position}]"
-        _grow(root, label, item, leaves)
-    if isinstance(kwargs, schema.DictNode):
-        for key, item in zip(kwargs.keys, kwargs.items, strict=True):
-            _grow(root, str(key), item, leaves)
-    if not root.children:
-        root.label = "no arguments"
+def _tree(title: str, rows: Sequence[Row]) -> RichTree:
+    root = RichTree(visible(title))
+    for row in rows:
+        _grow(root, row)
     return root
+
+
+def _grow(parent: RichTree, row: Row) -> None:
+    branch = parent.add(plain(f"{row.label}  {row.text}"))
+    for child in row.children:
+        _grow(branch, child)
+
+
+def _inputs(method: schema.Method) -> RichTree:
+    rows = argument_rows(method)
+    return _tree("arguments" if rows else "no arguments", rows)
 
 
 def _outputs(bundle: Bundle, method: schema.Method) -> RichTree:
-    graph = bundle.graph(method.forward) if bundle.has(method.forward) else None
-    found = ["tensor" if graph is None else result_type(method, graph, result) for result in method.results]
-    leaves = map(Labels(method.symbols).text, found)
-    root = RichTree("results")
-    if isinstance(method.outputs, schema.LeafNode):
-        root.label = Text(f"result: {next(leaves, '')}")
-    else:
-        root.label = Text(f"results: {_container(method.outputs)}")
-        for label, item in _children(method.outputs):
-            _grow(root, label, item, leaves)
-    for update in method.updates:
-        _grow(root, f"changes {shown(method, update.path)}:", update.tree, leaves)
-    return root
-
-
-def _grow(parent: RichTree, label: str, tree: schema.Tree, leaves: Iterator[str]) -> None:
-    if isinstance(tree, schema.LeafNode):
-        parent.add(Text(f"{label}  {next(leaves, '')}"))
-        return
-    if isinstance(tree, schema.GivenNode):
-        parent.add(Text(f"{label}  as the caller gave it"))
-        return
-    branch = parent.add(Text(f"{label}  {_container(tree)}"))
-    for child, item in _children(tree):
-        _grow(branch, child, item, leaves)
-
-
-def _container(tree: schema.Tree) -> str:
-    if isinstance(tree, schema.RecordNode):
-        return tree.name
-    return {schema.TupleNode: "tuple", schema.ListNode: "list"}.get(type(tree), "dict")
-
-
-def _children(tree: schema.Tree) -> Iterator[tuple[str, schema.Tree]]:
-    if isinstance(tree, schema.DictNode):
-        yield from ((repr(key), item) for key, item in zip(tree.keys, tree.items, strict=True))
-    elif isinstance(tree, schema.RecordNode):
-        yield from ((f".{field}", item) for field, item in zip(tree.fields, tree.items, strict=True))
-    elif not isinstance(tree, (schema.LeafNode, schema.GivenNode)):
-        yield from ((f"[{position}]", item) for position, item in enumerate(tree.items))
+    result, *changes = result_rows(bundle, method)
+    leaf = isinstance(method.outputs, schema.LeafNode)
+    title = f"result: {result.text}" if leaf else f"results: {result.text}"
+    return _tree(title, [*result.children, *(Row(f"{row.label}:", row.text, row.children) for row in changes)])
 
 
 # ---------------------------------------------------------------- targets and blobs
@@ -284,19 +253,13 @@ def _target_table(bundle: Bundle) -> Table:
         target = found.target
         code = {blob.digest: blob.size for blob, _ in code_blobs(target)}
         table.add_row(
-            Text(name),
-            _platform(found.platform),
+            plain(name),
+            platform_text(found.platform),
             target.instruction_set or "-",
             size_text(sum(code.values())) if code else "none: interpreted",
-            Text(requirements_of(target, bundle.program)),
+            plain(requirements_of(target, bundle.program)),
         )
     return table
-
-
-def _platform(platform: schema.Platform | None) -> str:
-    if platform is None:
-        return "any"
-    return "/".join(part for part in (platform.os, platform.architecture, platform.variant) if part)
 
 
 def _blob_table(bundle: Bundle) -> Table:
@@ -311,10 +274,10 @@ def _blob_table(bundle: Bundle) -> Table:
         ]
         raw = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
         table.add_row(
-            Text(purposes.get(descriptor.digest) or media_kind(descriptor.media_type)),
+            plain(purposes.get(descriptor.digest) or media_kind(descriptor.media_type)),
             size_text(descriptor.size),
             size_text(int(raw)) if raw.isdecimal() else "",
-            Text("all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users)),
+            plain("all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users)),
             descriptor.digest.removeprefix("sha256:")[:12],
         )
     return table

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from aotpack_loader.errors import AotpackError, BundleNotFoundError, SubclassError, TargetError, TrustError
 
-from .console import json_option, print_json, stdout, trust_option
+from .console import json_option, plain, print_json, stdout, trust_option
 from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
@@ -257,5 +256,5 @@ def _self_test(path: Path, target: str, asked: Asked, subclasses: Sequence[type]
 def _table(checks: list[Check]) -> Table:
     table = Table("check", "result", "detail", box=None, pad_edge=False)
     for check in checks:
-        table.add_row(Text(check.name), Text(check.status, STYLES[check.status]), Text(check.detail))
+        table.add_row(plain(check.name), plain(check.status, STYLES[check.status]), plain(check.detail))
     return table

@@ -116,6 +116,12 @@ def requirements_of(target: schema.Target, program: schema.Program) -> str:
     return ", ".join(needs) or "-"
 
 
+def platform_text(platform: schema.Platform | None) -> str:
+    if platform is None:
+        return "any"
+    return "/".join(part for part in (platform.os, platform.architecture, platform.variant) if part)
+
+
 def blob_purposes(bundle: Bundle) -> dict[str, str]:
     """Return the purpose of each blob, by digest.
 

@@ -52,9 +52,14 @@ def saved_bytes(bundle: Bundle, method: schema.Method) -> int | None:
     return total
 
 
+def element_size(dtype: str) -> int:
+    """Return the bytes of one element."""
+    return _BYTES.get(dtype, 1)
+
+
 def _size(value: schema.TensorValue, hints: dict[str, int]) -> int | None:
     try:
         elements = math.prod(expressions.evaluate(size, hints) for size in value.shape)
     except (AotpackError, KeyError):  # a size without a hint
         return None
-    return elements * _BYTES.get(value.dtype, 1)
+    return elements * element_size(value.dtype)
