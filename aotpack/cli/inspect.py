@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
+from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import media_types, schema
 
 from ..report.describe import (
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 @click.command("inspect", short_help="Show what is in a bundle.")
 @click.argument("bundle")
 @click.option("--html", "page", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page to FILE.")
+@click.option("--graph", "graph", metavar="METHOD.HALF", help="Print one graph: train.forward, train.backward, infer.forward.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "dot", "svg"]), default="text", show_default=True, help="Of --graph."
+)
 @mirror_option
 @connection_options
 @json_option
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
 def command(
     bundle: str,
     page: str | None,
+    graph: str | None,
+    form: str,
     mirrors: tuple[str, ...],
     plain_http: tuple[str, ...],
     ca_file: str,
@@ -62,12 +69,15 @@ def command(
     manifests, the program and the targets' documents are fetched.
 
     --html writes one page that needs no network: signature, state, graphs by module, memory of a step, targets.
+    --graph prints the operations of one graph by module; SVG needs Graphviz.
     """
     from aotpack_loader.archive.bundle import Bundle
 
     with documents(bundle, plain_http, ca_file, concurrency, mirrors) if "://" in bundle else Bundle.open(bundle) as opened:
         if page is not None:
             _write_page(page, bundle, opened)
+        elif graph is not None:
+            click.echo(_drawn(opened, graph, form), nl=False)
         elif as_json:
             print_json(_as_json(bundle, opened))
         else:
@@ -78,6 +88,27 @@ def _write_page(path: str, name: str, bundle: Bundle) -> None:
     from ..report.html.inspect import inspect_page  # imports torch, whose version decides which targets run here
 
     write_page(path, inspect_page(bundle, name, attached.rows(bundle)))
+
+
+def _drawn(bundle: Bundle, key: str, form: str) -> str:
+    """Return one graph in the form that was asked for."""
+    from ..report import drawing
+    from ..report.operations import views
+
+    name = key.rpartition(".")[0]
+    keys = [f"{name}.{half}" for name, method in bundle.program.methods.items() for half in _halves(method)]
+    if key not in keys:
+        raise AotpackError(f"The bundle has no graph {visible(key)!r}.", hint=f"It has: {visible(', '.join(keys))}.")
+    view = next((view for view in views(bundle, name).values() if view.key == key), None)
+    if view is None:
+        raise AotpackError(f"The graph {key} is not in this copy of the bundle.", hint="Pull the bundle, then inspect the copy.")
+    if form == "text":
+        return "".join(f"{line}\n" for line in drawing.as_text(view))
+    return drawing.as_dot(view) if form == "dot" else drawing.as_svg(view)
+
+
+def _halves(method: schema.Method) -> list[str]:
+    return ["forward"] if method.backward is None else ["forward", "backward"]
 
 
 def _as_json(path: str, bundle: Bundle) -> dict[str, Any]:

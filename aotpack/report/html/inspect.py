@@ -48,13 +48,19 @@ def inspect_page(bundle: Bundle, path: str, attachments: Sequence[Any] = ()) -> 
         path: what the user called it.
         attachments: rows with ``type``, ``size``, ``signer``, ``trusted`` and ``digest``.
     """
-    graphs = {name: views(bundle, name) for name in bundle.program.methods}
-    memory = {name: step_memory(bundle, name, graphs[name]) for name in bundle.program.methods}
+    names = sorted(bundle.program.methods, key=lambda name: (name != "train", name))
+    graphs = {name: views(bundle, name) for name in names}
+    memory = {name: step_memory(bundle, name, graphs[name]) for name in names}
     sections = [
         Section("overview", "Overview", _overview(bundle, path, graphs, memory)),
-        Section("signature", "Signature", _signature(bundle), "How to call the model. Names and ranges are those of its author."),
+        Section(
+            "signature",
+            "Signature",
+            _signature(bundle, names),
+            "How to call the model. Names and ranges are those of its author.",
+        ),
         Section("state", "State", _state(bundle.program)),
-        Section("graphs", "Graphs", _graphs(graphs), "Forward and backward by module. A click on a module opens it."),
+        Section("graphs", "Graphs", _graphs(graphs), "Forward and backward by module. A click opens a module."),
         Section("memory", "Memory", _memory(bundle.program, memory, graphs)),
         Section("effects", "Mutations and aliases", _effects(bundle, memory), "What a call does beside returning values."),
         Section("targets", "Targets", _targets(bundle), "Where the model runs. “Here” is the machine that made this page."),
@@ -89,7 +95,7 @@ def _overview(bundle: Bundle, path: str, graphs: Views, memory: Mapping[str, Ste
     parameters = [entry for entry in program.state if entry.kind == "parameter" and entry.tied_to is None]
     elements = sum(math.prod(entry.shape) for entry in parameters)
     trained = sum(math.prod(entry.shape) for entry in parameters if entry.requires_grad)
-    name = "train" if "train" in graphs else next(iter(graphs))
+    name = next(iter(graphs))
     counts = " + ".join(f"{len(view.operations):,}" for view in graphs[name].values()) or "?"
     cards = [
         {"value": size_text(total_size(bundle)), "label": f"in {len(bundle.descriptors())} blobs"},
@@ -119,9 +125,10 @@ def _overview(bundle: Bundle, path: str, graphs: Views, memory: Mapping[str, Ste
     return fragment("inspect/overview", cards=cards, facts=facts)
 
 
-def _signature(bundle: Bundle) -> Markup:
+def _signature(bundle: Bundle, names: Sequence[str]) -> Markup:
     methods = []
-    for name, method in bundle.program.methods.items():
+    for name in names:
+        method = bundle.program.methods[name]
         tags = [f"captured with {method.captured_with}"] if method.captured_with else []
         tags += [f"autocast {method.autocast}"] if method.autocast else []
         tags += ["draws eager's random numbers"] if method.rng == "eager" else []
@@ -221,9 +228,7 @@ def _memory_data(memory: StepMemory) -> dict[str, Any]:
 
 
 def _effects(bundle: Bundle, memory: Mapping[str, StepMemory]) -> Markup:
-    methods = [
-        {"name": name, "effects": effects(bundle, method, memory[name])} for name, method in bundle.program.methods.items()
-    ]
+    methods = [{"name": name, "effects": effects(bundle, bundle.program.methods[name], found)} for name, found in memory.items()]
     return fragment("inspect/effects", methods=methods)
 
 

@@ -1,0 +1,237 @@
+"""``aotpack inspect --html`` in a headless Chromium: no script errors, the graph opens and closes, names are inert."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.browser import PageUnderTest, chromium
+
+from aotpack.cli import main
+from aotpack.report.html.inspect import inspect_page
+from aotpack.report.text import visible
+from aotpack_loader.archive import compression
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.format import media_types
+from devtools.large_bundle import write_large_bundle
+from devtools.spec.documents import Documents, blob_name
+from devtools.spec.vectors import tar
+
+VECTORS = Path(__file__).resolve().parent.parent / "spec/vectors/v1/valid"
+HOSTILE = "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>\u202e\u200b"
+"""A name. The format forbids control characters in names of parameters, so they are in the other names only."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def digits_page(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pages") / "digits.html"
+    done = CliRunner().invoke(main, ["inspect", str(digits_bundle), "--html", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_the_page_of_the_digits_network(browser: Any, digits_page: Path) -> None:
+    page = PageUnderTest(browser, digits_page)
+    assert page.complaints() == []
+    assert digits_page.stat().st_size < 300_000
+    assert "2 <= batch <= 1797" in page.texts("#signature .tag bdi")
+    assert {"images", "labels", "features.0.weight"} <= set(page.texts("#signature th bdi, #state th bdi"))
+    assert "runs" in page.texts("#targets .tag")
+    assert page.texts(".lane") == ["forward", "backward"]
+    assert page.script("return document.querySelectorAll('path.saved').length") > 5
+    assert page.script("return document.querySelectorAll('#memory canvas').length") >= 1
+    assert page.script("return document.querySelectorAll('.cell').length") > 5
+
+
+def test_modules_open_and_close(browser: Any, digits_page: Path) -> None:
+    page = PageUnderTest(browser, digits_page)
+    page.script("document.getElementById('graph-collapse').click()")
+    collapsed = page.script("return graphView.state()")
+    assert collapsed["open"] == []
+    assert "features" in "".join(page.texts(".box.module .title"))
+    press = "[...document.querySelectorAll('.box.module')].find((b) => b.dataset.key === arguments[0])"
+    enter = ".dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}))"
+    page.script(press + enter, "forward/features")
+    opened = page.script("return graphView.state()")
+    assert opened["open"] == ["features"]
+    assert opened["boxes"] > collapsed["boxes"]
+    assert page.script(f"return {press}.getAttribute('aria-expanded')", "forward/features") == "true"
+    assert page.script("return document.activeElement.dataset.key") == "forward/features"
+    page.script(press + enter, "forward/features")
+    assert page.script("return graphView.state()") == {**collapsed, "selected": "forward/features"}
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("query", "count"), [("convolution", 6), ("features.1", 3), ("model.py:22", 7), ("BATCH_NORM features.4", 2), ("nothing", 0)]
+)
+def test_search_by_operator_module_and_line(browser: Any, digits_page: Path, query: str, count: int) -> None:
+    page = PageUnderTest(browser, digits_page)
+    page.script("graphView.search(arguments[0])", query)
+    assert page.script("return graphView.state().hits") == count
+    assert len(page.texts("#graph-results button")) == count
+    if count:
+        page.script("document.querySelector('#graph-results button').click()")
+        assert page.script("return graphView.state().selected").startswith(("forward/", "backward/"))
+        assert page.texts("#graph-details h3")[0].startswith("aten.")
+    assert page.complaints() == []
+
+
+def test_tables_sort_and_filter(browser: Any, digits_page: Path) -> None:
+    page = PageUnderTest(browser, digits_page)
+    page.script("document.querySelectorAll('#state-table .sort')[3].click()")
+    sizes = page.texts("#state-table td:nth-child(4)")
+    assert sizes == sorted(sizes, key=lambda text: int(text.replace(",", "")))
+    find = "const input = document.querySelector('[data-filter=state-table]'); "
+    page.script(find + "input.value = 'buffer int64'; input.dispatchEvent(new Event('input'))")
+    assert page.texts("#state-table-count") == ["3 of 20 rows"]
+
+
+def test_the_theme_changes(browser: Any, digits_page: Path) -> None:
+    page = PageUnderTest(browser, digits_page)
+    colours = []
+    for _ in range(2):
+        page.script("document.getElementById('theme').click()")
+        colours.append(page.script("return getComputedStyle(document.body).backgroundColor"))
+    assert len(set(colours)) == 2
+    assert page.complaints() == []
+
+
+def test_what_a_screen_reader_needs(browser: Any, digits_page: Path) -> None:
+    """Every control has a name, every table has heading cells, every section a heading."""
+    page = PageUnderTest(browser, digits_page)
+    nameless = """return [...document.querySelectorAll('button, input, select, [role=button]')].filter((e) =>
+        !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).map((e) => e.outerHTML)"""
+    assert page.script(nameless) == []
+    assert page.script("return [...document.querySelectorAll('table')].filter((t) => !t.querySelector('th')).length") == 0
+    assert page.script("return [...document.querySelectorAll('main > section')].every((s) => s.querySelector('h2'))")
+    assert page.script("return document.documentElement.lang") == "en"
+
+
+# ---------------------------------------------------------------- bundles by others
+
+
+def hostile_bundle(folder: Path) -> Path:
+    """A valid bundle whose names are HTML, scripts, control characters and right-to-left marks."""
+    documents = Documents(VECTORS / "origins/bundle.aotpack")
+    text = json.dumps(documents.program)
+    assert '"0.conv.weight"' in text
+    documents.program = json.loads(text.replace("0.conv", "0." + HOSTILE.replace(".", "_")).replace('"labels"', '"x"'))
+    program = documents.program
+    program["name"] = HOSTILE + "\x1b[31m"
+    program["requirements"]["operators"] = ["no_such_operators"]
+    method = program["methods"]["train"]
+    method["parameters"] = [HOSTILE + "\x1b[31m"]
+    method["notes"] = [HOSTILE + "\x07"]
+    origins = program["origins"]
+    size = int(origins["annotations"][media_types.ANNOTATION_RAW_SIZE])
+    raw = compression.decompress(documents.others[blob_name(origins["digest"])], size)
+    raw = raw.replace(b'"0.conv"', json.dumps("0." + HOSTILE.replace(".", "_")).encode())
+    documents.replace(origins, compression.compress(raw), raw)
+    path = folder / "hostile.aotpack"
+    path.write_bytes(tar(list(documents.files().items())))
+    return path
+
+
+def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
+    bundle = hostile_bundle(tmp_path)
+    out = tmp_path / "hostile.html"
+    done = CliRunner().invoke(main, ["inspect", str(bundle), "--html", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    page = PageUnderTest(browser, out)
+    assert page.complaints() == []
+    assert page.script("return document.title").startswith(visible(HOSTILE))
+    assert page.script("return document.querySelectorAll('img, iframe, object, embed, link').length") == 0
+    shown = out.read_text()
+    assert not set(shown) & set("\x1b\x07\u202e\u200b")
+    page.script("document.getElementById('graph-expand').click(); graphView.search('img')")
+    assert page.script("return graphView.state().hits") > 0
+    page.script("document.querySelector('#graph-results button').click()")
+    assert page.script("return document.querySelectorAll('img').length") == 0
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("options", [[], ["-v"]])
+def test_hostile_names_are_inert_in_a_terminal(tmp_path: Path, options: list[str]) -> None:
+    done = CliRunner().invoke(main, ["inspect", str(hostile_bundle(tmp_path)), *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert visible(HOSTILE)[-12:] in done.output.replace("\n", "").replace(" ", "")
+    assert not set(done.output) & set("\x1b\x07\u202e\u200b")
+
+
+def test_vectors_of_every_kind_have_a_page(tmp_path: Path) -> None:
+    """Subclasses, control flow, operators and classes that are not here: all is shown, and nothing is imported."""
+    for folder in sorted(VECTORS.iterdir()):
+        with Bundle.open(folder / "bundle.aotpack") as bundle:
+            assert "</html>" in inspect_page(bundle, folder.name), folder.name
+
+
+@pytest.mark.slow
+def test_a_graph_of_100000_operations_opens_within_3_seconds(browser: Any, tmp_path: Path) -> None:
+    write_large_bundle(tmp_path / "large.aotpack", 100_000)
+    out = tmp_path / "large.html"
+    with Bundle.open(tmp_path / "large.aotpack") as bundle:
+        out.write_text(inspect_page(bundle, "large.aotpack"))
+    began = time.perf_counter()
+    page = PageUnderTest(browser, out)
+    assert page.script("return graphView.state().boxes") > 0
+    assert time.perf_counter() - began < 3 * 3, "three times what the issue asks, for a busy machine"
+    page.script("graphView.search('layers.399.mlp')")
+    assert page.script("return graphView.state().hits") > 100
+    assert page.complaints() == []
+
+
+# ---------------------------------------------------------------- one graph
+
+
+def graph_of(bundle: Path, *options: str) -> str:
+    done = CliRunner().invoke(main, ["inspect", str(bundle), "--graph", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_graph_as_text(digits_bundle: Path) -> None:
+    lines = graph_of(digits_bundle, "train.forward").splitlines()
+    at = lines.index("  3:")
+    assert lines[at + 1] == (
+        "    convolution_1 = convolution(relu, features.3.weight) -> float32[batch, 64, 4, 4]  # model.py:21"
+    )
+    assert "result['loss'] = nll_loss_forward" in lines
+    assert "gradient features.0.weight = convolution_backward_2" in graph_of(digits_bundle, "train.backward")
+
+
+def test_a_graph_as_dot_and_svg(digits_bundle: Path) -> None:
+    dot = graph_of(digits_bundle, "train.backward", "--format", "dot")
+    assert dot.startswith('digraph "train.backward" {\n  rankdir=BT')
+    assert 'label="features"' in dot
+    if shutil.which("dot") is None:
+        pytest.skip("graphviz is not installed")
+    svg = graph_of(digits_bundle, "train.backward", "--format", "svg")
+    assert "convolution_backward" in svg
+    assert svg.rstrip().endswith("</svg>")
+
+
+def test_a_graph_of_a_hostile_bundle_is_inert(tmp_path: Path) -> None:
+    bundle = hostile_bundle(tmp_path)
+    for form in ("text", "dot"):
+        shown = graph_of(bundle, "train.forward", "--format", form)
+        assert not set(shown) & set("\x1b\x07\u202e\u200b")
+        assert r"\u202e" in shown
+
+
+def test_an_unknown_graph_is_refused(digits_bundle: Path) -> None:
+    done = CliRunner().invoke(main, ["inspect", str(digits_bundle), "--graph", "train.sideways"])
+    assert done.exit_code == 1
+    assert "train.forward, train.backward" in done.output
