@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..errors import CorruptBundleError
 from ..format import schema
 
 
@@ -18,8 +19,15 @@ def literal(arg: Any, device: torch.device | None = None) -> Any:
     if isinstance(arg, (schema.DTypeArg, schema.LayoutArg, schema.MemoryFormatArg)):
         return getattr(torch, arg.value)
     if isinstance(arg, schema.DeviceArg):
-        return torch.device(arg.value) if device is None else device
+        return _device(arg.value) if device is None else device
     return arg
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise CorruptBundleError(f"{name!r} is not a device.") from error
 
 
 def literals(arg: Any) -> Any:
