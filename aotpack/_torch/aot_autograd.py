@@ -56,7 +56,8 @@ class Joint:
     ``num_forward``: how many of the graph's outputs belong to the forward. ``gradient_metas``:
     AOTAutograd's description of the gradients that are tensor subclasses. It is None if there is no
     subclass. ``sparse``: maps the index of each result that is made sparse after the graph to its
-    number of sparse dimensions.
+    number of sparse dimensions. ``sparse_gradients``: the indices of gradients of which the graph
+    returns the values of a sparse tensor; its indices follow the gradients, in this order.
     """
 
     graph_module: torch.fx.GraphModule
@@ -74,6 +75,7 @@ class Joint:
     backward_tokens: int
     touched: VersionedWrites | None = None
     sparse: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    sparse_gradients: tuple[int, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -38,6 +38,7 @@ from .inputs.dynamic_shapes import DynamicShapes
 from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
 from .sparse import with_dense_results
+from .sparse_gradients import with_parts_of_gradients
 
 FRONT_ENDS = ("dynamo", "export", "trace")
 
@@ -107,7 +108,7 @@ def capture(
                 joint, lost = _FRONT_ENDS[name](FrontEndInput(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
                 _refuse_writes_in_backward(joint)
-                joint = with_dense_results(joint)
+                joint = with_parts_of_gradients(with_dense_results(joint))
                 _check_layouts(joint)
         except (AotpackError, compat.SetsRequiresGradError):
             raise
@@ -337,7 +338,7 @@ def _check_layouts(joint: compat.Joint) -> None:
         problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
     if problems:
         raise UnsupportedError(
-            "The model or its gradient creates sparse tensors. A bundle supports them only as results without a gradient.",
+            "The model or its gradient creates sparse tensors. A bundle supports them as results without a gradient, and as gradients of embeddings.",
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )

@@ -14,7 +14,7 @@ from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import AUTOCAST_VARIANTS, CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD
+from aotpack_loader.format.versions import AUTOCAST_VARIANTS, CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS
 from aotpack_loader.runtime.tree import holds_given
 
 from .. import capture, graph
@@ -89,6 +89,7 @@ def _halves(
         depends=convention.depends,
         second=item.second,
         subclasses=convention.subclasses,
+        sparse=convention.sparse,
     )
 
 
@@ -168,6 +169,7 @@ def _features(methods: Mapping[str, schema.Method]) -> list[str]:
         AUTOCAST_VARIANTS: len({method.autocast for method in methods.values()}) > 1,
         CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
         SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
+        SPARSE_GRADIENTS: any(method.backward is not None and method.backward.sparse for method in methods.values()),
     }
     return [feature for feature, needed in used.items() if needed]
 

@@ -102,6 +102,7 @@ def assemble(
         backward.tangents,
         backward.gradients,
         backward.depends,
+        backward.sparse,
         gradient_subclasses,
         trace.shape_env,
         saved_bytes(trace, primals),

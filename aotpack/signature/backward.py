@@ -30,12 +30,14 @@ class BackwardPart:
 
     ``gradients``: for each primal the position of its gradient among ``outputs``, or None.
     ``depends``: the tangents that each output is computed from; empty if each depends on all.
+    ``sparse``: the gradients that are sparse tensors.
     """
 
     saved: list[schema.Saved]
     tangents: list[schema.Tangent]
     gradients: list[int | None]
     depends: list[list[int]]
+    sparse: list[schema.SparseGradient]
     outputs: list[Node]
 
 
@@ -49,12 +51,13 @@ def describe_backward(
     """Describe the backward, and add what it needs to the forward's outputs."""
     backward = trace.parts.backward
     if backward is None:
-        return BackwardPart([], [], [], [], [])
+        return BackwardPart([], [], [], [], [], [])
     _save_copies_of_overwritten(trace, primals)
     saved = _saved(trace, primals, sizes, outputs)
     tangents = _tangents(trace, primals, sizes, outputs, mutations)
     gradients, nodes = _gradients(trace, primals, backward)
-    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), nodes)
+    sparse = _sparse_gradients(trace, primals, backward, nodes)
+    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, nodes)
 
 
 def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
@@ -224,6 +227,19 @@ def _gradients(trace: PartitionedMethod, primals: Primals, backward: GraphModule
             gradients.append(None)
     gradients += [None] * (len(primals.described) - len(gradients))
     return gradients, kept
+
+
+def _sparse_gradients(
+    trace: PartitionedMethod, primals: Primals, backward: GraphModule, kept: list[Node]
+) -> list[schema.SparseGradient]:
+    """Add the indices of sparse gradients to the outputs of the backward, and describe these gradients."""
+    count = len(trace.joint.primal_descriptors)
+    found = []
+    for gradient, indices in zip(trace.joint.sparse_gradients, partition.output_args(backward)[count:], strict=True):
+        if gradient not in primals.dropped:
+            found.append(schema.SparseGradient(primals.index(gradient), len(kept)))
+            kept.append(indices)  # type: ignore[arg-type]
+    return found
 
 
 def _depends(trace: PartitionedMethod, backward: GraphModule, gradients: Sequence[Node]) -> list[list[int]]:

@@ -43,6 +43,7 @@ class Convention:
     tangents: list[schema.Tangent]
     gradients: list[int | None]
     depends: list[list[int]]
+    sparse: list[schema.SparseGradient]
     subclasses: list[schema.Subclass | None]
     shape_env: compat.ShapeEnv | None
     saved_bytes: int

@@ -22,12 +22,13 @@ from . import conformance_cases_random as random
 from . import conformance_cases_recompute as recompute
 from . import conformance_cases_second as second
 from . import conformance_cases_shapes as shapes
+from . import conformance_cases_sparse_gradients as sparse_gradients
 from . import conformance_cases_state as state
 from . import conformance_cases_subclasses as subclasses
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 

@@ -699,6 +699,17 @@ class Second(Document, frozen=True):
     depends: list[list[Index]] = []
 
 
+class SparseGradient(Document, frozen=True):
+    """The gradient of primal ``primal`` is a sparse (COO) tensor with the primal's sizes.
+
+    Its values are the backward output ``Backward.gradients[primal]``. Its indices are the backward
+    output ``indices``, ``int64``, sparse dimensions by entries. It is not coalesced.
+    """
+
+    primal: Index
+    indices: Index
+
+
 class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
@@ -706,7 +717,8 @@ class Backward(Document, frozen=True):
     ``depends[j]`` lists the tangents that backward output j depends on. If none of them was passed,
     there is no gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
     ``second``: a method for derivatives of the gradients; null: there is none. ``subclasses[j]``
-    is the subclass that backward output j is rebuilt as; empty: none is a subclass.
+    is the subclass that backward output j is rebuilt as; empty: none is a subclass. ``sparse``: the
+    gradients that are sparse tensors.
     """
 
     graph: Descriptor
@@ -716,6 +728,7 @@ class Backward(Document, frozen=True):
     depends: list[list[Index]] = []
     second: Second | None = None
     subclasses: list[Subclass | None] = []
+    sparse: list[SparseGradient] = []
 
 
 class Mode(Document, frozen=True):

@@ -44,7 +44,7 @@ def of_outputs(method: schema.Method) -> list[schema.Subclass | None]:
 
 def of_gradients(backward: schema.Backward) -> list[schema.Subclass | None]:
     """The subclass of each output of the backward; None for a plain tensor."""
-    return backward.subclasses or [None] * num_gradients(backward)
+    return backward.subclasses or [None] * num_backward_outputs(backward)
 
 
 def of_primals(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> list[schema.Subclass | None]:
@@ -66,12 +66,13 @@ def forward_arity(method: schema.Method, entries: Mapping[str, schema.StateEntry
 def backward_arity(backward: schema.Backward) -> tuple[int, int]:
     """Number of inputs and outputs of a backward graph."""
     inputs = len(backward.saved) + sum(plain_tensors(tangent.subclass) for tangent in backward.tangents)
-    return inputs, _flat_count(num_gradients(backward), backward.subclasses)
+    return inputs, _flat_count(num_backward_outputs(backward), backward.subclasses)
 
 
-def num_gradients(backward: schema.Backward) -> int:
-    """Number of gradients that the backward graph computes; a subclass counts once."""
-    return 1 + max((position for position in backward.gradients if position is not None), default=-1)
+def num_backward_outputs(backward: schema.Backward) -> int:
+    """Number of gradients that the backward graph computes, and of indices of sparse ones; a subclass counts once."""
+    positions = [position for position in backward.gradients if position is not None]
+    return 1 + max([*positions, *(gradient.indices for gradient in backward.sparse)], default=-1)
 
 
 def names(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> list[str]:
@@ -177,7 +178,7 @@ def _method_problems(method: schema.Method, entries: Mapping[str, schema.StateEn
         yield Problem(f"{at}.subclasses", "K4: there is one entry for each forward output")
     if method.backward is None:
         return
-    if method.backward.subclasses and len(method.backward.subclasses) != num_gradients(method.backward):
+    if method.backward.subclasses and len(method.backward.subclasses) != num_backward_outputs(method.backward):
         yield Problem(f"{at}.backward.subclasses", "K4: there is one entry for each output of the backward graph")
     primals = of_primals(method, entries)
     for i, saved in enumerate(method.backward.saved):

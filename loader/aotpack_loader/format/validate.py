@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, donations, expressions, interface, modules, schema, subclasses
+from . import containers, donations, expressions, interface, modules, schema, sparse_gradients, subclasses
 from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
@@ -21,7 +21,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -29,7 +29,7 @@ def validate_program(program: schema.Program, where: str) -> None:
     # Later checks walk trees and subclasses, and rely on their depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
-    problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
+    problems += [found for rules in (subclasses, modules, interface, containers, sparse_gradients) for found in rules.problems(program)]
     refuse(where, problems)
 
 
@@ -352,7 +352,7 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
     for result in method.results:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
             visible.add(result.output)
-    if backward.depends and len(backward.depends) != subclasses.num_gradients(backward):
+    if backward.depends and len(backward.depends) != subclasses.num_backward_outputs(backward):
         yield Problem(f"{at}.backward.depends", "C10: there is one entry for each output of the backward graph")
     for i, tangents in enumerate(backward.depends):
         yield from in_range(f"{at}.backward.depends[{i}]", "C10", [(tangent, len(backward.tangents)) for tangent in tangents])

@@ -14,7 +14,8 @@ Changes by version:
   * fields of methods: ``flags``, ``lines``; of records: ``leaf``; of targets: ``imports``;
   * the feature ``containers``: ``updates`` of methods, trees of type ``given``;
   * the feature ``sets_requires_grad`` of tensor arguments;
-  * the feature ``autocast-variants``.
+  * the feature ``autocast-variants``;
+  * the feature ``sparse-gradients``: ``sparse`` of a backward.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ CONTAINERS: Final = "containers"
 SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
 """The feature of programs that call ``requires_grad_()`` on arguments (``TensorLeaf.sets_requires_grad``)."""
 
-KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD})
+SPARSE_GRADIENTS: Final = "sparse-gradients"
+"""The feature of programs with gradients that are sparse tensors (``Backward.sparse``)."""
+
+KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS})
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

@@ -43,6 +43,11 @@ class Differentiable:
         self.visible = _visible_outputs(method)
         self.saved = _Saved(convention.saved)
         self.gradients = convention.gradients
+        self.sparse = [
+            (gradient.primal, position, gradient.indices)
+            for gradient in convention.sparse
+            if (position := convention.gradients[gradient.primal]) is not None
+        ]
         positions = {output: i for i, output in enumerate(self.visible)}
         self.tangents = [Tangent(positions[tangent.output], tangent) for tangent in convention.tangents]
         self.depends = [frozenset(tangents) for tangents in convention.depends]
@@ -207,7 +212,7 @@ class _Step(torch.autograd.Function):
         else:
             outputs = method.checks.run_forward(method.forward, primals, call.environment)
             call.remembered = method.checks.remember(primals, outputs)
-        if method.untrusted:
+        if method.untrusted or method.sparse:
             call.sizes = [(primal.shape, primal.dtype) for primal in primals]
         _save(ctx, call, primals, outputs)
         detach_outputs(outputs, method.own, primals)
@@ -265,6 +270,8 @@ def _computed_gradients(
         return _differentiate_again(call, method.second, tangents, received)
     arguments += tangents
     results = _run(_backward_of(call), arguments, device)
+    if method.sparse:
+        _make_sparse(results, call)
     if torch.is_grad_enabled():
         results = _refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
     if method.untrusted:
@@ -276,6 +283,19 @@ def _computed_gradients(
         if needed and not needed & received:
             results[i] = None
     return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _make_sparse(results: list[Any], call: _Call) -> None:
+    """Replace the values of sparse gradients in ``results`` by sparse tensors with the sizes of their primals."""
+    checked = call.method.untrusted
+    made = {
+        position: torch.sparse_coo_tensor(
+            results[indices], results[position], call.sizes[primal][0], check_invariants=checked, is_coalesced=False
+        )
+        for primal, position, indices in call.method.sparse
+    }
+    for position, gradient in made.items():
+        results[position] = gradient
 
 
 def _differentiate_again(

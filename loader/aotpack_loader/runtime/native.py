@@ -84,6 +84,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it writes to arguments that share memory": any(isinstance(primal, _BASES) for primal in method.primals),
         "it changes sizes or strides in place": any(mutation.kind != "data" for mutation in method.mutations),
         "it returns sparse tensors": any(isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results),
+        "it has sparse gradients": backward is not None and bool(backward.sparse),
         "it returns views": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -76,6 +76,25 @@ def assert_allclose_in_derivatives() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-allclose-in-derivatives", torch.ops.aten.allclose.default, _close)
 
 
+def trace_padded_sparse_embeddings() -> contextlib.AbstractContextManager[None]:
+    """Trace sparse gradients of embeddings with a ``padding_idx``, whose number of entries depends on data."""
+    aten = torch.ops.aten
+
+    def embedding_backward(
+        gradient: torch.Tensor, indices: torch.Tensor, rows: Any, padding: Any, scaled: bool, sparse: bool
+    ) -> torch.Tensor:
+        if not sparse:
+            return aten.embedding_dense_backward(gradient, indices, rows, padding, scaled)  # type: ignore[no-any-return]
+        if padding == -1 or scaled:
+            return aten.embedding_sparse_backward(gradient, indices, rows, padding, scaled)  # type: ignore[no-any-return]
+        kept = [aten.ne.Scalar(indices, padding)]
+        entries, values = aten.unsqueeze(aten.index.Tensor(indices, kept), 0), aten.index.Tensor(gradient, kept)
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device}
+        return aten._sparse_coo_tensor_with_dims_and_tensors(1, 1, (rows, values.shape[-1]), entries, values, **options)  # type: ignore[no-any-return]
+
+    return _rule("decomposition-padded-sparse-embeddings", aten.embedding_backward.default, embedding_backward)
+
+
 def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     return ruled({operator: counted(identifier, rule)})
 

@@ -60,6 +60,13 @@ FIXES = (
         patches=("torch.ops.aten.cov.default",),
     ),
     _fix(
+        id="decomposition-padded-sparse-embeddings",
+        severity="refuses",
+        summary="The sparse gradient of an embedding with a `padding_idx` cannot be traced: its number of entries depends on data.",
+        apply="fixes.decomposition.above_autograd:trace_padded_sparse_embeddings",
+        patches=("torch.ops.aten.embedding_backward.default",),
+    ),
+    _fix(
         id="decomposition-allclose-in-derivatives",
         severity="refuses",
         summary="Gradients of complex singular vectors cannot be traced: torch's derivative looks at values.",

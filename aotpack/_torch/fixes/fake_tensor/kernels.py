@@ -88,6 +88,19 @@ def _counts(mode: FakeTensorMode, func: Any, x: torch.Tensor, bins: Sequence[int
     return x.new_empty([one.shape[0] - 1 if isinstance(one, torch.Tensor) else one for one in bins])
 
 
+def _sum_with_sparse(mode: FakeTensorMode, func: Any, x: torch.Tensor, other: Any, **options: Any) -> Any:
+    """A sum is sparse if both terms are. torch's own fake kernel fails if the number of entries is symbolic."""
+    terms = [term for term in (x, other) if isinstance(term, torch.Tensor)]
+    dense = [term for term in terms if term.layout == torch.strided]
+    if len(dense) == len(terms):
+        return NotImplemented
+    dtype = torch.result_type(x, other)
+    with mode:
+        if dense:
+            return torch.empty_like(dense[0], dtype=dtype)
+        return torch.empty(x.shape, dtype=dtype, layout=x.layout, device=x.device)
+
+
 def _attention(
     mode: FakeTensorMode, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
 ) -> Any:
@@ -103,6 +116,7 @@ def _attention(
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
+    _aten.add.Tensor: _sum_with_sparse,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,
