@@ -338,7 +338,8 @@ def _check_layouts(joint: compat.Joint) -> None:
         problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
     if problems:
         raise UnsupportedError(
-            "The model or its gradient creates sparse tensors. A bundle supports them as results without a gradient, and as gradients of embeddings.",
+            "The model or its gradient creates sparse tensors. "
+            "A bundle supports them as results without a gradient, and as gradients of embeddings.",
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )

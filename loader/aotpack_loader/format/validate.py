@@ -29,7 +29,8 @@ def validate_program(program: schema.Program, where: str) -> None:
     # Later checks walk trees and subclasses, and rely on their depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
-    problems += [found for rules in (subclasses, modules, interface, containers, sparse_gradients) for found in rules.problems(program)]
+    rules = (subclasses, modules, interface, containers, sparse_gradients)
+    problems += [found for rule in rules for found in rule.problems(program)]
     refuse(where, problems)
 
 

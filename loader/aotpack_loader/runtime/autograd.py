@@ -287,7 +287,7 @@ def _computed_gradients(
 
 def _make_sparse(results: list[Any], call: _Call) -> None:
     """Replace the values of sparse gradients in ``results`` by sparse tensors with the sizes of their primals."""
-    checked = call.method.untrusted
+    checked = call.method.untrusted or call.method.checks is not None
     made = {
         position: torch.sparse_coo_tensor(
             results[indices], results[position], call.sizes[primal][0], check_invariants=checked, is_coalesced=False

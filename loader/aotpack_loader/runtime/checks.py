@@ -101,11 +101,12 @@ class Checks:
             Expected(f"{at}, {word}", value, strides=False) for word, value in zip(words, output_values(graph), strict=True)
         ]
         positions = subclasses.part_positions(gradients)
-        # The parts of a subclass gradient may differ from the parts of its primal.
+        # The parts of a subclass gradient may differ from the parts of its primal, and so do those of a sparse one.
+        sparse = {gradient.primal for gradient in convention.sparse}
         self._alike = [
             (self._inputs[self._primals[i].start].value, positions[position].start)
             for i, position in enumerate(convention.gradients)
-            if position is not None and self._held[i] is None and gradients[position] is None
+            if position is not None and self._held[i] is None and gradients[position] is None and i not in sparse
         ]
 
     def _saved_name(self, saved: schema.Saved) -> str:

@@ -237,7 +237,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
     for number, memory in enumerate(maker.leaves.values()):
         outcome.tensors |= _parts(f"after.memory.{number}", memory)
         if memory.grad is not None:
-            outcome.tensors[f"input_gradient.memory.{number}"] = memory.grad
+            outcome.tensors |= _parts(f"input_gradient.memory.{number}", memory.grad)
     for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
         if isinstance(leaf, (Seen, Held)) and _is_leaf(value) and value.grad is not None:
             outcome.tensors |= _parts(f"input_gradient.{i}", value.grad)

@@ -40,6 +40,17 @@ class Dropped(nn.Module):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
+class Looked(nn.Module):
+    """Reads rows of a table, and elements of an argument, both with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, i: Tensor, x: Tensor) -> Tensor:
+        return self.table(i).sin() * torch.gather(x, 0, i[:, None] % 3, sparse_grad=True)
+
+
 class Curved(nn.Module):
     """Supports derivatives of derivatives."""
 
@@ -285,6 +296,13 @@ AUTOGRAD: dict[str, Case] = {
         of(lambda x: (x.to_sparse(), x.to_sparse(1))),
         lambda: (Own(torch.tensor([[0.0, 1.0], [0.0, 0.0]])),),
         lambda: [Call([Own(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))])],
+    ),
+    "sparse_gradients": Case(
+        "sparse gradients: of a table, and of gathered elements of an argument",
+        ["C38"],
+        Looked,
+        lambda: (Own(torch.tensor([2, 0, 2])), t(3, 2, grad=True)),
+        lambda: [Call([Own(torch.tensor([1, 1, 2])), t(3, 2, grad=True)]), Call([Own(torch.tensor([0, 3, 0])), t(3, 2)])],
     ),
     "control_flow": Case(
         "branches, loops, scans and maps",

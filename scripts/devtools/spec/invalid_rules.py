@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aotpack_loader.archive import compression
@@ -15,6 +16,11 @@ Json = Any
 _AT_TWO = {"base": "views", "backward": True}
 _ARRAY = {"dtype": "float32", "shape": [4]}
 _SUBCLASS = {"base": "subclass", "backward": True}
+_SPARSE = {"base": "sparse_gradients", "backward": True}
+
+
+def _sparse(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
+    return _method(lambda m: edit(m["backward"]["sparse"]))
 
 
 def _deep(levels: int) -> Json:
@@ -144,6 +150,17 @@ MORE_INVALID: dict[str, Invalid] = {
     "second_that_serves": Invalid("C31", "C31:", _second_serves, backward=True, base="second_derivatives"),
     "sparse_with_gradient": Invalid(
         "C32", "C32:", _method(lambda m: _set(m["results"][0], "requires_grad", True)), backward=True, base="sparse"
+    ),
+    "sparse_gradient_unsaid": Invalid("C38", "needs the feature", lambda d: d.program["features"].clear(), **_SPARSE),
+    "sparse_gradient_of_nothing": Invalid("C38", "C38: primal 9", _sparse(lambda s: _set(s[0], "primal", 9)), **_SPARSE),
+    "sparse_gradient_twice": Invalid("C38", "described twice", _sparse(lambda s: s.append(dict(s[0]))), **_SPARSE),
+    "indices_that_are_a_gradient": Invalid("C38", "holds a gradient", _sparse(lambda s: _set(s[0], "indices", 0)), **_SPARSE),
+    "sparse_gradient_of_a_subclass": Invalid(
+        "C38",
+        "no subclass beside",
+        _method(lambda m: _set(m["backward"], "sparse", [{"primal": 0, "indices": 9}])),
+        backward=True,
+        base="subclass_parameter",
     ),
     "alias_of_two": Invalid("C9", "C9:", _method(lambda m: _aliased(m).update(primal=0, output=0)), **_AT_TWO),
     "identical_alone": Invalid("C7", "C7:", _method(lambda m: _set(m, "identical", [[0]]))),

@@ -62,7 +62,7 @@ FIXES = (
     _fix(
         id="decomposition-padded-sparse-embeddings",
         severity="refuses",
-        summary="The sparse gradient of an embedding with a `padding_idx` cannot be traced: its number of entries depends on data.",
+        summary="Sparse gradients of embeddings with a `padding_idx` cannot be traced: their number of entries depends on data.",
         apply="fixes.decomposition.above_autograd:trace_padded_sparse_embeddings",
         patches=("torch.ops.aten.embedding_backward.default",),
     ),
