@@ -174,7 +174,7 @@ def _seen(case: Case, call: Any, make: Callable[[], tuple[Any, ...]]) -> list[st
         return [f"{type(error).__name__}: {error}"]
     inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
     parameters = list(call.parameters()) if isinstance(call, torch.nn.Module) else []
-    gradients = [value.grad for value in (*inputs, *parameters) if value.is_leaf and value.grad is not None]
+    gradients = [value.grad.to_dense() for value in (*inputs, *parameters) if value.is_leaf and value.grad is not None]
     facts = [f"requires_grad {leaf.requires_grad}" for leaf in leaves]
     every = (*leaves, *inputs, *gradients)
     numbers = [_numbers(value) for value in every]
