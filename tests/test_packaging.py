@@ -57,7 +57,8 @@ def test_both_distributions_hold_the_licence() -> None:
 
 def test_files_that_are_no_modules_are_packaged(package: str) -> None:
     folder = DISTRIBUTIONS[package]
-    named = {folder / package / each for each in settings(package)["tool"]["setuptools"]["package-data"][package]}
+    patterns = settings(package)["tool"]["setuptools"]["package-data"][package]
+    named = {file for each in patterns for file in (folder / package).glob(each) if file.is_file()}
     others = {
         file
         for file in (folder / package).rglob("*")

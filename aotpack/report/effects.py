@@ -74,5 +74,5 @@ def _ties(bundle: Bundle) -> Iterator[Effect]:
 def _donations(memory: StepMemory) -> Iterator[Effect]:
     for tensor in memory.saved:
         if tensor.donated:
-            where = tensor.module or "the model"
-            yield Effect("donation", tensor.name, f"saved by {where} for the backward alone, which may reuse its memory")
+            where = f"{tensor.op.removeprefix('aten.').partition('.')[0]} in {tensor.module or 'the model'}"
+            yield Effect("donation", tensor.name, f"{tensor.type} of {where}, for the backward alone, which may reuse its memory")

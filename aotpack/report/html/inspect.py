@@ -62,7 +62,12 @@ def inspect_page(bundle: Bundle, path: str, attachments: Sequence[Any] = ()) -> 
         Section("state", "State", _state(bundle.program)),
         Section("graphs", "Graphs", _graphs(graphs), "Forward and backward by module. A click opens a module."),
         Section("memory", "Memory", _memory(bundle.program, memory, graphs)),
-        Section("effects", "Mutations and aliases", _effects(bundle, memory), "What a call does beside returning values."),
+        Section(
+            "effects",
+            "Effects",
+            _effects(bundle, memory),
+            "Mutations, aliases and donations: what a call does beside returning values.",
+        ),
         Section("targets", "Targets", _targets(bundle), "Where the model runs. “Here” is the machine that made this page."),
         Section("provenance", "Provenance", _provenance(bundle, attachments)),
     ]

@@ -16,8 +16,7 @@ const graphView = (() => {
 
   const short = (text, most = 34) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const operator = (op) => op.replace(/^aten\./, "").replace(/\.default$/, "");
-  const saved = () => new Map(); // replaced in choose()
-  let savedBytes = saved;
+  let savedBytes = new Map();
 
   function width(text, font) {
     pen.font = font.replace("FONT", families);
@@ -57,7 +56,7 @@ const graphView = (() => {
     selected = null;
     hits = new Set();
     draw();
-    fit();
+    fit(true);
     describe();
   }
 
@@ -109,7 +108,7 @@ const graphView = (() => {
   }
 
   function arrow(id) {
-    return svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto" }, svg("path", { d: "M0 .8 7 4 0 7.2z", class: id }));
+    return svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0 .8 7 4 0 7.2z", class: id }));
   }
 
   const key = (tree, item) => (typeof item === "number" ? `${tree.half}/${item}` : item.items === undefined ? item.id : `${tree.half}/${item.id}`);
@@ -330,11 +329,13 @@ const graphView = (() => {
     if (drawn) drawn.inner.setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.scale})`);
   }
 
-  function fit() {
+  /** Shows all. With `readable`, text stays large enough to read while the width fits, and the top is shown. */
+  function fit(readable = false) {
     if (!drawn) return;
     const { clientWidth, clientHeight } = canvas;
-    const scale = Math.min((clientWidth - 40) / drawn.width, (clientHeight - 30) / drawn.height, 1.1);
-    view.scale = Math.max(scale, Math.min(0.45, (clientWidth - 40) / drawn.width), 0.03);
+    const wide = (clientWidth - 40) / drawn.width;
+    const scale = Math.min(wide, (clientHeight - 30) / drawn.height, 1.1);
+    view.scale = Math.max(readable === true ? Math.min(0.85, wide) : 0, scale, 0.03);
     view.x = Math.max(20, (clientWidth - drawn.width * view.scale) / 2);
     view.y = Math.max(12, (clientHeight - drawn.height * view.scale) / 2);
     moved();
@@ -378,8 +379,8 @@ const graphView = (() => {
   const button = (id, act) => document.getElementById(id).addEventListener("click", act);
   button("graph-in", () => zoom(1.25));
   button("graph-out", () => zoom(0.8));
-  button("graph-fit", fit);
-  button("graph-collapse", () => { open = new Set(); draw(); fit(); });
+  button("graph-fit", () => fit());
+  button("graph-collapse", () => { open = new Set(); draw(); fit(true); });
   button("graph-expand", () => {
     const shown = Math.max(40, canvas.querySelectorAll("[data-key]").length);
     open = new Set([...open, ...layout.opened(trees, shown * 2)]);
@@ -401,6 +402,6 @@ const graphView = (() => {
   document.getElementById("graph-method")?.addEventListener("change", (event) => { input.value = ""; document.getElementById("graph-results").hidden = true; choose(Number(event.target.value)); });
 
   choose(0);
-  addEventListener("load", fit);
+  addEventListener("load", () => fit(true));
   return { reveal, search, state: () => ({ open: [...open], hits: hits.size, selected, boxes: canvas.querySelectorAll("[data-key]").length }) };
 })();

@@ -15,7 +15,7 @@
       if (chart) chart.destroy();
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: `11px ${getComputedStyle(document.body).fontFamily}` };
       const step = uPlot.paths.stepped({ align: 1 });
-      const area = (label, name, value) => ({ label, stroke: colour(name), fill: `${colour(name)}2e`, width: 1.5, paths: step, points: { show: false }, value });
+      const area = (label, name, value) => ({ label, stroke: colour(name), fill: `${colour(name)}40`, width: 1.5, paths: step, points: { show: false }, value });
       const part = (values) => (_, __, ___, i) => (i === null ? "" : size(values[i]));
       chart = new uPlot({
         width: host.clientWidth, height: 260,
@@ -30,6 +30,7 @@
           area("gradients", "--c3", part(found.gradients)),
           area("saved", "--saved", part(found.saved)),
         ],
+        bands: [{ series: [1, 2] }, { series: [2, 3] }], // each colour fills its own part alone
         hooks: { draw: [(self) => marks(self, found)] },
       }, [xs, total, gradients, saved], host);
     };
@@ -42,6 +43,7 @@
     const { ctx, bbox } = self;
     ctx.save();
     ctx.font = `${11 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
+    ctx.textAlign = "left";
     ctx.fillStyle = colour("--soft");
     ctx.strokeStyle = colour("--strong");
     if (found.forward > 0 && found.forward < found.saved.length) {
