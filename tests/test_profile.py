@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import tiny_inputs
+from support.browser import PageUnderTest, chromium
 
 import aotpack
 from aotpack.cli import main
@@ -17,9 +18,12 @@ from aotpack.cli.profile import _summary, _table
 from aotpack.measure.profile import Profile, profile_bundle
 from aotpack.measure.profile.memory import outermost, peak_of
 from aotpack.measure.profile.nodes import GraphNodes, Origin
+from aotpack.measure.profile.page import profile_page
 from aotpack.measure.profile.profiling import Cell
 from aotpack.measure.profile.recording import STEP, KernelSpan, Span, read_steps
-from aotpack.report.graphs import saved_bytes
+from aotpack.report.memory import step_memory
+from aotpack.report.operations import views
+from aotpack.report.text import visible
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format.events import Event, event_name
 
@@ -44,7 +48,7 @@ def test_totals_agree_and_rows_name_modules(digits_bundle: Path, backend: str) -
         assert min(modules[name]["forward"], modules[name]["backward"]) > 0
     assert {row["name"] for row in found["lines"]} >= {"model.py:21", "model.py:22"}
     with Bundle.open(digits_bundle) as bundle:
-        assert found["saved"] == saved_bytes(bundle, bundle.program.methods["train"])
+        assert found["saved"] == step_memory(bundle, "train", views(bundle, "train")).saved_bytes > 1_000_000
     assert sum(row["peak"] for row in found["modules"]) == pytest.approx(found["peak"], rel=0.001)
     assert found["peak"] > found["saved"]
 
@@ -98,6 +102,44 @@ def test_depth_counts_inner_modules_as_the_outer_one() -> None:
     assert [(row.name, row.time) for row in profile.by_module(1)] == [("(model)", 4.0), ("a", 3.0)]
     assert [row.name for row in profile.by_module()] == ["(model)", "a.d", "a.b.c"]
     assert [row.name for row in profile.by_line()] == ["(unknown)", "m.py:2", "m.py:1"]
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_the_page_has_flame_graphs_and_tables(digits_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.html"
+    found = profile_of(digits_bundle, "--backend", "cpu", "--steps", 2, "--warmup", 1, "--html", out)
+    with chromium() as browser:
+        page = PageUnderTest(browser, out)
+        assert page.complaints() == []
+        rows = page.texts("#table-modules tbody th")
+        assert rows == [row["name"] for row in found["modules"]]
+        cells = page.script("return [...document.querySelectorAll('#time .cell')].map((cell) => cell.getAttribute('aria-label'))")
+        assert {"forward", "backward", "backward.features.3"} <= {label.partition(":")[0] for label in cells}
+        backward = next(label for label in cells if label.startswith("backward.features.3: "))
+        page.script(
+            "[...document.querySelectorAll('#time .cell')].find((c) => c.getAttribute('aria-label') === arguments[0])"
+            ".dispatchEvent(new MouseEvent('click', {bubbles: true}))",
+            backward,
+        )
+        assert page.texts("#time .trail")[0].startswith("backward.features.3: ")
+        assert len(page.texts("#memory .icicle-drawing")) == 2
+        assert page.complaints() == []
+
+
+def test_hostile_names_are_text_in_the_page(digits_bundle: Path, tmp_path: Path) -> None:
+    profile, _ = profile_bundle(digits_bundle, backend="portable", steps=1, warmup=1)
+    name = f"<script>alert(1)</script>{HOSTILE}"
+    hostile = replace(profile, bundle=name, cells=[Cell("forward", name, name, name, 1.0, 1.0, 1.0)])
+    out = tmp_path / "hostile.html"
+    out.write_text(profile_page(hostile, [name], name), encoding="utf-8")
+    assert not set(out.read_text()) & {"\x1b", "\u202e", "\u200b"}
+    with chromium() as browser:
+        page = PageUnderTest(browser, out)
+        assert page.complaints() == []
+        assert page.texts("#table-modules th[scope=row]") == [visible(name)]
+        assert visible(name) in "".join(page.texts("#time .cell title"))
 
 
 # ---------------------------------------------------------------- traces

@@ -48,6 +48,9 @@ By = Literal["module", "line", "kernel"]
 @click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="0: torch's choice.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of torch and of random inputs.")
 @click.option("--trace", metavar="OUT.JSON", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace.")
+@click.option(
+    "--html", "page", metavar="OUT.HTML", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with flame graphs."
+)
 @import_option
 @trust_option
 @json_option
@@ -62,6 +65,7 @@ def command(
     threads: int,
     seed: int,
     trace: Path | None,
+    page: Path | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -88,6 +92,11 @@ def command(
         )
     if trace is not None:
         recorded.write(trace)
+    if page is not None:
+        from ..measure.machine import machine_text
+        from ..measure.profile.page import profile_page
+
+        page.write_text(profile_page(profile, _notes(profile), machine_text()), encoding="utf-8")
     if as_json:
         print_json(_document(profile))
         return

@@ -7,21 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.events import Event
 from aotpack_loader.format.origins import lines_of, modules_of
 
-_FREE: Final = frozenset(
-    (
-        "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand", "full", "getitem", "narrow",
-        "permute", "reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze", "sym_size", "t",
-        "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view",
-    )
-)  # fmt: skip
+from ...report.memory import VIEWS, step_memory
+from ...report.operations import views
+
+_FREE: Final = VIEWS | {"aten.full", "aten.reshape", "aten.scalar_tensor", "aten.sym_size"}
 """Operators that make views, numbers or constants: beside others in a kernel they cost nothing."""
 
 
@@ -72,7 +67,8 @@ def _nodes(graph: schema.Graph, key: str, origins: schema.Origins | None, hints:
     for node in graph.nodes:
         sizes[node.name] = _elements(node.value, hints)
         largest = max([sizes[node.name], *(sizes.get(name, 0.0) for name in _read(node))])
-        weights.append(0.0 if node.op.split(".")[1] in _FREE else largest)
+        free = node.op.startswith("builtin.") or node.op.rpartition(".")[0] in _FREE
+        weights.append(0.0 if free else largest)
     pairs = zip(modules_of(origins, key, count), lines_of(origins, key, count), strict=True)
     return GraphNodes([Origin(*pair) for pair in pairs], [node.op for node in graph.nodes], weights)
 
@@ -91,25 +87,10 @@ def _elements(value: schema.Value, hints: Mapping[str, int]) -> float:
         return 1.0
 
 
-def saved_by_origin(bundle: Bundle, method: str, nodes: GraphNodes) -> list[tuple[Origin, int]]:
+def saved_by_origin(bundle: Bundle, method: str) -> list[tuple[Origin, int]]:
     """Bytes that the forward saves for the backward, by the origin of what is saved, at the sizes of the example.
 
     Tensors that the caller or the model holds anyway are not among them.
     """
-    described = bundle.program.methods[method]
-    if described.backward is None:
-        return []
-    graph = bundle.graph(described.forward)
-    hints = {symbol.name: symbol.hint for symbol in described.symbols if symbol.hint is not None}
-    positions = {node.name: i for i, node in enumerate(graph.nodes)}
-    found = []
-    for saved in described.backward.saved:
-        output = (
-            graph.outputs[saved.output] if isinstance(saved, schema.SavedOutput) and saved.output < len(graph.outputs) else None
-        )
-        if isinstance(output, schema.ValueRef) and output.name in positions:
-            i = positions[output.name]
-            value = graph.nodes[i].value
-            if isinstance(value, schema.TensorValue):
-                found.append((nodes.origins[i], int(_elements(value, hints)) * getattr(torch, value.dtype).itemsize))
-    return found
+    found = step_memory(bundle, method, views(bundle, method)).saved
+    return [(Origin(tensor.module, tensor.line), tensor.size) for tensor in found if tensor.size]

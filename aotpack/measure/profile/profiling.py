@@ -148,7 +148,7 @@ def profile_bundle(
     recording = record(model, method, inputs, steps=steps, warmup=warmup)
     with Bundle.open(path) as bundle:
         graphs = origins_of.graphs_of(bundle, method)
-        saved = origins_of.saved_by_origin(bundle, method, graphs[f"{method}.forward"])
+        saved = origins_of.saved_by_origin(bundle, method)
         located = bundle.origins() is not None
     recorded = [replace(step, kernels=outermost(step.kernels)) for step in recording.steps]
     halves = {half: statistics.fmean(_span(step, half) for step in recorded) for half in ("forward", "backward")}
