@@ -186,6 +186,28 @@ def test_writes_of_few_and_of_many_bytes(tmp_path: Path) -> None:
             assert (buffer._version > versions[0][name]) == (expected._version > versions[1][name])
 
 
+class SameOrOther(nn.Module):
+    """Attention asks so whether it attends to itself."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x is y else x + y
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_comparison_of_arguments_is_checked_before_native_code(same: bool, tmp_path: Path) -> None:
+    x, y = torch.rand(3, requires_grad=True), torch.rand(3)
+    given, other = ((x, x), (x, y)) if same else ((x, y), (x, x))
+    aotpack.build(SameOrOther(), given, out=tmp_path / "m", targets=("portable",), methods=("train",))
+    loaded = load_native(tmp_path / "m")
+    assert loaded.aotpack.calls == {"train": "native"}
+    loaded(*given).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0 if same else 1.0))
+    assert loaded(*given).grad_fn.name() == "AotpackStep"
+    with pytest.raises(InputError, match="the same tensor as"):
+        loaded(*other)
+
+
 def test_threads_share_a_model(digits_bundle: Path) -> None:
     loaded = aotpack.load(digits_bundle, backend="cpu").eval()
     images = [torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]

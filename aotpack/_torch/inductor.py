@@ -13,6 +13,7 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.config as inductor_config
+from torch._decomp import decompositions
 from torch._export.utils import _compiling_state_context
 from torch._inductor import compile_fx, ir, virtualized
 from torch._inductor.decomposition import select_decomp_table
@@ -27,6 +28,8 @@ from .api.random_operators import RANDOM
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
+from .scatters import plain_additions
+from .small_loops import one_thread_for_small_loops
 from .toolchain import Library, tool_chain
 
 
@@ -44,11 +47,24 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
     with inductor_config.patch(fallback_random=exact_random):
         table = select_decomp_table()
-    return {
+    kept = {
         op: rule
         for op, rule in table.items()
         if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_other_numbers(op))
     }
+    return kept if exact_random else {**kept, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
+
+
+def _dropout_by_vectors(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout whose mask eager's kernel draws, many numbers at a time; the rest can be fused.
+
+    Inductor's decomposition compares uniform numbers, which torch's generator draws one by one.
+    """
+    if not train or p in (0, 1) or not x.dtype.is_floating_point:
+        result, mask = decompositions.native_dropout(x, p, train)
+        return result, mask
+    mask = torch.ops.aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    return x * mask * (1 / (1 - p)), mask
 
 
 def _draws_other_numbers(op: Any) -> bool:
@@ -191,6 +207,8 @@ def lower_with_aoti(
         tool_chain(library),
         must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
         apply_fixes("inductor", module=module, saved=saved),
+        plain_additions(),
+        one_thread_for_small_loops(),
         mock.patch.object(compile_fx, "GraphLowering", Watched),
         kernel_events(key, module),
     ):

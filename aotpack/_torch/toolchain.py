@@ -153,8 +153,8 @@ def _flags_of_ours() -> Iterator[None]:
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(with_checks(wrapper_code))}'
-            kernel_code = f'#line 1 "kernel.cpp"\n{with_checks(kernel_code)}' if kernel_code else kernel_code
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_with_functions(wrapper_code))}'
+            kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (
@@ -162,6 +162,13 @@ def _flags_of_ours() -> Iterator[None]:
         mock.patch.object(codecache, "AotCodeCompiler", Renamed),
     ):
         yield
+
+
+def _with_functions(source: str) -> str:
+    """A file of generated code, with the functions that it calls: those of checks, and those of ``kernels.h``."""
+    needed = any(name in source for name in ("aotpack::", "VecMask<"))
+    kernels = f"{Path(__file__).with_name('kernels.h').read_text()}\n" if needed else ""
+    return kernels + with_checks(source)
 
 
 _MODEL_BASE = Path("torch", "csrc", "inductor", "aoti_runtime", "model_base.h")

@@ -41,7 +41,7 @@ class Inputs:
         self._arguments = Arguments(method, describe)
         self.flatten, self.bound = self._arguments.flatten, self._arguments.bound
         self._symbols = method.symbols
-        self._pattern = Pattern(method)
+        self.pattern = Pattern(method)
         bound: set[str] = set()
         with_gradients = method.backward is not None or any(mode.grad for mode in method.serves)
         self.checks = [self._check_of(leaf, device, bound, method.symbols, with_gradients) for leaf in method.leaves]
@@ -69,7 +69,7 @@ class Inputs:
         for check, leaf in self._binders(leaves):
             check.bind(leaf, environment)
         checked = [check(leaf, environment, problems) for check, leaf in zip(self.checks, leaves, strict=True)]
-        self._pattern.check(leaves, problems)
+        self.pattern.check(leaves, problems)
         if problems:
             raise _error(problems)
         for text, holds in self._constraints:

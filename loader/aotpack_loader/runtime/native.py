@@ -8,6 +8,7 @@ None before anything has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,11 @@ import torch
 from ..devices.aoti import AotiExecutable
 from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
 from ..devices.literals import literal
-from ..errors import AutogradError
+from ..errors import AutogradError, Problem
 from ..format import expressions, schema
 from .autograd import Differentiable, Environment, batched_gradient_error, graph_freed_error, higher_order_error
 from .call import MethodCall
-from .identity import Memory
+from .identity import Memory, Pattern
 from .inputs import TensorCheck
 
 _PATIENCE = 64
@@ -31,8 +32,17 @@ def use(call: MethodCall, library: CallLibrary) -> str:
     if found := obstacle(call, library):
         return f"python: {found}"
     library.on_refusal(refuse)
-    call.native = BySizes(call, library) if call.method.symbols else library.make(describe(call, {}))
+    made = BySizes(call, library) if call.method.symbols else library.make(describe(call, {}))
+    compares = call.method.identical or call.method.distinct
+    call.native = partial(_of_pattern, call.inputs.pattern, made) if compares else made
     return "native"
+
+
+def _of_pattern(pattern: Pattern, native: NativeCall, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
+    """Make the call of a method that compares its arguments by ``is``; None for another pattern, which Python rejects."""
+    problems: list[Problem] = []
+    pattern.check(leaves, problems)
+    return None if problems else native(leaves, slots)
 
 
 class BySizes:
@@ -80,7 +90,6 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it was built under autocast": method.autocast is not None,
         "it turns gradients on itself": not grad and backward is not None,
         "it belongs to derivatives of gradients": not method.serves or (backward is not None and backward.second is not None),
-        "it asks which arguments are the same": bool(method.identical or method.distinct),
         "it writes to arguments that share memory": any(isinstance(primal, _BASES) for primal in method.primals),
         "it changes sizes or strides in place": any(mutation.kind != "data" for mutation in method.mutations),
         "it returns sparse tensors": any(isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results),

@@ -27,6 +27,7 @@ SECTIONS = {
     "import": "imports",
     "start": "start",
     "step": "step",
+    "networks": "networks",
     "alone": "alone",
     "overhead": "overhead",
     "memory": "memory",
@@ -52,13 +53,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small networks, few repetitions; nothing is written to results/")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not pin one-thread processes to a core")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work here and leave bundles and caches for the next run")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start`, these alone: digits, gpt2, resnet50")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start` and `networks`, these alone")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="write results here instead of results/")
     options = parser.parse_args()
     pin = options.pin and shutil.which("taskset") is not None
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as temporary:
         work = options.keep.resolve() if options.keep else Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        bench = Bench(work, options.quick, pin, options.networks)
+        bench = Bench(work, options.quick, pin, options.networks, results=options.results.resolve())
         try:
             for name in options.only:
                 _run(name, bench)
@@ -76,8 +78,8 @@ def _run(name: str, bench: Bench) -> None:
     if bench.quick:
         print(text, end="")
     else:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(text)
+        bench.results.mkdir(exist_ok=True)
+        (bench.results / f"{name}.json").write_text(text)
     console.print(f"{name}: {_summary(result)}")
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from devtools.paths import ROOT
+from devtools.paths import RESULTS, ROOT
 
 BENCH = Path(__file__).resolve().parent
 
@@ -100,6 +100,7 @@ class Bench:
     pin: bool
     networks: Sequence[str] | None = None
     python_path: Path = Path(sys.executable)
+    results: Path = RESULTS
 
     def times(self, full: int, quick: int = 1) -> int:
         return quick if self.quick else full

@@ -37,6 +37,35 @@ KINDS = {
     "lazy": "torch_xla",
     "openxla": '`backend="openxla"`',
 }
+NETWORKS |= {
+    "recommender": "recommender, 26 tables of 1,000 by 16",
+    "encoder": "`nn.TransformerEncoder`, 3 layers of 128, dropout",
+    "resnet": "ResNet, 32 by 32, batch 32",
+    "llama": "Llama, 6 layers of 256, batch 4 by 64",
+    "graph": "graph network, 500 nodes, 3,000 edges",
+    "lstm": "LSTM, 2 layers of 64, batch 16 by 32",
+    "gru": "GRU, 2 layers of 64, batch 16 by 32",
+    "lstm_wide": "LSTM, bidirectional, 256, batch 16 by 16",
+    "text": "embedding, 1-D convolution, dropout",
+    "embedding_bag": "`nn.EmbeddingBag`",
+    "experts": "mixture of 4 experts",
+    "attention_512": "attention over 512 positions",
+    "attention_2048": "attention over 2,048 positions",
+    "cross_attention": "`nn.MultiheadAttention`, dropout",
+    "vision_transformer": "vision transformer, 3 layers of 128",
+    "bf16_encoder": "encoder under bf16 autocast",
+    "bf16_mlp": "perceptron under bf16 autocast",
+    "convolutions_3d": "3-D convolutions",
+    "depthwise": "depthwise convolutions",
+    "channels_last": "ResNet, channels-last",
+    "unet": "U-Net of diffusion",
+    "tiny_mlp": "perceptron, 16-32-4",
+    "tiny_batch_norm": "perceptron, 16-32-4, BatchNorm",
+    "dropout_mlp": "perceptron, 256-512-512-10, dropout",
+    "parameters_1000": "1,000 parameters of 8",
+    "dynamic_digits": "digits, dynamic batch",
+    "dynamic_encoder": "encoder, dynamic batch",
+}
 WHOLE = "t_from_import_to_first_step"
 
 
@@ -160,6 +189,21 @@ def step(result: Mapping[str, Any]) -> str:
         ]
         for title, found in result["cases"].items()
     ]
+    return table(head, rows)
+
+
+def networks(result: Mapping[str, Any]) -> str:
+    """A row for each network: the three contenders with one thread and with all, and the bundle beside the faster one."""
+    contenders, threads = ("eager", "compile", "cpu"), ("one thread", "all threads")
+    head = ["", *(f"{KINDS[kind]}, {count}" for count in threads for kind in contenders)]
+    head += [f"bundle / the better, {count}" for count in threads]
+    rows = []
+    for name in dict.fromkeys(title.rpartition(", ")[0] for title in result["cases"]):
+        found = [result["cases"].get(f"{name}, {count}", {}) for count in threads]
+        seconds = [one.get("seconds", {}) for one in found]
+        cells = [time(one[kind]) if kind in one else "" for one in seconds for kind in contenders]
+        ratios = [times(one["ratio_to_better"]) if "ratio_to_better" in one else "failed" for one in found]
+        rows.append([NETWORKS.get(name, name.replace("_", " ")), *cells, *ratios])
     return table(head, rows)
 
 
@@ -349,6 +393,7 @@ def xla_scan(result: Mapping[str, Any]) -> str:
 _PERFORMANCE = {
     "start": start,
     "step": step,
+    "networks": networks,
     "alone": alone,
     "overhead": overhead,
     "memory": memory,

@@ -324,6 +324,20 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="inductor-plain-additions",
+        component="inductor",
+        summary="Generates additions by index without atomic instructions, for up to four threads.",
+        module="scatters",
+        patches=(f"{_CPP}.CppKernel.store", f"{_CPP}.CppVecKernel.store", f"{_CPP}.CppKernelProxy.codegen_loops_impl"),
+    ),
+    Hook(
+        id="inductor-small-loops",
+        component="inductor",
+        summary="Runs loops of few elements on one thread.",
+        module="small_loops",
+        patches=(f"{_CPP}.CppKernel.decide_parallel_depth",),
+    ),
+    Hook(
         id="inductor-tool-chain",
         component="inductor",
         summary="Runs the C++ compiler's commands of several graphs side by side, with flags and headers of our own.",

@@ -133,8 +133,15 @@ def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, 
         "best_seconds": {name: min(values) for name, values in medians.items()},
         "ratio_to_compile": {name: statistics.median(values) for name, values in ratios.items()},
         "ratio_range": {name: [min(values), max(values)] for name, values in ratios.items()},
+        "ratio_quartiles": {name: quartiles(values) for name, values in ratios.items()},
         "steps_per_round": counts,
     }
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """The values below which a quarter and three quarters are."""
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
 
 
 def timed(step: Step) -> float:

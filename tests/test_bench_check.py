@@ -1,0 +1,34 @@
+"""`scripts/bench/check`: which rows of a fresh run count as changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devtools.bench.check import changes, failures
+
+
+def _row(ratio: float, low: float, high: float, **more: Any) -> dict[str, Any]:
+    quartiles = {"cpu": [low, high]}
+    return {"ratio_to_better": ratio, "ratio_to_compile": {"cpu": (low + high) / 2}, "ratio_quartiles": quartiles, **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "beyond"),
+    [
+        (_row(0.9, 0.89, 0.91), _row(1.0, 0.99, 1.01), True),
+        (_row(0.9, 0.89, 0.91), _row(0.93, 0.92, 0.94), False),  # less than 5 %
+        (_row(0.9, 0.7, 1.1), _row(1.0, 0.99, 1.01), False),  # a noisy row
+        (_row(1.0, 0.99, 1.01), _row(0.8, 0.79, 0.81), True),  # faster
+    ],
+)
+def test_noise_is_the_spread_of_either_run(before: dict[str, Any], after: dict[str, Any], beyond: bool) -> None:
+    (change,) = changes({"cases": {"a": before, "gone": before}}, {"cases": {"a": after, "new": after}})
+    assert change.is_beyond_noise == beyond
+    assert (change.before, change.after) == (before["ratio_to_better"], after["ratio_to_better"])
+
+
+def test_a_row_that_fails_now_is_told() -> None:
+    good, bad = _row(1.0, 0.9, 1.1), {"failed": "no code"}
+    assert failures({"cases": {"a": good, "b": bad}}, {"cases": {"a": bad, "b": bad}}) == ["a"]

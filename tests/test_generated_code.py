@@ -1,0 +1,68 @@
+"""Code that kernels have in place of Inductor's: additions into elements by index, masks as bytes, dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotpack
+
+ROWS, WIDTH = 37, 21
+"""Multiples of no vector's length, so that kernels have rests."""
+
+
+class Scatters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, WIDTH)
+        self.wide = nn.Parameter(torch.randn(3, WIDTH))
+
+    def forward(self, x: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
+        looked_up = torch.relu(self.table(rows) + x)
+        summed = torch.zeros_like(self.wide).index_add(0, rows % 3, looked_up) * self.wide
+        spread = torch.zeros(ROWS, 4).scatter_add(1, columns, x)
+        halves = torch.zeros(5, dtype=torch.bfloat16).index_put((rows,), x[:, 0].round().bfloat16(), accumulate=True)
+        dropped = nn.functional.dropout(x, 0.3)
+        return summed, spread.clamp(-1, 1), halves.float() + (looked_up > 1).sum(), dropped
+
+
+@pytest.fixture(scope="module")
+def scatters(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, tuple[Tensor, ...], Path]:
+    torch.manual_seed(0)
+    model = Scatters()
+    given = (torch.randn(ROWS, WIDTH, requires_grad=True), torch.randint(5, (ROWS,)), torch.randint(4, (ROWS, WIDTH)))
+    out = tmp_path_factory.mktemp("scatters") / "m"
+    aotpack.build(model, given, out=out, targets=("cpu:x86-64-v3",), methods=("train",))  # other tests build for this machine's
+    return model, given, out
+
+
+def _step(model: nn.Module, given: tuple[Tensor, ...]) -> list[Tensor]:
+    torch.manual_seed(0)
+    results = model(*given)
+    inputs = [given[0], *model.parameters()]
+    return [*results, *torch.autograd.grad(sum(result.sum() for result in results), inputs)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6])
+def test_additions_with_any_number_of_threads(threads: int, scatters: tuple[nn.Module, tuple[Tensor, ...], Path]) -> None:
+    """Up to four threads add plainly, more add atomically."""
+    model, given, out = scatters
+    loaded = aotpack.load(out)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(5):
+            torch.testing.assert_close(_step(loaded, given), _step(model, given))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_dropout_draws_with_eagers_kernel(scatters: tuple[nn.Module, tuple[Tensor, ...], Path]) -> None:
+    """Its mask is ``bernoulli``'s, not a comparison of uniform numbers that are drawn one by one."""
+    model, given, out = scatters
+    found, expected = _step(aotpack.load(out), given)[3], _step(model, given)[3]
+    torch.testing.assert_close(found, expected)
+    assert 0.2 < float((found == 0).float().mean()) < 0.4
