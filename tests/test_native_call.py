@@ -208,6 +208,16 @@ def test_a_comparison_of_arguments_is_checked_before_native_code(same: bool, tmp
         loaded(*other)
 
 
+class Tail(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[1:]
+
+
+def test_a_reason_says_what_to_change(tmp_path: Path) -> None:
+    aotpack.build(Tail(), (torch.ones(3),), out=tmp_path / "m", targets=("portable",), methods=("infer",))
+    assert load_native(tmp_path / "m").aotpack.calls == {"infer": "python: it returns views; return clones"}
+
+
 def test_threads_share_a_model(digits_bundle: Path) -> None:
     loaded = aotpack.load(digits_bundle, backend="cpu").eval()
     images = [torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]

@@ -26,7 +26,7 @@ class LoadInfo(Struct, frozen=True):
 
     ``backend`` is the target's name. ``rejected`` maps each other target to its reason. ``calls``
     records for each method whether native code makes the calls (``native``) or Python does, and why
-    (``python: its sizes vary``).
+    and what to change (``python: it returns views; return clones``).
     """
 
     path: str

@@ -73,28 +73,39 @@ class BySizes:
 
 
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
-    """The reason why native code cannot call a method, or an empty string."""
+    """The reason why native code cannot call a method, and what to change for it; or an empty string."""
     method, backward = call.method, call.method.backward
     graphs: list[Any] = [call.forward] if call.differentiable is None else [call.forward, call.differentiable.backward]
     grad = any(mode.grad for mode in method.serves)
     reasons = {
-        "its tensors are subclasses, or its forward takes sizes": type(call) is not MethodCall,
-        "it changes or returns containers of its caller": call.containers is not None,
-        "an integer argument varies": any(isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves),
-        "an argument must begin its storage": any(isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves),
-        "it calls requires_grad_() on an argument": any(getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves),
-        "check='full' looks at every call": call.checks is not None,
-        "its graphs return numbers": not all(graph.returns_tensors for graph in graphs),
-        "its code returns fewer values than its target uses": any(_is_short(graph, library) for graph in graphs),
-        "its sizes depend on data": any(symbol.needed for symbol in method.output_symbols),
-        "it was built under autocast": method.autocast is not None,
-        "it turns gradients on itself": not grad and backward is not None,
-        "it belongs to derivatives of gradients": not method.serves or (backward is not None and backward.second is not None),
-        "it writes to arguments that share memory": any(isinstance(primal, _BASES) for primal in method.primals),
-        "it changes sizes or strides in place": any(mutation.kind != "data" for mutation in method.mutations),
-        "it returns sparse tensors": any(isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results),
+        "its tensors are subclasses, or its forward takes sizes; pass and keep plain tensors": type(call) is not MethodCall,
+        "it changes or returns containers of its caller; return new ones": call.containers is not None,
+        "an integer argument varies; pass a tensor, or build for one number": any(
+            isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves
+        ),
+        "an argument must begin its storage; use no as_strided on it": any(
+            isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves
+        ),
+        "it calls requires_grad_() on an argument; do so before the call": any(
+            getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves
+        ),
+        "check='full' looks at every call; load without it": call.checks is not None,
+        "its graphs return numbers; return tensors, not item()": not all(graph.returns_tensors for graph in graphs),
+        "its code returns fewer values than its target uses; build again": any(_is_short(graph, library) for graph in graphs),
+        "its sizes depend on data; pad to sizes that do not": any(symbol.needed for symbol in method.output_symbols),
+        "it was built under autocast; use autocast inside of forward": method.autocast is not None,
+        "it turns gradients on itself; turn them on around the call": not grad and backward is not None,
+        "it belongs to derivatives of gradients; build without second derivatives": not method.serves
+        or (backward is not None and backward.second is not None),
+        "it writes to arguments that share memory; pass copies": any(isinstance(primal, _BASES) for primal in method.primals),
+        "it changes sizes or strides in place; return a new tensor": any(
+            mutation.kind != "data" for mutation in method.mutations
+        ),
+        "it returns sparse tensors; return dense ones": any(
+            isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results
+        ),
         "it has sparse gradients": backward is not None and bool(backward.sparse),
-        "it returns views": any(isinstance(result, schema.AliasResult) for result in method.results),
+        "it returns views; return clones": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
