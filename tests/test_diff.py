@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from support.browser import PageUnderTest, chromium
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -150,3 +151,53 @@ def test_a_missing_bundle_is_an_error(base: Path, tmp_path: Path) -> None:
     result = diff(base, tmp_path / "nothing")
     assert result.exit_code == 1
     assert "nothing" in result.output
+
+
+# ---------------------------------------------------------------- by module, and as a page
+
+
+class Moved(Net):
+    """Computes the same as Net, with the tanh inside a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.activation(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_operators_that_moved_between_modules(base: Path, tmp_path: Path) -> None:
+    found = documents(base, built(tmp_path / "moved.aotpack", Moved()))["modules"]
+    changes = {(change["graph"], change["module"]): change for change in found}
+    for module in ("", "activation"):
+        change = changes["train.forward", module]
+        assert change["moved"] == {"aten.tanh.default": 1}
+        assert change["added"] == change["removed"] == {}
+    assert changes["train.forward", "activation"]["saved"] == [0, 96]
+    assert ("train.forward", "first") not in changes
+
+
+def test_operators_added_and_removed_by_module(base: Path, tmp_path: Path) -> None:
+    other = built(tmp_path / "other.aotpack", Scaled(), torch.ones(2))
+    (change,) = [
+        change for change in documents(base, other)["modules"] if (change["graph"], change["module"]) == ("train.forward", "")
+    ]
+    assert change["added"] == {"aten.relu.default": 1, "aten.mul.Tensor": 1}
+    assert change["removed"] == {"aten.tanh.default": 1}
+    assert "(model)  +1 aten.relu.default, +1 aten.mul.Tensor, -1 aten.tanh.default" in diff(base, other).output
+
+
+def test_a_page(base: Path, tmp_path: Path) -> None:
+    other = built(tmp_path / "other.aotpack", Scaled(), torch.ones(2))
+    out = tmp_path / "diff.html"
+    done = diff(base, other, "--html", out)
+    assert done.exit_code == 1
+    page = out.read_text()
+    assert "do not fit" in page
+    assert "aten.relu.default" in page
+    assert "default-src &#39;none&#39;" in page
+    with chromium() as browser:
+        opened = PageUnderTest(browser, out)
+        assert opened.complaints() == []
+        assert "scale" in "".join(opened.texts("#calls td, #calls th"))

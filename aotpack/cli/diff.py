@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..report.diff import Change, Difference, compare
-from .console import json_option, plain, print_json, size_text, stdout
+from .console import json_option, plain, print_json, size_text, stdout, write_page
 from .transfers import connection_options, documents, mirror_option
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
 
+    from ..report.modules import ModuleChange
     from ..report.weights import WeightChange
 
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.argument("first")
 @click.argument("second")
 @click.option("--no-weights", is_flag=True, help="Do not compare the values of weights, which reads them all.")
+@click.option("--html", "page", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page to FILE.")
 @mirror_option
 @connection_options
 @json_option
@@ -33,6 +35,7 @@ def command(
     first: str,
     second: str,
     no_weights: bool,
+    page: str | None,
     mirrors: tuple[str, ...],
     plain_http: tuple[str, ...],
     ca_file: str,
@@ -57,11 +60,15 @@ def command(
         ]
         found = compare(*opened)
         weights = None if no_weights or remote else _weights(*opened)
+        if page is not None:
+            from ..report.html.diff import diff_page
+
+            write_page(page, diff_page(opened[0], opened[1], (first, second), found, weights))
     if as_json:
         values = None if weights is None else [asdict(change) for change in weights]
         verdict = {"calls_fit": found.calls_fit, "checkpoints_fit": found.checkpoints_fit}
         print_json({"first": first, "second": second, **verdict, **asdict(found), "weights": values})
-    else:
+    elif page is None:
         _show(stdout(), found, weights)
     if not (found.calls_fit and found.checkpoints_fit):
         click.get_current_context().exit(1)
@@ -89,6 +96,9 @@ def _show(console: Console, found: Difference, weights: Sequence[WeightChange] |
         if changes:
             console.print()
             console.print(_table(title, changes))
+    if found.modules:
+        console.print()
+        console.print(_module_table(found.modules))
     if weights is not None:
         console.print()
         console.print(_weight_table(weights) if weights else "All weights that both have are equal.")
@@ -108,6 +118,19 @@ def _table(title: str, changes: Sequence[Change]) -> Table:
     table = Table(title, "", "", box=None, pad_edge=False, header_style="bold")
     for change in sorted(changes, key=lambda one: not one.breaks):
         table.add_row(plain(change.where), plain(change.text), plain("does not fit", "red") if change.breaks else "")
+    return table
+
+
+def _module_table(changes: Sequence[ModuleChange]) -> Table:
+    table = Table("graph", "module", "operators", "saved", box=None, pad_edge=False, header_style="bold")
+    for change in changes[:_SHOWN]:
+        parts = [("+", change.added), ("-", change.removed), ("±", change.moved)]
+        counts = ", ".join(f"{sign}{count} {op}" for sign, found in parts for op, count in found.items())
+        before, after = change.saved
+        saved = "" if before == after else f"{size_text(before)}, now {size_text(after)}"
+        table.add_row(plain(change.graph), plain(change.module or "(model)"), plain(counts), saved)
+    if len(changes) > _SHOWN:
+        table.add_row(f"and {len(changes) - _SHOWN} more", "", "", "")
     return table
 
 

@@ -15,6 +15,7 @@ from aotpack_loader.format import schema
 from . import calls
 from .describe import tensor_type
 from .graphs import operators, saved_bytes
+from .modules import ModuleChange, module_changes
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -51,6 +52,7 @@ class Difference:
     graphs: list[Change] = field(default_factory=list)
     targets: list[Change] = field(default_factory=list)
     producer: list[Change] = field(default_factory=list)
+    modules: list[ModuleChange] = field(default_factory=list)
     sharing: Sharing = field(default_factory=lambda: Sharing(0, 0, 0))
 
     @property
@@ -73,6 +75,7 @@ def compare(first: Bundle, second: Bundle) -> Difference:
         list(_graphs(first, second)),
         list(_targets(first, second)),
         list(_producers(first.program, second.program)),
+        [] if first.digest == second.digest else list(module_changes(first, second)),
         _sharing(first, second),
     )
 

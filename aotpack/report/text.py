@@ -1,23 +1,8 @@
-"""Makes text of a bundle safe to show: names in it may hold anything."""
+"""Text for people: names of a bundle made visible, sizes and times in readable units."""
 
 from __future__ import annotations
 
-import unicodedata
-
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Categories of characters that change how other text is shown, or cannot be seen."""
-
-
-def visible(text: str) -> str:
-    """Return ``text`` with control characters, right-to-left marks and other invisible characters as escapes."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(c) if unicodedata.category(c) in _HIDDEN else c for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+from aotpack_loader.format.text import visible as visible
 
 
 def size_text(count: int) -> str:

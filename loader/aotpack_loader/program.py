@@ -167,5 +167,13 @@ class LoadedProgram(Watched):
             hint="Save its state_dict() instead, load the bundle where it is needed, and fill it with load_state_dict().",
         )
 
+    def _repr_html_(self) -> str:
+        """Describe the program for Jupyter: how it was loaded, and how to call it."""
+        from .notebook import summary  # only in a notebook
+
+        info = self.aotpack
+        loaded = [("bundle", info.path), ("digest", info.digest), ("target", f"{info.backend}: {info.reason}")]
+        return summary(info.program, [*loaded, *((f"not {name}", reason) for name, reason in info.rejected.items())])
+
     def extra_repr(self) -> str:
         return f"{self.aotpack.path}, backend={self.aotpack.backend}"
