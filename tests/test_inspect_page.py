@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from support.browser import PageUnderTest, chromium
 
 from aotpack.cli import main
@@ -19,11 +20,13 @@ from aotpack.report.text import visible
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format import media_types
+from devtools.inspect_pages import CONTENT, PICTURE
 from devtools.large_bundle import write_large_bundle
+from devtools.paths import ROOT
 from devtools.spec.documents import Documents, blob_name
 from devtools.spec.vectors import tar
 
-VECTORS = Path(__file__).resolve().parent.parent / "spec/vectors/v1/valid"
+VECTORS = ROOT / "spec/vectors/v1/valid"
 HOSTILE = "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>\u202e\u200b"
 """A name. The format forbids control characters in names of parameters, so they are in the other names only."""
 
@@ -53,6 +56,15 @@ def test_the_page_of_the_digits_network(browser: Any, digits_page: Path) -> None
     assert page.script("return document.querySelectorAll('path.saved').length") > 5
     assert page.script("return document.querySelectorAll('#memory canvas').length") >= 1
     assert page.script("return document.querySelectorAll('.cell').length") > 5
+
+
+def test_the_picture_of_the_readme_shows_this_page(browser: Any, digits_page: Path) -> None:
+    """If this fails: python -m devtools.inspect_pages --picture."""
+    with Image.open(PICTURE) as picture:
+        content = json.loads(picture.text["content"])  # type: ignore[attr-defined]
+    assert content == PageUnderTest(browser, digits_page).script(CONTENT)
+    assert PICTURE.stat().st_size < 200_000
+    assert "docs/inspect.png" in (ROOT / "README.md").read_text()
 
 
 def test_modules_open_and_close(browser: Any, digits_page: Path) -> None:

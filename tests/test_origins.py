@@ -57,6 +57,23 @@ def test_every_front_end_records(front_end: str, tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in found.lines] == ["test_origins.py"]
 
 
+def test_a_sum_of_gradients_is_in_the_module_around_what_it_adds(tmp_path: Path) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.sin()
+            return self.first(x) * self.second(x)
+
+    out = tmp_path / "model.aotpack"
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Block()))
+    aotpack.build(model, (torch.ones(3, 2),), out=out, targets=("portable",), methods=("train",))
+    found, graphs = origins_of(out)
+    assert modules_by_operator(found, graphs, "train.backward")["aten.add.Tensor"] == ["1.0"]
+
+
 def test_a_load_does_not_read_them(digits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(bundle: Bundle) -> None:
         raise AssertionError("a load read the origins")

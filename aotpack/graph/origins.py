@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePath
 
 from torch.fx import GraphModule
@@ -35,12 +36,23 @@ class OriginsRecorder:
     def add(self, key: str, module: GraphModule) -> None:
         """Record the nodes of the graph called ``key`` (``train.forward``), in order."""
         nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-        paths = [_number(self._modules, module_path(node, self._known)) for node in nodes]
-        self._graphs[key] = schema.GraphOrigins(paths, list(map(self._line, nodes)))
+        paths: dict[FxNode, str] = {}
+        for node in nodes:
+            paths[node] = self._common(node, paths) if node.meta.get("is_gradient_acc") else module_path(node, self._known)
+        modules = [_number(self._modules, paths[node]) for node in nodes]
+        self._graphs[key] = schema.GraphOrigins(modules, list(map(self._line, nodes)))
 
     def document(self) -> schema.Origins:
         """Return what was recorded."""
         return schema.Origins(list(self._modules), list(self._lines), self._graphs)
+
+    def _common(self, node: FxNode, paths: Mapping[FxNode, str]) -> str:
+        """The innermost module around all that a sum of gradients adds. Such a node has no module of its own."""
+        added = [paths[given].split(".") for given in node.all_input_nodes if given in paths]
+        steps = [each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*added, strict=False))]
+        while (path := ".".join(steps)) not in self._known:
+            steps.pop()
+        return path
 
     def _line(self, node: FxNode) -> int | None:
         trace = node.meta.get("stack_trace") or ""

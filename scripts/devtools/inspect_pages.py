@@ -104,17 +104,27 @@ def measure() -> None:
     (RESULTS / "inspect.json").write_text(json.dumps({"pages": found, "rounds": ROUNDS, **facts}, indent=1) + "\n")
 
 
-def draw(page: Path, picture: Path, section: str, width: int = 1500, height: int = 900) -> None:
-    """Draw one section of a page, in light colours."""
+CONTENT = "return [...document.querySelectorAll('#graph-canvas .box')].map((box) => box.getAttribute('aria-label'))"
+"""What the picture shows: the boxes of the graph. It stands in the picture's file, so that a test can compare it."""
+
+
+def draw(page: Path, picture: Path, section: str, width: int = 1500, height: int = 1000) -> None:
+    """Draw one section of a page, in light colours, with one operation chosen."""
+    from PIL import Image, PngImagePlugin
+
     with browser(width, height) as driver:
         driver.get(page.as_uri())
         driver.execute_script(
             "document.documentElement.dataset.theme = 'light'; document.documentElement.style.scrollBehavior = 'auto';"
-            "document.getElementById(arguments[0]).scrollIntoView()",
+            "graphView.select('forward/0', false); document.getElementById(arguments[0]).scrollIntoView()",
             section,
         )
         time.sleep(1)
         driver.save_screenshot(str(picture))
+        facts = PngImagePlugin.PngInfo()
+        facts.add_text("content", json.dumps(driver.execute_script(CONTENT)))
+    with Image.open(picture) as drawn:
+        drawn.convert("RGB").quantize(128).save(picture, optimize=True, pnginfo=facts)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ const graphView = (() => {
   if (all === null || canvas === null) return null;
   const { texts, classes } = all;
   const lower = texts.map((text) => text.toLowerCase());
-  const GAP = 190, TOP = 34, BUDGET = 34;
+  const GAP = 190, TOP = 34, BUDGET = 44;
   const pen = document.createElement("canvas").getContext("2d");
   const families = getComputedStyle(document.body).fontFamily;
 
@@ -403,5 +403,5 @@ const graphView = (() => {
 
   choose(0);
   addEventListener("load", () => fit(true));
-  return { reveal, search, state: () => ({ open: [...open], hits: hits.size, selected, boxes: canvas.querySelectorAll("[data-key]").length }) };
+  return { reveal, search, select, state: () => ({ open: [...open], hits: hits.size, selected, boxes: canvas.querySelectorAll("[data-key]").length }) };
 })();
