@@ -1,7 +1,7 @@
 """Events of torch's profiler in compiled code: each kernel has a name with the modules that it comes from.
 
-The code starts an event before a kernel and ends it afterwards, through torch's C shim. Without a
-profiler an event costs about 50 ns.
+The code starts an event before a kernel and ends it afterwards, through torch's C shim. It asks once
+a run whether a profiler is there; without one an event is a comparison.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch._inductor import ir
 from torch._inductor.codegen.cpp import KernelGroup
+from torch._inductor.graph import SubgraphLowering
 from torch._inductor.scheduler import Scheduler
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
@@ -24,6 +25,36 @@ _ORIGINS = "aotpack_origins"
 """The key in a node's ``meta``: paths of modules by the node's index in the stored graph."""
 
 Origins = Mapping[int, str]
+
+_PRELUDE = """
+#include <atomic>
+// Whether anybody listens to torch's events. A torch without this function has no events.
+extern "C" bool aotpack_has_callbacks() __asm__("_ZN2at12hasCallbacksEv") __attribute__((weak));
+namespace {
+std::atomic<bool> aotpack_profiled{false}; // of the last run that began; threads may disagree, and then events are missing
+class AotpackEvent {
+ public:
+  __attribute__((always_inline)) explicit AotpackEvent(const char* name) {
+    if (__builtin_expect(aotpack_profiled.load(std::memory_order_relaxed), false)) {
+      aoti_record_function_start(name, nullptr, nullptr, 0, &handle_);
+    }
+  }
+  AotpackEvent(const AotpackEvent&) = delete;
+  AotpackEvent& operator=(const AotpackEvent&) = delete;
+  __attribute__((always_inline)) ~AotpackEvent() { end(); }
+  __attribute__((always_inline)) void end() {
+    if (__builtin_expect(handle_ != nullptr, false)) {
+      aoti_record_function_end(handle_);
+      handle_ = nullptr;
+    }
+  }
+
+ private:
+  AtenRecordFunctionHandle handle_ = nullptr;
+};
+} // namespace
+"""
+_ASK = "aotpack_profiled.store(aotpack_has_callbacks && aotpack_has_callbacks(), std::memory_order_relaxed);"
 
 
 def mark_origins(module: GraphModule, modules: Sequence[str]) -> None:
@@ -60,18 +91,24 @@ def kernel_events(key: str, module: GraphModule) -> Iterator[None]:
     extern_call: Callable[..., None] = Scheduler.codegen_extern_call
     count = iter(range(2**31))
     external: dict[int, set[Node]] = {}
+    begun: set[int] = set()
 
     @contextlib.contextmanager
     def event(code: str, nodes: Iterable[Node]) -> Iterator[None]:
         origins = {int(i): str(path) for node in nodes for i, (path, _) in node.meta.get("nn_module_stack", {}).items()}
-        if not origins:
+        if not origins or isinstance(V.graph, SubgraphLowering):  # the event of the operator that runs it covers a subgraph
             yield
             return
+        wrapper = V.graph.wrapper_code
+        if id(wrapper) not in begun:
+            begun.add(id(wrapper))
+            wrapper.header.splice(_PRELUDE)
+            wrapper.writeline(_ASK)
         variable = f"aotpack_event_{next(count)}"
         name = event_name([origins[i] for i in sorted(origins)], key, code, origins)
-        V.graph.wrapper_code.writeline(f"RAIIAtenRecordFunctionHandle {variable}({_literal(name)}, nullptr);")
+        wrapper.writeline(f"AotpackEvent {variable}({_literal(name)});")
         yield
-        V.graph.wrapper_code.writeline(f"{{ auto ended = std::move({variable}); }}")
+        wrapper.writeline(f"{variable}.end();")
 
     def call(group: Any, wrapper: Any, kernel_name: str) -> None:
         if id(V.graph) not in external:
