@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from devtools.bench.check import changes, failures
+from devtools.bench.sections.networks import beside_the_better
 
 
 def _row(ratio: float, low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -32,3 +33,11 @@ def test_noise_is_the_spread_of_either_run(before: dict[str, Any], after: dict[s
 def test_a_row_that_fails_now_is_told() -> None:
     good, bad = _row(1.0, 0.9, 1.1), {"failed": "no code"}
     assert failures({"cases": {"a": good, "b": bad}}, {"cases": {"a": bad, "b": bad}}) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("eager", "expected"),
+    [(0.5, {"better": "eager", "ratio_to_better": 1.6}), (2.0, {"better": "compile", "ratio_to_better": 0.8})],
+)
+def test_a_bundle_is_compared_with_the_faster_one(eager: float, expected: dict[str, Any]) -> None:
+    assert beside_the_better({"eager": eager, "compile": 1.0, "cpu": 0.8}) == expected

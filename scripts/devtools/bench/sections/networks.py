@@ -7,6 +7,7 @@ measures the named rows again.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from devtools.bench.networks import FACTORIES
@@ -44,7 +45,7 @@ def _result(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(bench: Bench, case: Case, threads: int) -> dict[str, Any]:
-    """One row; its ``ratio_to_better`` is to the faster of eager and ``torch.compile``."""
+    """One row; its ``ratio_to_better`` is to the faster of eager and ``torch.compile``, of the rounds' median ratios."""
     words = ["--model", bench.source(case), "--inputs", bench.inputs(case), "--threads", threads]
     words += ["--rounds", bench.times(9, 3), *(["--dynamic"] if case.dynamic else [])]
     try:
@@ -52,6 +53,13 @@ def _measured(bench: Bench, case: Case, threads: int) -> dict[str, Any]:
         row = bench.json(PROCESSES / "step.py", *words, one_core=threads == 1)
     except BenchError as error:
         return {"failed": str(error).strip().splitlines()[-1][:300]}
-    seconds = row["seconds"]
-    better = "eager" if seconds["eager"] < seconds["compile"] else "compile"
-    return {**row, "better": better, "ratio_to_better": seconds["cpu"] / seconds[better]}
+    return {**row, **beside_the_better(row["ratio_to_compile"])}
+
+
+def beside_the_better(ratios: Mapping[str, float]) -> dict[str, Any]:
+    """Which of eager and ``torch.compile`` is faster, and the bundle's ratio to it.
+
+    Ratios of rounds are used, because the load of the machine changes between rounds.
+    """
+    better = "eager" if ratios["eager"] < 1 else "compile"
+    return {"better": better, "ratio_to_better": ratios["cpu"] / ratios[better]}
