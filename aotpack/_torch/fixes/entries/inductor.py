@@ -180,10 +180,9 @@ FIXES = (
     _fix(
         id="inductor-write-into-expanded",
         severity="wrong-values",
-        summary="`index_add` into an expanded tensor writes into the one row that all of them share.",
+        summary="Writes into an expanded tensor, or into overlapping windows, change elements that share memory.",
         apply="fixes.inductor.writes:copy_expanded",
         patches=("torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core",),
-        fixed_in="2.15",
     ),
     _fix(
         id="inductor-write-order-after-fusion",
