@@ -78,6 +78,7 @@ def ensemble(f: nn.Module) -> Any:
     return out, stacked
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of vmap in torch 2.15
 @pytest.mark.parametrize("grad_mode", [True, False])
 def test_an_ensemble_of_states_that_are_written_to(tmp_path: Path, grad_mode: bool) -> None:
     normed = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=True))

@@ -122,7 +122,8 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
         print(json.dumps([sorted(set(sys.modules) - before), out.item(), x.grad.tolist()]))
     """
     added, value, gradient = fresh_process(code, tmp_path / "m")
-    assert [name for name in added if name.startswith(FORBIDDEN[:-1])] == []
+    of_torch = {"torch.fx.experimental._constant_symnode"}  # torch 2.15 imports it for vmap
+    assert [name for name in added if name.startswith(FORBIDDEN[:-1]) and name not in of_torch] == []
     x = torch.arange(32.0).reshape(2, 4, 4).div(16).sin().requires_grad_()
     torch.manual_seed(0)
     expected = attend(x)

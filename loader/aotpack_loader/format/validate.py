@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, donations, expressions, interface, modules, schema, sparse_gradients, subclasses
+from . import containers, donations, expressions, interface, modules, schema, subclasses
 from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
@@ -29,8 +29,11 @@ def validate_program(program: schema.Program, where: str) -> None:
     # Later checks walk trees and subclasses, and rely on their depth.
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
-    rules = (subclasses, modules, interface, containers, sparse_gradients)
-    problems += [found for rule in rules for found in rule.problems(program)]
+    problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
+    if any(method.backward is not None and method.backward.sparse for method in program.methods.values()):
+        from . import sparse_gradients  # few programs have them
+
+        problems += sparse_gradients.problems(program)
     refuse(where, problems)
 
 
