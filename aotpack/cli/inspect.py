@@ -1,4 +1,4 @@
-"""``aotpack inspect``: shows what a bundle contains. It runs nothing and never imports torch."""
+"""``aotpack inspect``: shows what a bundle contains. It runs nothing of it, and imports torch for a page only."""
 
 from __future__ import annotations
 
