@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import tarfile
 import tomllib
 from importlib import import_module
@@ -23,6 +24,7 @@ from devtools.files import import_file
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = {"aotpack": ROOT, "aotpack_loader": ROOT / "loader"}
 MODULES = {"aotpack": aotpack, "aotpack_loader": aotpack_loader}
+VENDORED = "aotpack/report/html/vendor/vendor.json"
 
 
 @pytest.fixture(params=DISTRIBUTIONS)
@@ -44,14 +46,17 @@ def test_what_a_registry_shows_is_there(package: str) -> None:
     project, folder = settings(package)["project"], DISTRIBUTIONS[package]
     assert project["description"]
     assert (folder / project["readme"]).read_text().startswith("# ")
-    assert project["license"] == "Apache-2.0"
+    vendored = {library["licence"] for library in json.loads((folder / VENDORED).read_text())} if package == "aotpack" else set()
+    assert set(project["license"].split(" AND ")) == {"Apache-2.0", *vendored}
     assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(project["classifiers"])
     assert not [each for each in project["classifiers"] if each.startswith("License ::")]  # PEP 639: the expression says it
 
 
 def test_both_distributions_hold_the_licence() -> None:
     for package, folder in DISTRIBUTIONS.items():
-        assert settings(package)["project"]["license-files"] == ["LICENSE"]
+        patterns = settings(package)["project"]["license-files"]
+        listed = {path for pattern in patterns for path in folder.glob(pattern)}
+        assert listed == {folder / "LICENSE", *(folder / "aotpack").rglob("*.LICENSE.txt")}
         assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
