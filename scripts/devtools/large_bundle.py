@@ -17,6 +17,7 @@ PARTS = ("norm", "attention.query", "attention.key", "attention.value", "attenti
 def write_large_bundle(path: Path, operations: int) -> None:
     """Write a bundle whose inference graph is a chain of ``operations`` in layers of 250, with a skip connection each."""
     documents = Documents(ROOT / "spec/vectors/v1/valid/scale/bundle.aotpack")
+    documents.program["methods"].pop("train")  # the page shows the first method
     documents.open_method(documents.program["methods"]["infer"])
     forward = documents.forward
     *_, last = forward["nodes"]
