@@ -5,7 +5,7 @@ from __future__ import annotations
 from devtools.releases.groups import GROUPS
 from devtools.releases.outcomes import STARTED
 from devtools.releases.page import PAGE, page, stored
-from devtools.releases.run import counts
+from devtools.releases.run import corrected, counts
 
 
 def test_the_page_is_made_from_the_stored_results() -> None:
@@ -35,3 +35,9 @@ PARTIAL = counts({"total": "9", "a": "passed", "b": "passed", "c": "failed", "d"
 
 def test_a_test_that_ended_its_process_has_failed() -> None:
     assert counts({"total": "2", "a": "passed", "b": STARTED})["failures"] == ["b"]
+
+
+def test_another_run_of_failed_tests_corrects_a_group() -> None:
+    known = {"total": 9, "passed": 6, "failed": 2, "skipped": 1, "failures": ["c", "d"], "date": "2026-11-24 00:00 UTC"}
+    found = corrected(known, counts({"total": "2", "c": "passed", "d": "failed"}))
+    assert found == {**known, "passed": 7, "failed": 1, "failures": ["d"]}

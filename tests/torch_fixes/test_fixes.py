@@ -21,7 +21,6 @@ from .trial import attempt
 
 ELSEWHERE = {
     "fake-strides-of-views": "tests/conformance, shapes: a batch of one",
-    "decomposition-fractional-pool-gradient": "tests/conformance, autograd: fractional_max_pool3d",
     "inductor-view-of-whole-result": "tests/test_cpu_target.py",
     "inductor-one-thread-regions": "tests/test_refusals.py, compiled with one thread and run with two",
     "inductor-write-order-after-fusion": "scripts/zoo, UNet2D",
@@ -32,7 +31,6 @@ ELSEWHERE = {
 
 NOT_SHOWN = dict.fromkeys(
     (
-        "partitioner-draws",
         "decomposition-zeros-without-memory",
         "inductor-tile-tails",
         "inductor-powers-of-a-number",

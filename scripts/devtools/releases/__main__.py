@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .groups import GROUPS
+from .groups import GROUPS, Group
 from .page import PAGE, page, stored
-from .run import applied_fixes, outcomes_file, run_group, store
+from .run import applied_fixes, corrected, outcomes_file, run_group, store, stored_group
 
 
 def main() -> int:
@@ -20,10 +20,14 @@ def main() -> int:
     parser.add_argument("--group", action="append", choices=names, help="run this group only; may be repeated")
     parser.add_argument("--native", action="store_true", help="also run groups that compile native code")
     parser.add_argument("--minutes", type=float, help="stop each group after this time")
+    parser.add_argument("--failed", action="store_true", help="run only the tests that failed the last time")
     options, arguments = parser.parse_known_args()
     failed = 0
     for group in GROUPS:
-        if group.name in options.group if options.group else options.native or not group.slow:
+        if options.failed:
+            if options.group is None or group.name in options.group:
+                failed += _again(group, arguments, options.minutes)
+        elif group.name in options.group if options.group else options.native or not group.slow:
             print(f"== {group.name}: {group.title}", flush=True)
             result = run_group(group, arguments, minutes=options.minutes)
             failed += result["failed"]
@@ -32,6 +36,20 @@ def main() -> int:
                 outcomes_file(group).unlink()
     PAGE.write_text(page(stored()))
     return int(failed > 0)
+
+
+def _again(group: Group, arguments: list[str], minutes: float | None) -> int:
+    """Run the failed tests of a group again; return how many fail now."""
+    known = stored_group(group)
+    if not known.get("failures"):
+        return 0
+    print(f"== {group.name}, failed tests: {group.title}", flush=True)
+    again = run_group(group, arguments, minutes=minutes, only=known["failures"])
+    if again["passed"] + again["failed"] + again["skipped"] < len(known["failures"]):
+        return int(known["failed"])
+    outcomes_file(group, again=True).unlink()
+    print(f"stored in {store({group.name: corrected(known, again)}, applied_fixes())}")
+    return int(again["failed"])
 
 
 if __name__ == "__main__":

@@ -24,10 +24,14 @@ _HEAD = """\
 This page says what ran with which torch. `scripts/test-torch` runs the tests and makes the page
 from the files in `scripts/bench/results/torch-versions`.
 
-CI tests every change with torch 2.13.0, so 2.13 has no column here. The loader accepts torch 2.9 to
-2.15. The compiler accepts torch {portable} for `portable`, and {native} for targets with native
-code. With another release a build stops with an `UnsupportedTorchError`, which
-`--allow-untested-torch` overrides: compare such a bundle with eager.
+CI tests every change with torch 2.13.0 and Python 3.11, so this pair has no column here. The loader
+accepts torch 2.9 to 2.15. The compiler accepts:
+
+- for `portable`: torch {portable}
+- for targets with native code: torch {native}
+
+With another release a build stops with an `UnsupportedTorchError`, which `--allow-untested-torch`
+overrides: compare such a bundle with eager.
 
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 

@@ -29,22 +29,25 @@ _TESTS_FAILED, _NOTHING_LEFT = 1, 5
 _RESTARTS = 40
 
 
-def outcomes_file(group: Group) -> Path:
-    """Where the outcomes of a group are kept until all of its tests ran."""
-    return ROOT / "build" / "torch-versions" / RELEASE / f"{group.name}.jsonl"
+def outcomes_file(group: Group, *, again: bool = False) -> Path:
+    """Where the outcomes of a group, or those of its failed tests, are kept until all of them ran."""
+    return ROOT / "build" / "torch-versions" / RELEASE / f"{group.name}{'-again' if again else ''}.jsonl"
 
 
-def run_group(group: Group, arguments: Sequence[str] = (), *, minutes: float | None = None) -> dict[str, Any]:
+def run_group(
+    group: Group, arguments: Sequence[str] = (), *, minutes: float | None = None, only: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run the tests of a group whose outcome is not known yet, and return the group's counts.
 
     A test that ends its process counts as failed, and the rest of the group runs in another one.
-    After ``minutes`` the group stops; a later run continues.
+    After ``minutes`` the group stops; a later run continues. ``only``: run these tests of the group.
     """
-    outcomes = outcomes_file(group)
+    outcomes = outcomes_file(group, again=bool(only))
     outcomes.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"AOTPACK_OUTCOMES": str(outcomes), "AOTPACK_CODE": group.code, "AOTPACK_SLOW_FIXES": "1"}
     words = [sys.executable, "-m", "pytest", "-p", "devtools.releases.outcomes", "-p", "no:cacheprovider", "-q"]
-    words += [*(["-k", group.keyword] if group.keyword else []), *group.paths, *arguments]
+    words += only or [*(["-k", group.keyword] if group.keyword else []), *group.paths]
+    words += arguments
     end = None if minutes is None else time.monotonic() + 60 * minutes
     for _ in range(_RESTARTS):
         try:
@@ -73,6 +76,24 @@ def counts(outcomes: Mapping[str, str], *, interrupted: bool = False) -> dict[st
         "failed": len(failed),
         "skipped": number("skipped"),
         "failures": failed,
+    }
+
+
+def stored_group(group: Group) -> dict[str, Any]:
+    """What is stored of a group with this torch; empty if nothing is."""
+    path = FOLDER / f"{RELEASE}.json"
+    found: dict[str, Any] = json.loads(path.read_text())["groups"].get(group.name, {}) if path.exists() else {}
+    return found
+
+
+def corrected(known: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of a group after another run of its failed tests."""
+    return {
+        **known,
+        "passed": known["passed"] + again["passed"],
+        "skipped": known["skipped"] + again["skipped"],
+        "failed": again["failed"],
+        "failures": again["failures"],
     }
 
 
