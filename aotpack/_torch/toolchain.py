@@ -26,21 +26,25 @@ from aotpack_loader.archive.temporaries import temporary_file
 from .api.counting import counted
 from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
+from .interface import Interface, without_interface
 
 
 def inductor_fingerprint() -> dict[str, str]:
     """What compiled code depends on besides the graph and the target's options: versions and
     options of the toolchain.
     """
-    compiler = os.environ.get("CXX") or "g++"
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     found = {
         "torch": str(torch.__version__),
-        "compiler": version,
+        "compiler": _compiler_version(),
         "linker": "noexecstack",
         "max_autotune": str(inductor_config.max_autotune),
     }
     return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})
+
+
+def _compiler_version() -> str:
+    compiler = os.environ.get("CXX") or "g++"
+    return subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 class Library:
@@ -49,11 +53,14 @@ class Library:
 
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
+    ``interface`` is the source of the functions that all libraries have.
     """
 
     def __init__(self, output: Path) -> None:
         self.output = output
         self.guards: list[Any] = []
+        self.interface = ""
+        self._interface: Interface | None = None
         self._objects: list[str] = []
         self._link = ""
         self._running: list[Future[None]] = []
@@ -71,15 +78,23 @@ class Library:
                     kept = f"{word}.kept.o"
                     os.link(word, kept)
                     self._link = self._link.replace(word, kept)
+            if self._interface is not None:
+                wrapper = next(word for word in words if word.endswith(".wrapper.o"))
+                self._link = self._link.replace(wrapper, f"{wrapper} {shlex.quote(os.fspath(self._interface.path))}")
         elif any(word.endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
             self._objects.append(command)
             target.touch()
+            if self.interface and any(word.endswith(".wrapper.cpp") for word in words):
+                self._interface = Interface(self.interface, command, _compiler_version(), _folder_of_headers())
         else:
             _run_compiler(command, cwd)
 
     def start(self, workers: Executor) -> None:
         """Start compiling the objects."""
-        self._running = [workers.submit(_run_compiler, command, os.fspath(self.output.parent)) for command in self._objects]
+        folder = self.output.parent
+        self._running = [workers.submit(_run_compiler, command, os.fspath(folder)) for command in self._objects]
+        if self._interface is not None:
+            self._running.append(workers.submit(self._interface.compile, folder, _run_compiler))
 
     def finish(self) -> None:
         """Wait for the objects, link them to ``output``, strip debug sections."""
@@ -113,7 +128,7 @@ def tool_chain(library: Library) -> Iterator[None]:
     with (
         _outside_ci(),
         private_directories(),
-        _flags_of_ours(),
+        _flags_of_ours(library),
         _without_checks(),
         _quick_probes(),
         mock.patch.object(cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", library.take)),
@@ -132,7 +147,7 @@ def _outside_ci() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _flags_of_ours() -> Iterator[None]:
+def _flags_of_ours(library: Library) -> Iterator[None]:
     """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that its bytes
     are the same everywhere.
 
@@ -153,6 +168,8 @@ def _flags_of_ours() -> Iterator[None]:
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
+            wrapper_code, interface = without_interface(wrapper_code)
+            library.interface = interface and with_kernel_errors(interface)
             wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_with_functions(wrapper_code))}'
             kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
@@ -202,8 +219,7 @@ def _own_headers(include: Path) -> Path | None:
         return None
     for old, new in _WITHOUT_REGEX.items():
         text = text.replace(old, new)
-    root = private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "AOTPACK_CACHE")
-    folder = root / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = _folder_of_headers() / hashlib.sha256(text.encode()).hexdigest()[:16]
     header = folder / _MODEL_BASE
     if not header.exists() or header.read_text() != text:
         header.parent.mkdir(parents=True, exist_ok=True)
@@ -211,6 +227,10 @@ def _own_headers(include: Path) -> Path | None:
             temporary.file.write(text.encode())
             temporary.move_to(header)
     return folder
+
+
+def _folder_of_headers() -> Path:
+    return private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "AOTPACK_CACHE")
 
 
 @contextlib.contextmanager

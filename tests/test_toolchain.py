@@ -1,0 +1,58 @@
+"""What builds spare the C++ compiler."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aotpack._torch import interface
+from aotpack._torch.fixes.inductor.checks import with_checks
+from aotpack._torch.interface import Interface, without_interface
+
+COPY = interface._SOURCE.read_text()
+WRAPPER = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{COPY}\nint of_the_graph;\n"
+
+
+def test_a_wrapper_without_its_interface() -> None:
+    rest, source = without_interface(WRAPPER)
+    assert "AOTInductorModelContainerRun" not in rest
+    assert "aoti_runtime/model.h" in rest
+    assert rest.endswith("int of_the_graph;\n")
+    assert "AOTInductorModelContainerRun" in source
+    assert "of_the_graph" not in source
+
+
+def test_an_interface_that_torch_writes_otherwise_stays_in_the_wrapper() -> None:
+    other = WRAPPER.replace("AOTInductorModelContainerRun", "AnotherRun")
+    assert without_interface(other) == (other, "")
+    assert without_interface("int of_the_graph;\n") == ("int of_the_graph;\n", "")
+
+
+def test_an_interface_is_compiled_once_for_each_set_of_options(tmp_path: Path) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: str, cwd: str) -> None:
+        ran.append(shlex.split(command))
+        Path(ran[-1][ran[-1].index("-o") + 1]).write_bytes(Path(ran[-1][1]).read_bytes())
+
+    def compiled(graph: str, flag: str = "-O1", source: str = "int shared;", compiler: str = "g++ 13") -> Path:
+        folder = tmp_path / f"{graph} {flag} {source} {compiler}"
+        folder.mkdir()
+        command = shlex.join(["g++", f"{folder}/{graph}.wrapper.cpp", flag, "-c", "-o", f"{folder}/{graph}.wrapper.o"])
+        made = Interface(source, command, compiler, tmp_path)
+        made.compile(folder, run)
+        assert source in made.path.read_text()
+        return made.path
+
+    first = compiled("forward")
+    assert compiled("backward") == first
+    assert len(ran) == 1
+    others = {compiled("forward", flag="-O2"), compiled("forward", source="int b;"), compiled("forward", compiler="g++ 14")}
+    assert len(others | {first}) == len(ran) == 4
+
+
+@pytest.mark.parametrize(("line", "needs"), [("aotpack_refuse(a, b);", True), ("AotpackEvent aotpack_event_0;", False)])
+def test_the_header_of_checks_is_only_where_a_check_is(line: str, needs: bool) -> None:
+    assert ("cpp_prefix.h" in with_checks(line)) is needs
