@@ -20,7 +20,6 @@ from .harness import ROOT, MismatchError, check, load_case
 from .trial import attempt
 
 ELSEWHERE = {
-    "fake-strides-of-views": "tests/conformance, shapes: a batch of one",
     "inductor-view-of-whole-result": "tests/test_cpu_target.py",
     "inductor-one-thread-regions": "tests/test_refusals.py, compiled with one thread and run with two",
     "inductor-write-order-after-fusion": "scripts/zoo, UNet2D",
