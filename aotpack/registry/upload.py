@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from aotpack_loader.errors import RegistryError
 from aotpack_loader.format.schema import Descriptor
+from aotpack_loader.registry.addresses import split
 from aotpack_loader.registry.client import Repository
 from aotpack_loader.registry.progress import Outcome
-from aotpack_loader.registry.transport import ERRORS, Answer, Request, connection_error
+from aotpack_loader.registry.responses import ERRORS, Answer, count_of
+from aotpack_loader.registry.transport import Request, connection_error
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -40,6 +41,7 @@ def _location(request: Request, answer: Answer) -> str:
     location = answer.headers.get("Location", "")
     if not location:
         raise RegistryError(f"{request.where}: the registry opened an upload without an address.")
+    split(location, request.host)
     return location
 
 
@@ -83,9 +85,8 @@ class Upload:
         answer = self._transport.fetch(request)
         if answer.status != 202:
             raise self._transport.failure(request, answer)
-        least = answer.headers.get("OCI-Chunk-Min-Length", "")
-        if self._chunk and least.isdigit():
-            self._chunk = max(self._chunk, int(least))
+        if self._chunk:
+            self._chunk = max(self._chunk, count_of(answer, "OCI-Chunk-Min-Length") or 0)
         return _location(request, answer)
 
     def _send(self, location: str) -> None:
@@ -137,7 +138,7 @@ class Upload:
     def _close(self, location: str) -> tuple[Request, Answer]:
         """Close the upload, with the bytes that were not sent yet."""
         rest = len(self._data) - self._sent
-        separator = "&" if urlsplit(location).query else "?"
+        separator = "&" if split(location, self._repository.host).query else "?"
         url = f"{location}{separator}digest={self._descriptor.digest}"
         request = self._request("PUT", url, headers=_octets(rest), body=lambda: [self._data[self._sent :]] if rest else [])
         with self._transport.open(request, attempts=1) as response:
@@ -148,7 +149,7 @@ class Upload:
         request = self._request("GET", location)
         answer = self._transport.fetch(request)
         arrived = answer.headers.get("Range", "").removeprefix("bytes=").partition("-")[2]
-        if answer.status in (202, 204) and arrived.isascii() and arrived.isdigit():
+        if answer.status in (202, 204) and len(arrived) < 20 and arrived.isascii() and arrived.isdigit():
             # An upload of nothing is "0-0", which is also that of one byte: sending one byte twice would spoil it.
             count = int(arrived) + 1 if int(arrived) else 0
             if count <= len(self._data) and count:

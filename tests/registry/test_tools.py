@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.archive import members
 
@@ -35,7 +36,7 @@ def signed(bundle: Path) -> Path:
 
 
 def listed(proxy: Proxy, reference: Reference, digest: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(Repository.of(quick(), reference).referrers(digest))["manifests"]
+    found: list[dict[str, Any]] = msgspec.to_builtins(Repository.of(quick(), reference).referrers(digest))
     return found
 
 

@@ -23,6 +23,8 @@ MAX_MANIFEST_BYTES: Final = 4 << 20
 MAX_LAYER_BYTES: Final = 64 << 20
 """An attachment is a document. Larger ones are refused unread."""
 MAX_ATTACHMENTS: Final = 1024
+MAX_ALL_BYTES: Final = 256 << 20
+"""Of the attachments that are pulled with a bundle."""
 
 SIGSTORE_BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 """A signed statement: a signature of the bundle, or signed provenance."""

@@ -12,23 +12,27 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from ..errors import RegistryAuthError
+from .addresses import split
 from .credentials import Credential
 
 _CHALLENGE = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)((?:[A-Za-z_]+\s*=\s*(?:\"(?:[^\"\\]|\\.)*\"|[^\s,\"]+)\s*,?\s*)*)")
 _PARAMETER = re.compile(r"([A-Za-z_]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]+))")
 _MAX_TOKEN_BYTES = 1 << 20
 _LEAST_SECONDS = 60
+_MOST_SECONDS = 86_400
 _EARLY = 10
 """Seconds before its end at which a token is fetched again."""
 
 
 class TokenRequest(Protocol):
-    """Sends one request to a token server and returns the status and at most ``limit`` bytes of its answer."""
+    """Sends one request to the token server of a registry and returns the status and at most ``limit`` bytes of its answer."""
 
-    def __call__(self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int) -> tuple[int, bytes]: ...
+    def __call__(
+        self, host: str, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
+    ) -> tuple[int, bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Authorizer:
 
     def _bearer(self, host: str, scopes: Iterable[str], parameters: dict[str, str], credential: Credential | None) -> _Token:
         realm = parameters.get("realm", "")
-        if urlsplit(realm).scheme not in ("https", "http"):
+        if split(realm, host).scheme not in ("https", "http"):
             raise RegistryAuthError(f"The registry {host} names no token server that can be used.")
         wanted = list(dict.fromkeys([*parameters.get("scope", "").split(), *scopes]))
         query = [("service", parameters["service"])] if parameters.get("service") else []
@@ -102,13 +106,13 @@ class Authorizer:
             form = [*query, ("scope", " ".join(wanted)), ("grant_type", "refresh_token"), ("client_id", "aotpack")]
             body = urlencode([*form, ("refresh_token", credential.secret)]).encode()
             headers |= {"Content-Type": "application/x-www-form-urlencoded", "Content-Length": str(len(body))}
-            status, answer = self._fetch("POST", realm, headers, body, _MAX_TOKEN_BYTES)
+            status, answer = self._fetch(host, "POST", realm, headers, body, _MAX_TOKEN_BYTES)
         else:
             if credential is not None:
                 headers["Authorization"] = credential.basic()
                 self._secrets.add(headers["Authorization"])
             url = f"{realm}{'&' if '?' in realm else '?'}{urlencode([*query, *(('scope', scope) for scope in wanted)])}"
-            status, answer = self._fetch("GET", url, headers, None, _MAX_TOKEN_BYTES)
+            status, answer = self._fetch(host, "GET", url, headers, None, _MAX_TOKEN_BYTES)
         return self._token(host, status, answer, credential)
 
     def _token(self, host: str, status: int, answer: bytes, credential: Credential | None) -> _Token:
@@ -126,7 +130,7 @@ class Authorizer:
         if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
             raise RegistryAuthError(f"The token server of {host} gave no token.")
         self._secrets.add(token)
-        life = max(float(seconds), _LEAST_SECONDS) if isinstance(seconds, int | float) else _LEAST_SECONDS
+        life = min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS) if isinstance(seconds, int | float) else _LEAST_SECONDS
         return _Token(f"Bearer {token}", time.monotonic() + life - _EARLY)
 
 

@@ -5,24 +5,27 @@ Nothing here decides what to fetch. Bytes of manifests are checked against their
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
-from urllib.parse import urljoin, urlsplit
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from ..archive.digest import is_digest, sha256
-from ..errors import RegistryContentError, RegistryNotFoundError
+from ..errors import CorruptBundleError, RegistryContentError, RegistryNotFoundError
 from ..format import media_types
-from .reference import Reference
-from .transport import RETRIED, Request, Response, Transport, drained
+from ..format.codec import decode
+from ..format.schema import Descriptor, Document, ImageIndex
+from .addresses import join, split
+from .reference import Reference, is_tag
+from .responses import Answer, Response, count_of, drained
+from .transport import RETRIED, Request, Transport
 
 MAX_MANIFEST_BYTES: Final = 4 << 20
 """Registries refuse larger manifests."""
 _MAX_LIST_BYTES = 16 << 20
 _MAX_PAGES = 1000
+"""Lists are bounded in both, because a registry may send pages without end."""
 _ACCEPTED = ", ".join(
     (
         media_types.OCI_INDEX,
@@ -32,6 +35,15 @@ _ACCEPTED = ", ".join(
     )
 )
 _NEXT = re.compile(r"\s*<([^>]*)>\s*;.*\brel=\"?next\"?")
+
+
+T = TypeVar("T", bound=Document)
+
+
+class _Tags(Document, frozen=True):
+    """A page of tags."""
+
+    tags: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,56 +138,72 @@ class Repository:
             return False
         if answer.status != 200:
             raise self.transport.failure(request, answer)
-        length = answer.headers.get("Content-Length", "")
-        if length.isdigit() and int(length) != size:
+        length = count_of(answer, "Content-Length")
+        if length not in (None, size):
             raise RegistryContentError(f"{self.host}/{self.name} has {length} bytes for {digest}, which has {size}.")
         return True
 
     def tags(self) -> list[str]:
         """Return all tags, sorted."""
-        found: list[str] = []
-        for page in self._pages("tags/list?n=1000", "the tags"):
-            tags = page.get("tags") or []
-            if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-                raise RegistryContentError(f"{self.host} sent a list of tags that is not understood.")
-            found += tags
-        return sorted(set(found))
+        found: set[str] = set()
+        for data in self._pages(self.request("GET", "tags/list?n=1000", what="the tags")):
+            tags = self._decode(data, _Tags, "a list of tags").tags or []
+            if not all(map(is_tag, tags)):
+                raise RegistryContentError(f"{self.host}/{self.name} lists something that is no tag.")
+            found.update(tags)
+        return sorted(found)
 
-    def referrers(self, digest: str) -> bytes:
-        """Return an index that lists what refers to ``digest``, from the API or from the tag that stands for it.
+    def referrers(self, digest: str) -> list[Descriptor]:
+        """Return what refers to ``digest``, from the API or from the tag that stands for it.
 
-        Empty bytes: nothing does.
+        A list of that tag may have entries of other subjects.
+
+        Raises:
+            RegistryContentError: the list is not understood, or never ends.
         """
         request = self.request("GET", f"referrers/{digest}", what=f"the referrers of {digest}")
         answer = self.transport.fetch(request, MAX_MANIFEST_BYTES)
         if answer.status == 200 and answer.headers.get("Content-Type", "").startswith(media_types.OCI_INDEX):
-            return answer.data
-        if answer.status not in (200, 400, 404, 405):
+            pages: Iterable[bytes] = self._pages(request, answer)
+        elif answer.status in (200, 400, 404, 405):
+            try:
+                pages = [self.manifest(referrers_tag(digest)).data]
+            except RegistryNotFoundError:
+                return []
+        else:
             raise self.transport.failure(request, answer)
-        try:
-            return self.manifest(referrers_tag(digest)).data
-        except RegistryNotFoundError:
-            return b""
+        return [entry for data in pages for entry in self._decode(data, ImageIndex, "a list of referrers").manifests]
 
-    def _pages(self, path: str, what: str) -> Iterator[dict[str, object]]:
-        request = self.request("GET", path, what=what)
+    def _decode(self, data: bytes, kind: type[T], what: str) -> T:
+        try:
+            return decode(data, kind, where=what)
+        except CorruptBundleError as error:
+            raise RegistryContentError(f"{self.host}/{self.name} sent {what} that is not understood.", error.problems) from error
+
+    def _pages(self, request: Request, answer: Answer | None = None) -> Iterator[bytes]:
+        """Yield the pages of a list, of which ``answer`` is the first, if it is there."""
+        size = 0
+        seen = set()
         for _ in range(_MAX_PAGES):
-            answer = self.transport.fetch(request, _MAX_LIST_BYTES)
+            seen.add(request.url)
+            if answer is None:
+                answer = self.transport.fetch(request, MAX_MANIFEST_BYTES)
             if answer.status != 200:
                 raise self.transport.failure(request, answer)
+            size += len(answer.data)
+            if size > _MAX_LIST_BYTES:
+                break
+            yield answer.data
             link = _NEXT.match(answer.headers.get("Link", ""))
-            try:
-                page = json.loads(answer.data)
-            except (ValueError, RecursionError):
-                page = None
-            if not isinstance(page, dict):
-                raise RegistryContentError(f"{self.host} sent {what} in a form that is not understood.")
-            yield page
             if link is None:
                 return
-            following = urlsplit(urljoin(request.url, link[1]))
-            request = Request("GET", self.host, self.name, f"{following.path}?{following.query}", self.scopes(), what=what)
-        raise RegistryContentError(f"{self.host} sends more than {_MAX_PAGES} pages of {what}.")
+            # Only path and query count, so that no other host is asked.
+            following = split(join(request.url, link[1], self.host), self.host)
+            request = replace(request, url=f"{following.path}?{following.query}")
+            if request.url in seen:
+                raise RegistryContentError(f"{request.where}: the list goes round in a circle.")
+            answer = None
+        raise RegistryContentError(f"{request.where}: the list has more than {_MAX_PAGES} pages or {_MAX_LIST_BYTES} bytes.")
 
 
 def referrers_tag(digest: str) -> str:

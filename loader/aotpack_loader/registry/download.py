@@ -15,10 +15,13 @@ from ..archive.digest import PREFIX
 from ..errors import AotpackError, RegistryContentError
 from ..format.schema import Descriptor
 from .client import Repository
-from .transport import ERRORS, RETRIED, Response, connection_error, drained
+from .responses import ERRORS, Response, count_of, drained
+from .transport import RETRIED, connection_error
 
 _BLOCK = 1 << 20
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_PROGRESS = 1 << 16
+"""An attempt that brings less does not count as progress, so that a registry cannot go on for ever."""
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 Advance = Callable[[int], None]
 """Called with the number of bytes that arrived. Negative: so many must be fetched again."""
@@ -39,6 +42,7 @@ class Sink:
         self.handle = handle
         self.offset = offset
         self.size = 0
+        self.restarts = 0
         self._hasher: Any = hashlib.sha256()
 
     def adopt(self, size: int) -> None:
@@ -71,6 +75,7 @@ class Sink:
         """Forget everything."""
         self._hasher = hashlib.sha256()
         self.size = 0
+        self.restarts += 1
 
     def digest(self) -> str:
         """Return the digest of what is there."""
@@ -119,8 +124,8 @@ def _fill(repository: Repository, descriptor: Descriptor, sink: Sink, advance: A
             error = raised
         if sink.size >= descriptor.size:
             return
-        failures = 1 if sink.size > before else failures + 1
-        if failures >= transport.settings.attempts:
+        failures = 1 if sink.size - before >= _PROGRESS else failures + 1
+        if failures >= transport.settings.attempts or sink.restarts >= transport.settings.attempts:
             raise error if isinstance(error, AotpackError) else connection_error(request, error)
         transport.pause(failures, after)
 
@@ -134,9 +139,9 @@ def _take(repository: Repository, descriptor: Descriptor, response: Response, si
     if response.status == 200 and sink.size:
         advance(-sink.size)
         sink.restart()  # it ignores ranges
-    length = response.headers.get("Content-Length", "")
-    if length.isascii() and length.isdigit() and sink.size + int(length) != descriptor.size:
-        raise _lies(repository, descriptor, f"there are {sink.size + int(length)} of them")
+    length = count_of(response, "Content-Length")
+    if length is not None and sink.size + length != descriptor.size:
+        raise _lies(repository, descriptor, f"there are {sink.size + length} of them")
     for chunk in response.chunks():
         repository.transport.check_stopped()
         if sink.size + len(chunk) > descriptor.size:

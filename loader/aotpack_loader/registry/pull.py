@@ -20,7 +20,7 @@ from ..archive.bundle import Bundle
 from ..archive.digest import check, is_digest
 from ..errors import Problem, RegistryContentError, RegistryError, TargetError
 from ..format import media_types
-from ..format.codec import decode, encode
+from ..format.codec import MAX_DOCUMENT_BYTES, decode, encode
 from ..format.schema import Descriptor, ImageIndex, Manifest
 from .attachments import bring_attachments
 from .client import MAX_MANIFEST_BYTES, RemoteManifest, Repository
@@ -29,10 +29,12 @@ from .export import Part, export
 from .parallel import run_all
 from .progress import Progress, Silent
 from .reference import Reference
+from .responses import printable
 from .store import BlobCache
 from .transport import Transport
 
 T = TypeVar("T")
+_MAX_TARGETS = 1024
 _NAMED = {media_types.ANNOTATION_REF_NAME: "latest"}
 Choose = Callable[[Bundle], Collection[str]]
 """Names the targets to pull, given a bundle of which only the documents are there."""
@@ -93,8 +95,12 @@ class Puller:
         index = self._index(digest)
         listed = decode(self._read(index), ImageIndex, where="bundle index")
         _refuse_other_index(listed, self.reference)
+        if len(listed.manifests) > _MAX_TARGETS:
+            raise RegistryContentError(f"{self.reference} lists {len(listed.manifests)} targets; the limit is {_MAX_TARGETS}.")
         manifests = run_all(self.transport, (functools.partial(self._manifest, entry) for entry in listed.manifests))
         documents = {document.digest: document for m in manifests for document in (m.config, *m.layers[:1])}
+        if sum(document.size for document in documents.values()) > MAX_DOCUMENT_BYTES:
+            raise RegistryContentError(f"The documents of {self.reference} have more than {MAX_DOCUMENT_BYTES} bytes.")
         self._bring(documents.values())
         path = self.cache.bundle(index.digest)
         for descriptor in (index, *listed.manifests, *documents.values()):
@@ -341,4 +347,5 @@ def refuse_other(found: RemoteManifest, reference: Reference) -> None:
             f"{reference} is one target of a bundle without its bundle index.",
             hint="Copy the whole bundle: `aotpack copy`, or `skopeo copy --all`.",
         )
-    raise RegistryContentError(f"{reference} is a {found.media_type or 'document of unknown type'}, not an aotpack bundle.")
+    kind = printable(found.media_type)[:100] or "document of unknown type"
+    raise RegistryContentError(f"{reference} is a {kind}, not an aotpack bundle.")

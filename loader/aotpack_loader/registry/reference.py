@@ -86,6 +86,11 @@ def is_reference(text: object) -> bool:
     return isinstance(text, str) and text.startswith(SCHEME)
 
 
+def is_tag(text: str) -> bool:
+    """Whether ``text`` has the form of a tag."""
+    return _TAG.fullmatch(text) is not None
+
+
 def _problem(host: str, slash: str, repository: str, colon: str, tag: str, at: str, digest: str) -> str:
     if not _HOST.fullmatch(host):
         return f"{host!r} is not a host name"

@@ -31,6 +31,8 @@ class Settings:
     attempts: int = 6
     connect_timeout: float = 15.0
     read_timeout: float = 60.0
+    patience: float = 120.0
+    """The longest time for the head of an answer, for a whole document, and for 64 KiB of a blob."""
     back_off: float = 0.5
     """The first pause before a retry. Each further one is twice as long, up to 30 s."""
     chunk_size: int = 0

@@ -5,8 +5,6 @@ It knows the rules of HTTP and authentication, and nothing of manifests or bundl
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import ssl
 import threading
@@ -14,16 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import RegistryAuthError, RegistryConnectionError, RegistryContentError, RegistryError, RegistryNotFoundError
+from .addresses import is_inside, join, origin, place, split
 from .auth import Authorizer
 from .credentials import Credential, find_credential
 from .settings import Settings, is_loopback
 
 try:
     import urllib3
+
+    from .deadlines import SlowAnswerError, Watch, watched
+    from .responses import ERRORS, MAX_ERROR_BYTES, Answer, Response, drained, message
 except ImportError as error:
     raise RegistryError(
         "Registries need the package urllib3, which is not installed.", hint="Run `pip install 'aotpack-loader[registry]'`."
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 _MAX_REDIRECTS = 10
 _MAX_PAUSE = 30.0
-_MAX_ERROR_BYTES = 1 << 16
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which a request may succeed later."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -65,54 +66,6 @@ class Request:
         return f"{self.method}{subject} in {self.host}/{self.repository}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A whole answer: its status, headers and body."""
-
-    status: int
-    headers: Mapping[str, str]
-    data: bytes
-
-
-class Response:
-    """The status, headers and unread body of an answer."""
-
-    def __init__(self, raw: Any, url: str) -> None:
-        self._raw = raw
-        self.status: int = raw.status
-        self.headers: Mapping[str, str] = raw.headers
-        self.url = url
-
-    def challenges(self) -> list[str]:
-        found: list[str] = self._raw.headers.getlist("WWW-Authenticate")
-        return found
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the body. Raises ``urllib3.exceptions.HTTPError`` or ``OSError`` if the connection breaks."""
-        while chunk := self._raw.read(_BLOCK, decode_content=False):
-            yield chunk
-
-    def read(self, limit: int) -> bytes:
-        """Return the body, at most ``limit`` bytes and one more."""
-        found: list[bytes] = []
-        size = 0
-        for chunk in self.chunks():
-            found.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
-        return b"".join(found)[: limit + 1]
-
-    def close(self) -> None:
-        """Return the connection to its pool if little of the body is left, else close it."""
-        left = self._raw.length_remaining
-        if left is not None and left <= _MAX_ERROR_BYTES:
-            self._raw.drain_conn()  # also one of no bytes must be read
-            self._raw.release_conn()
-        else:
-            self._raw.close()
-
-
 class Transport:
     """Connections to registries, shared by threads."""
 
@@ -124,6 +77,7 @@ class Transport:
         self._schemes: dict[str, str] = {}
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
+        self._watch = Watch()
 
     @contextmanager
     def open(self, request: Request, *, attempts: int | None = None) -> Iterator[Response]:
@@ -141,7 +95,7 @@ class Transport:
         finally:
             response.close()
 
-    def fetch(self, request: Request, limit: int = _MAX_ERROR_BYTES) -> Answer:
+    def fetch(self, request: Request, limit: int = MAX_ERROR_BYTES) -> Answer:
         """Send a request and read the whole answer, which is retried as a whole.
 
         Raises:
@@ -154,7 +108,7 @@ class Transport:
             except ERRORS as error:
                 if isinstance(error, RegistryError):
                     raise
-                if attempt == self.settings.attempts:
+                if attempt == self.settings.attempts or not _is_passing(error):
                     raise connection_error(request, error) from None
                 self.pause(attempt)
                 continue
@@ -182,7 +136,7 @@ class Transport:
 
     def failure(self, request: Request, answer: Answer) -> RegistryError:
         """Return the error for an unexpected status, with what the registry says."""
-        says = self._authorizer.redact(_message(answer.data))
+        says = self._authorizer.redact(message(answer.data))
         text = f"{request.where} failed with status {answer.status}{f' ({says})' if says else ''}."
         if answer.status in (401, 403):
             hint = f"Log in with `docker login {request.host}`, or ask for access to {request.repository}."
@@ -214,7 +168,7 @@ class Transport:
         """Send a request, and once more with an answer to the challenge of a 401."""
         used = self._authorizer.header(request.host, request.scopes)
         response = self._follow(request, used)
-        if response.status != 401 or _origin(urlsplit(response.url)) != _origin(urlsplit(self._base(request.host))):
+        if response.status != 401 or not self._is_of(response.url, request.host):
             return response  # a challenge of another host gets no answer
         challenges = response.challenges()
         failure = self.failure(request, drained(response))
@@ -231,35 +185,43 @@ class Transport:
 
     def _follow(self, request: Request, authorization: str) -> Response:
         """Send a request and follow redirects. Only the registry's own origin gets ``authorization``."""
-        base = self._base(request.host)
-        url = urljoin(base, request.url)
+        url = join(self._base(request.host), request.url, request.host)
         for _ in range(_MAX_REDIRECTS):
-            self._check_scheme(request, url)
+            self._check(request, url, request.host)
             headers = {"User-Agent": "aotpack", **request.headers}
-            if authorization and _origin(urlsplit(url)) == _origin(urlsplit(base)):
+            if authorization and self._is_of(url, request.host):
                 headers["Authorization"] = authorization
-            response = Response(self._send(request.method, url, headers, request.body), url)
+            response = self._response(request.method, url, headers, request.body)
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or not location:
                 return response
             response.close()
-            following = urljoin(url, location)
-            if urlsplit(url).scheme == "https" and urlsplit(following).scheme != "https":
+            following = join(url, location, request.host)
+            if split(url, request.host).scheme == "https" and split(following, request.host).scheme != "https":
                 raise RegistryError(f"{request.where}: a redirect leads from HTTPS to a connection without TLS.")
             url = following
         raise RegistryError(f"{request.where}: more than {_MAX_REDIRECTS} redirects.", hint="The registry's set-up is wrong.")
+
+    def _is_of(self, url: str, host: str) -> bool:
+        """Whether a URL is one of the registry itself."""
+        return origin(split(url, host)) == origin(split(self._base(host), host))
+
+    def _response(self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterable[Any]] | None) -> Response:
+        return Response(self._send(method, url, headers, body), url, self._watch, self.settings.patience)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterable[Any]] | None) -> Any:
         pool = self._pool(url)
         data = None if body is None else body()
         return pool.urlopen(method, url, body=data, headers=dict(headers), redirect=False, retries=False, preload_content=False)
 
-    def _token(self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int) -> tuple[int, bytes]:
-        """Send a request to a token server. A redirect is not followed, so that nothing reaches a further host."""
-        request = Request(method, urlsplit(url).netloc, "", url, what="a token")
-        self._check_scheme(request, url)
+    def _token(
+        self, host: str, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
+    ) -> tuple[int, bytes]:
+        """Send a request to the token server of ``host``. A redirect is not followed, so that nothing goes further."""
+        request = Request(method, place(split(url, host)), "", url, what="a token")
+        self._check(request, url, host)
         try:
-            response = Response(self._send(method, url, headers, None if body is None else lambda: [body]), url)
+            response = self._response(method, url, headers, None if body is None else lambda: [body])
             try:
                 return response.status, response.read(limit)
             finally:
@@ -267,14 +229,17 @@ class Transport:
         except ERRORS as error:
             raise connection_error(request, error) from None
 
-    def _check_scheme(self, request: Request, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(parts.netloc)):
+    def _check(self, request: Request, url: str, host: str) -> None:
+        """Refuse an address that ``host`` gave, if it may not be asked."""
+        parts = split(url, host)
+        if is_inside(parts) and not is_inside(split(self._base(host), host)):
+            raise RegistryError(f"{request.where}: {host} sends to an address of this machine or its own network.")
+        if parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(place(parts))):
             return
         if parts.scheme != "http":
             raise RegistryError(f"{request.where}: the registry answers with an address that is neither HTTPS nor HTTP.")
-        hint = f"Allow it for this host with plain_http or AOTPACK_PLAIN_HTTP={parts.netloc}, if its network is trusted."
-        raise RegistryError(f"{request.where}: {parts.netloc} would be reached without TLS.", hint=hint)
+        hint = f"Allow it for this host with plain_http or AOTPACK_PLAIN_HTTP={place(parts)}, if its network is trusted."
+        raise RegistryError(f"{request.where}: {place(parts)} would be reached without TLS.", hint=hint)
 
     def _may_be_plain(self, host: str) -> bool:
         return is_loopback(host) or host in self.settings.plain_http
@@ -301,7 +266,7 @@ class Transport:
 
     def _pool(self, url: str) -> Any:
         """Return the connections for a URL: direct, or through the proxy of the environment."""
-        parts = urlsplit(url)
+        parts = split(url, "that was named")
         proxy = "" if proxy_bypass(parts.hostname or "") or is_loopback(parts.netloc) else getproxies().get(parts.scheme, "")
         key = parts.scheme, proxy
         with self._lock:
@@ -319,14 +284,15 @@ class Transport:
             "blocksize": _BLOCK,
         }
         if not proxy:
-            return urllib3.PoolManager(**options)
+            return watched(urllib3.PoolManager(**options), self._watch, settings.patience)
         parts = urlsplit(proxy)
         headers = None
         if parts.username is not None:
             headers = urllib3.make_headers(proxy_basic_auth=f"{parts.username}:{parts.password or ''}")
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         context = self._tls() if parts.scheme == "https" else None
-        return urllib3.ProxyManager(address, proxy_headers=headers, proxy_ssl_context=context, **options)
+        manager = urllib3.ProxyManager(address, proxy_headers=headers, proxy_ssl_context=context, **options)
+        return watched(manager, self._watch, settings.patience)
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
@@ -335,10 +301,6 @@ class Transport:
             except (OSError, ValueError) as error:
                 raise RegistryError(f"The CA file {self.settings.ca_file!r} cannot be used: {error}.") from error
         return self._context
-
-
-ERRORS = (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError)
-"""What a connection can raise. ``ssl.SSLError`` and time-outs are among them."""
 
 
 def connection_error(request: Request, error: Exception) -> RegistryConnectionError:
@@ -352,7 +314,8 @@ def connection_error(request: Request, error: Exception) -> RegistryConnectionEr
         else:
             hint = "Name the file of its certificate authority with ca_file or AOTPACK_CA_FILE."
     else:
-        reason = _REASONS.get(type(error).__name__, type(error).__name__)
+        name = SlowAnswerError.__name__ if _is_slow(error) else type(error).__name__
+        reason = _REASONS.get(name, name)
     return RegistryConnectionError(f"{request.where}: {reason}.", hint=hint)
 
 
@@ -361,6 +324,8 @@ _REASONS = {
     "NameResolutionError": "the host name is not known",
     "ConnectTimeoutError": "the host does not answer",
     "ReadTimeoutError": "the registry sends nothing any more",
+    "SlowAnswerError": "the registry sends too slowly",
+    "LocationParseError": "the registry sent an address that is not understood",
     "ProtocolError": "the connection broke",
     "IncompleteRead": "the connection broke",
     "ProxyError": "the proxy cannot be reached",
@@ -369,29 +334,12 @@ _REASONS = {
 }
 
 
+def _is_slow(error: Exception) -> bool:
+    """Whether an answer was given up. urllib3 passes that on inside an error of its own."""
+    return any(isinstance(part, SlowAnswerError) for part in (error, *error.args))
+
+
 def _is_passing(error: Exception) -> bool:
     """Whether another attempt may succeed."""
-    return not isinstance(error, urllib3.exceptions.SSLError | urllib3.exceptions.LocationValueError)
-
-
-def _origin(parts: SplitResult) -> tuple[str, str, int]:
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def drained(response: Response) -> Answer:
-    """Return a refused answer with the beginning of its body, as far as it can be read."""
-    try:
-        data = response.read(_MAX_ERROR_BYTES)
-    except ERRORS:
-        data = b""  # the status says enough
-    return Answer(response.status, response.headers, data)
-
-
-def _message(data: bytes) -> str:
-    """Return what a registry says about a failed request, as one short printable line."""
-    try:
-        errors = json.loads(data)["errors"]
-        text = "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors[:3])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""  # a body of another kind, such as a proxy's page
-    return "".join(character if character.isprintable() else " " for character in text)[:300]
+    final = isinstance(error, urllib3.exceptions.SSLError | urllib3.exceptions.LocationValueError)
+    return not final and not _is_slow(error)
