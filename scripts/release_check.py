@@ -2,6 +2,7 @@
 
 release_check.py repack FILE.tar.gz...   writes source distributions again, so that equal contents are equal bytes
 release_check.py contents DIRECTORY      what is in the wheels and source distributions, and what their metadata says
+release_check.py dependencies PROJECT... the requirements of projects, except torch and each other
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-NATIVE_SOURCES = {"aotpack": {"aotpack/_torch/call.cpp"}, "aotpack_loader": set[str]()}
+NATIVE_SOURCES = {"aotpack": {"aotpack/_torch/call.cpp", "aotpack/_torch/kernels.h"}, "aotpack_loader": set[str]()}
+LICENCES = {"aotpack": "Apache-2.0 AND MIT AND ISC", "aotpack_loader": "Apache-2.0"}
+"""aotpack's pages hold libraries of others, with their licences beside them."""
 
 
 def repack(path: Path, time: int) -> None:
@@ -32,6 +37,20 @@ def repack(path: Path, time: int) -> None:
             clean.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             archive.addfile(clean, None if data is None else io.BytesIO(data))
     path.write_bytes(gzip.compress(written.getvalue(), mtime=time))
+
+
+def dependencies(*projects: Path) -> list[str]:
+    """What a user who installs these projects gets beside torch, with the extras that one asks of another."""
+    tables = [tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in projects]
+    extras = {table["name"]: table.get("optional-dependencies", {}) for table in tables}
+    found: set[str] = set()
+    for requirement in (requirement for table in tables for requirement in table["dependencies"]):
+        name, _, chosen = re.split(r"[<>=!~]", requirement)[0].rstrip("]").partition("[")
+        if name in extras:
+            found.update(each for extra in filter(None, chosen.split(",")) for each in extras[name][extra])
+        elif name != "torch":
+            found.add(requirement)
+    return sorted(found)
 
 
 def contents(directory: Path) -> list[str]:
@@ -53,13 +72,21 @@ def _wheel(name: str, path: Path) -> list[str]:
         files = set(archive.namelist())
         metadata = next(file for file in files if file.endswith(".dist-info/METADATA"))
         parsed = Parser().parsestr(archive.read(metadata).decode())
-    wrong = _metadata(parsed)
+    wrong = _metadata(name, parsed)
     required = {f"{name}/__init__.py", f"{name}/py.typed", *NATIVE_SOURCES[name]}
     wrong += [f"{file} is missing" for file in sorted(required - files)]
     if not any(file.endswith(".dist-info/licenses/LICENSE") for file in files):
         wrong.append("the licence is missing")
+    vendored = {file for file in files if "/vendor/" in file and file.endswith(".js")}
+    licences = {file.rpartition("/")[2] for file in files if ".dist-info/licenses/" in file}
+    wrong += [f"the licence of {file} is missing" for file in sorted(vendored) if not _is_licensed(file, licences)]
     strangers = [file for file in files if not file.startswith((f"{name}/", f"{name}-"))]
     return wrong + [f"{file} does not belong in it" for file in sorted(strangers)]
+
+
+def _is_licensed(file: str, licences: set[str]) -> bool:
+    library = file.rpartition("/")[2].partition(".")[0]
+    return any(licence.startswith(f"{library}.") for licence in licences)
 
 
 def _source(name: str, path: Path) -> list[str]:
@@ -69,9 +96,9 @@ def _source(name: str, path: Path) -> list[str]:
     return [f"{file} is missing" for file in sorted(required - files)]
 
 
-def _metadata(metadata: Message) -> list[str]:
+def _metadata(name: str, metadata: Message) -> list[str]:
     wrong = []
-    if metadata["License-Expression"] != "Apache-2.0":
+    if metadata["License-Expression"] != LICENCES[name]:
         wrong.append(f"License-Expression is {metadata['License-Expression']!r}")
     if not any("Typing :: Typed" in value for value in metadata.get_all("Classifier", [])):
         wrong.append("it has no classifier 'Typing :: Typed'")
@@ -84,6 +111,9 @@ def main(command: str, *paths: str) -> None:
     if command == "repack":
         for path in paths:
             repack(Path(path), int(os.environ["SOURCE_DATE_EPOCH"]))
+        return
+    if command == "dependencies":
+        print(*dependencies(*map(Path, paths)), sep="\n")
         return
     wrong = contents(Path(paths[0]))
     if wrong:

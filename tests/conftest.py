@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import torch
 from support.archive import write_tiny
 
 import aotpack
+from aotpack._torch.api.patching import dotted, replacements
+from aotpack._torch.fixes.entries import FIXES, HOOKS
+from aotpack._torch.fixes.sources import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,6 +41,27 @@ def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+_compared: set[tuple[str, str, str]] = set()
+
+
+@pytest.fixture(autouse=True)
+def registered_replacements() -> Iterator[None]:
+    """Whatever a test lets the compiler replace in torch is in an entry of the register."""
+    yield
+    for replacement in set(replacements()) - _compared:
+        _compared.add(replacement)
+        entry = next(entry for entry in (*FIXES, *HOOKS) if entry.id == replacement.identifier)
+        assert (replacement.owner, replacement.name) in set(_owners_and_names(entry.patches)), replacement
+
+
+def _owners_and_names(patches: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The module or class that has each patched name, and the name in it; a table's key is left out."""
+    for patch in patches:
+        owner, _, name = patch.partition("[")[0].rpartition(".")
+        with contextlib.suppress(LookupError):  # not in this torch
+            yield dotted(resolve(owner)), name
 
 
 @pytest.fixture

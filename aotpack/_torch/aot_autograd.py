@@ -12,7 +12,6 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -33,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.lines import name_backward, recorded_lines
+from .api.patching import hooked
 from .api.random_operators import is_effectful
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
@@ -223,7 +223,7 @@ def _observed_results(observe: ObserveResults, inside: Callable[[], contextlib.A
 
         return flattened(traced_model, *args, **kwargs)
 
-    with mock.patch.object(aot_autograd, "create_tree_flattened_fn", observed):
+    with hooked("aot-export", aot_autograd, "create_tree_flattened_fn", observed):
         yield
 
 

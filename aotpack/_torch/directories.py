@@ -21,6 +21,8 @@ from aotpack_loader.archive.cache import cache_root
 from aotpack_loader.archive.private import private_directory
 from aotpack_loader.errors import DirectoryError
 
+from .api.patching import hooked
+
 _VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -42,7 +44,7 @@ def private_directories() -> Iterator[None]:
     headers = os.path.join(shared, "precompiled_headers")
     with (
         mock.patch.dict(os.environ, {_VARIABLE: os.fspath(chosen)}),
-        mock.patch.object(codecache, "_HEADER_DIR", headers),
-        mock.patch.object(codecache, "_HEADER_LOCK_DIR", os.path.join(headers, "locks")),
+        hooked("inductor-tool-chain", codecache, "_HEADER_DIR", headers),
+        hooked("inductor-tool-chain", codecache, "_HEADER_LOCK_DIR", os.path.join(headers, "locks")),
     ):
         yield

@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -22,6 +21,7 @@ from torch._guards import tracing
 
 from .api.counting import counted
 from .api.messages import OLD_IGNORED, message_functions
+from .api.patching import hooked, with_items
 from .fake_run import ASSIGNS_STATE, SideEffectError
 from .fixes.applying import apply_fixes
 from .refusals.changes import Change, refuse_changes, state_after_a_call, watched_changes
@@ -129,9 +129,11 @@ def _offsets_refused() -> Iterator[None]:
 
     Torch 2.15 makes it a guarded constant; a bundle has no such guard.
     """
-    methods: dict[str, Any] = getattr(torch._dynamo.variables.TensorVariable, "tp_methods", {})
-    with mock.patch.dict(methods):
-        methods.pop("storage_offset", None)
+    tensor = torch._dynamo.variables.TensorVariable
+    if not hasattr(tensor, "tp_methods"):
+        yield
+        return
+    with with_items("dynamo-state", tensor, "tp_methods", without=("storage_offset",)):
         yield
 
 
@@ -163,9 +165,9 @@ def _watched_identity() -> Iterator[list[str]]:
         return hashed(self, *args)
 
     with (
-        mock.patch.object(builtin, "_comparison_with_tensor", counted("dynamo-state", watched_comparison)),
-        mock.patch.object(builtin, "call_id", counted("dynamo-state", watched_identity)),
-        mock.patch.object(tensor, hash_name, counted("dynamo-state", watched_hash)),
+        hooked("dynamo-state", builtin, "_comparison_with_tensor", counted("dynamo-state", watched_comparison)),
+        hooked("dynamo-state", builtin, "call_id", counted("dynamo-state", watched_identity)),
+        hooked("dynamo-state", tensor, hash_name, counted("dynamo-state", watched_hash)),
     ):
         _forget_handlers()
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir
@@ -20,6 +19,8 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
 from aotpack_loader.format.events import event_name
+
+from .api.patching import hooked
 
 _ORIGINS = "aotpack_origins"
 """The key in a node's ``meta``: paths of modules by the node's index in the stored graph."""
@@ -128,7 +129,10 @@ def kernel_events(key: str, module: GraphModule) -> Iterator[None]:
         with event("".join(name.split()), _called(kernel) or kernel.get_origins()):
             extern_call(scheduler, node)
 
-    with mock.patch.object(KernelGroup, "call_kernel", call), mock.patch.object(Scheduler, "codegen_extern_call", call_extern):
+    with (
+        hooked("inductor-events", KernelGroup, "call_kernel", call),
+        hooked("inductor-events", Scheduler, "codegen_extern_call", call_extern),
+    ):
         yield
 
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -27,6 +26,7 @@ from .. import origin
 from .api.constants import KnownConstants
 from .api.fake_tensors import blank_like
 from .api.own_gradients import refused_accumulation
+from .api.patching import hooked
 from .api.writes import operator_of, written
 from .fixes.aot_autograd.overlaps import OverlapMutationMode
 from .refusals.undefined_gradients import UndefinedGradients
@@ -96,11 +96,8 @@ def kept_state_changes() -> Iterator[None]:
         buffer.copy_(value)
         return None
 
-    torch.nn.Module.__setattr__ = guarded  # type: ignore[method-assign, assignment]
-    try:
+    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded):
         yield
-    finally:
-        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 class OperatorCall(NamedTuple):
@@ -260,7 +257,7 @@ def _recorded_operators(mode: FakeTensorMode, operators: list[OperatorCall]) -> 
         finally:
             depth -= 1
 
-    with mock.patch.object(mode, "dispatch", noting):
+    with hooked("fake-runs", mode, "dispatch", noting):
         yield
 
 
@@ -275,7 +272,7 @@ def _internal_calls_hidden(mode: FakeTensorMode) -> Iterator[None]:
         with torch._C.DisableTorchFunction():
             return dispatch(*args, **kwargs)
 
-    with mock.patch.object(mode, "dispatch", silent):
+    with hooked("fake-runs", mode, "dispatch", silent):
         yield
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -24,6 +23,7 @@ from .aot_autograd import Decompositions
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
+from .api.patching import attribute_set, hooked
 from .api.random_operators import RANDOM
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
@@ -172,7 +172,7 @@ def lower_with_aoti(
             self.bw_donated_idxs = list(donated)
             position = self.placeholder_idx + 1
             name = f"saved_{position}" if position in consumed else target
-            with mock.patch.object(self, "is_backward", bool(donated)):  # only here: elsewhere it would change lowerings
+            with attribute_set(self, "is_backward", bool(donated)):  # only here: elsewhere it would change lowerings
                 return super().placeholder(name, args, kwargs)
 
         def run_node(self, n: torch.fx.Node) -> Any:
@@ -209,7 +209,7 @@ def lower_with_aoti(
         apply_fixes("inductor", module=module, saved=saved),
         plain_additions(),
         one_thread_for_small_loops(),
-        mock.patch.object(compile_fx, "GraphLowering", Watched),
+        hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
         kernel_events(key, module),
     ):
         flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)

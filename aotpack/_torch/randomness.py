@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
-from unittest import mock
 
 import torch
 import torch._decomp.decompositions
@@ -23,6 +22,7 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from aotpack_loader.devices import generator
 
 from .api.checkpoint import Checkpointed, checkpoints_replaced
+from .api.patching import hooked, replaced_outside_torch
 from .api.rules import Rule, ruled
 
 
@@ -47,8 +47,8 @@ def traced_random(*, exact: bool) -> Iterator[None]:
     with (
         _no_fresh_recomputation() if exact else contextlib.nullcontext(),
         ruled(rules),
-        mock.patch.object(torch.random, "default_generator", _Watched(torch.default_generator)),
-        mock.patch.object(user_defined, "RandomValueSource", _refuse_traced_draw),
+        hooked("dynamo-random-numbers", torch.random, "default_generator", _Watched(torch.default_generator)),
+        hooked("dynamo-random-numbers", user_defined, "RandomValueSource", _refuse_traced_draw),
         inductor_config.patch(fallback_random=exact or inductor_config.fallback_random),
     ):
         yield
@@ -128,7 +128,7 @@ def _no_fresh_recomputation() -> Iterator[None]:
 
     with (
         checkpoints_replaced(generated),
-        mock.patch.object(TagActivationCheckpoint, "__call__", tagged),
+        hooked("dynamo-random-numbers", TagActivationCheckpoint, "__call__", tagged),
     ):
         yield
 
@@ -154,7 +154,7 @@ def no_python_random() -> Iterator[None]:
             for module in modules:
                 for name, function in vars(module).items():
                     if callable(function) and not isinstance(function, type) and name[0] != "_":
-                        stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}", function)))
+                        stack.enter_context(replaced_outside_torch(module, name, _refused(f"{module.__name__}.{name}", function)))
             yield
     finally:  # a draw may be the cause of any other error
         if _python_states(modules) != before:

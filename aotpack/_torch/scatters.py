@@ -17,14 +17,13 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch._inductor.config as inductor_config
 from torch._inductor.codegen import common, cpp, cpp_utils
 from torch._inductor.utils import IndentedBuffer
 
-from .api.counting import counted
+from .api.patching import attribute_set, hooked, patched
 
 _ALONE = "aotpack::adds_alone()"
 _LOOP = "#pragma omp for"
@@ -37,7 +36,7 @@ def plain_additions() -> Iterator[None]:
     with (
         _both(cpp.CppKernel),
         _both(cpp.CppVecKernel),
-        mock.patch.object(cpp.CppKernelProxy, "codegen_loops_impl", counted("inductor-plain-additions", _loops())),
+        patched("inductor-plain-additions", cpp.CppKernelProxy, "codegen_loops_impl", _loops()),
     ):
         yield
 
@@ -48,11 +47,11 @@ def _both(kind: Any) -> contextlib.AbstractContextManager[Any]:
     def stored(kernel: Any, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
         if mode != "atomic_add":
             return store(kernel, name, index, value, mode)
-        with mock.patch.object(kernel, "stores", IndentedBuffer()) as atomic:
+        with attribute_set(kernel, "stores", IndentedBuffer()) as atomic:
             store(kernel, name, index, value, mode)
         with (
-            mock.patch.object(kernel, "stores", IndentedBuffer()) as plain,
-            mock.patch.object(kernel, "num_threads", 1),
+            attribute_set(kernel, "stores", IndentedBuffer()) as plain,
+            attribute_set(kernel, "num_threads", 1),
             inductor_config.patch({"cpp.dynamic_threads": False}),
         ):
             store(kernel, name, index, value, mode)
@@ -60,7 +59,7 @@ def _both(kind: Any) -> contextlib.AbstractContextManager[Any]:
         kernel.stores.writelines([common.DeferredLine(name, line) for line in lines])
         return None
 
-    return mock.patch.object(kind, "store", stored)
+    return hooked("inductor-plain-additions", kind, "store", stored)
 
 
 def _texts(buffer: Any) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch._inductor.codegen import cpp
 from torch._inductor.utils import sympy_product
 
-from .fixes.applying import patched
+from .api.patching import patched
 
 _FEW = 4096
 """Iterations, each of which is one element, up to which one thread runs a loop."""

@@ -24,6 +24,7 @@ from aotpack_loader.archive.cache import private_directory
 from aotpack_loader.archive.temporaries import temporary_file
 
 from .api.counting import counted
+from .api.patching import hooked
 from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 from .interface import Interface, without_interface
@@ -131,7 +132,7 @@ def tool_chain(library: Library) -> Iterator[None]:
         _flags_of_ours(library),
         _without_checks(),
         _quick_probes(),
-        mock.patch.object(cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", library.take)),
+        hooked("inductor-tool-chain", cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", library.take)),
     ):
         yield
 
@@ -175,8 +176,8 @@ def _flags_of_ours(library: Library) -> Iterator[None]:
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (
-        mock.patch.object(cpp_builder, "_get_optimization_cflags", mapped),
-        mock.patch.object(codecache, "AotCodeCompiler", Renamed),
+        hooked("inductor-tool-chain", cpp_builder, "_get_optimization_cflags", mapped),
+        hooked("inductor-tool-chain", codecache, "AotCodeCompiler", Renamed),
     ):
         yield
 
@@ -247,7 +248,7 @@ def _without_checks() -> Iterator[None]:
         # From torch 2.14 on, other checks call this function too.
         wrapper.prefix.splice_aot("[[maybe_unused]] static bool _check_aoti_runtime_check_inputs_env() { return false; }")
 
-    with mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
+    with hooked("inductor-tool-chain", cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", none):
         yield
 
 
@@ -265,5 +266,5 @@ def _quick_probes() -> Iterator[None]:
         command = [cpp_builder.get_cpp_compiler(), *shlex.split(isa.build_arch_flags()), "-x", "c++", "-fsyntax-only", "-"]
         return subprocess.run(command, input=source, capture_output=True, text=True, check=False).returncode == 0
 
-    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", takes_flags):
+    with hooked("inductor-tool-chain", cpu_vec_isa.VecISA, "check_build", takes_flags):
         yield

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .. import _torch as compat
+from .._torch.api.module_attributes import recorded_modes
 from .dry_run import repeat
 
 
@@ -24,7 +25,7 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     others = {id(module) for module in below.values() if not _is_torch_module(module)}
     read = others
     if others:
-        with contextlib.suppress(Exception), repeat.unchanged(model), _recorded_reads() as recorded:
+        with contextlib.suppress(Exception), repeat.unchanged(model), recorded_modes() as recorded:
             compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
             read = recorded
     return {
@@ -56,28 +57,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-@contextlib.contextmanager
-def _recorded_reads() -> Iterator[set[int]]:
-    """Yield a set that receives the ids of modules whose ``training`` is read in the block.
-
-    A data descriptor on the class takes precedence over the module's own attribute.
-    """
-    read: set[int] = set()
-
-    class Training:
-        def __get__(self, module: nn.Module | None, owner: type) -> Any:
-            if module is None or "training" not in vars(module):
-                raise AttributeError("training")
-            read.add(id(module))
-            return vars(module)["training"]
-
-        def __set__(self, module: nn.Module, value: bool) -> None:
-            vars(module)["training"] = value
-
-    nn.Module.training = Training()  # type: ignore[assignment]
-    try:
-        yield read
-    finally:
-        del nn.Module.training

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
+
+from .patching import hooked
 
 _MESSAGES: dict[Callable[..., Any], str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
 
@@ -51,7 +52,7 @@ class AssertedArguments(TorchFunctionMode):
             return False
 
         with (
-            mock.patch.object(torch.Tensor, "__bool__", is_wrong),
-            mock.patch.object(FunctionalTensor, "__bool__", is_wrong),
+            hooked("fake-asserted-arguments", torch.Tensor, "__bool__", is_wrong),
+            hooked("fake-asserted-arguments", FunctionalTensor, "__bool__", is_wrong),
         ):
             return function(*args, **(kwargs or {}))

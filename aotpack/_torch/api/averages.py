@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+from .patching import hooked
 
 _eager: Callable[[_BatchNorm, Tensor], Tensor] = _BatchNorm.forward
 _eager_in_sync: Callable[[SyncBatchNorm, Tensor], Tensor] = SyncBatchNorm.forward
@@ -29,7 +30,8 @@ def traced_averages() -> Iterator[None]:
     """Let batch norm modules with ``momentum=None`` update their statistics with tensor operators
     only.
     """
-    with mock.patch.object(_BatchNorm, "forward", _forward), mock.patch.object(SyncBatchNorm, "forward", _forward_in_sync):
+    hook = "decomposition-averages-of-batch-norm"
+    with hooked(hook, _BatchNorm, "forward", _forward), hooked(hook, SyncBatchNorm, "forward", _forward_in_sync):
         yield
 
 

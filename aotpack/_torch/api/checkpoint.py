@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -32,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .counting import reached
+from .patching import hooked, replaced_outside_torch
 
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
 """Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its
@@ -77,7 +77,7 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
         keeps, contexts = bound.arguments["preserve_rng_state"], bound.arguments["context_fn"]
         return generate(Checkpointed(function, keeps, contexts, partial(torchs, function, *args, **how)))
 
-    with mock.patch.object(checkpoint, name, generated):
+    with hooked("aot-checkpoints", checkpoint, name, generated):
         yield
 
 
@@ -118,12 +118,9 @@ class Regions:
         if mode is not None:
             mode.ac_graph_id = number  # type: ignore[attr-defined]
             self.modes[number] = mode
-        before = fx_traceback.current_meta
-        fx_traceback.current_meta = {**before, _NUMBER: number, _POLICY: CheckpointPolicy.PREFER_RECOMPUTE}
-        try:
+        tagged = {**fx_traceback.current_meta, _NUMBER: number, _POLICY: CheckpointPolicy.PREFER_RECOMPUTE}
+        with hooked("aot-checkpoints", fx_traceback, "current_meta", tagged):
             yield
-        finally:
-            fx_traceback.current_meta = before
 
 
 class _Selective(TorchDispatchMode):
@@ -189,7 +186,7 @@ def kept_checkpoints() -> Iterator[Regions]:
     regions = Regions()
     with (
         checkpoints_replaced(regions.run),
-        mock.patch.object(checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=False)),
+        hooked("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=False)),
         fx_traceback.preserve_node_meta(),
     ):
         yield regions
@@ -208,7 +205,7 @@ def torch_xla_checkpoints() -> contextlib.AbstractContextManager[Any]:
     torch's.
     """
     module = sys.modules.get("torch_xla.utils.checkpoint")
-    return contextlib.nullcontext() if module is None else mock.patch.object(module, "CheckpointFunction", _Torchs)
+    return contextlib.nullcontext() if module is None else replaced_outside_torch(module, "CheckpointFunction", _Torchs)
 
 
 def selected(regions: Regions) -> contextlib.AbstractContextManager[Any]:
@@ -226,7 +223,7 @@ def checked_reentrant() -> Iterator[None]:
     Raises:
         ReentrantError: says why.
     """
-    with mock.patch.object(checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=True)):
+    with hooked("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=True)):
         yield
 
 

@@ -6,16 +6,18 @@ A tensor that functions of torch make from Python numbers only has the same valu
 
 from __future__ import annotations
 
+import contextlib
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from .patching import hooked
 
 
 class _Recipe(NamedTuple):
@@ -56,14 +58,15 @@ class KnownConstants(TorchFunctionMode):
         self._recipes: dict[int, _Recipe] = {}
         # ``tolist`` of this class reads its inner tensor, which no torch function mode sees.
         original = FunctionalTensor.tolist
-        self._lists = mock.patch.object(FunctionalTensor, "tolist", lambda x: self._list(x) if self._recipe(x) else original(x))
+        self._lists = contextlib.ExitStack()
+        self._listed = lambda x: self._list(x) if self._recipe(x) else original(x)
 
     def __enter__(self) -> Any:
-        self._lists.start()
+        self._lists.enter_context(hooked("fake-constants", FunctionalTensor, "tolist", self._listed))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
-        self._lists.stop()
+        self._lists.close()
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def knows(self, tensor: torch.Tensor) -> bool:

@@ -6,13 +6,13 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.fx.experimental import proxy_tensor
 
 from ... import origin
 from .counting import counted
+from .patching import hooked
 
 
 @contextlib.contextmanager
@@ -36,8 +36,8 @@ def recorded_lines(entry: str) -> Iterator[None]:
         return traceback.StackSummary.from_list([frame for frame in below if origin.is_model(frame.filename)])
 
     with (
-        mock.patch.object(proxy_tensor._MakefxTracer, "__init__", counted("aot-lines", recording)),
-        mock.patch.object(tracer, "_filter_traceback_frames", chosen),
+        hooked("aot-lines", proxy_tensor._MakefxTracer, "__init__", counted("aot-lines", recording)),
+        hooked("aot-lines", tracer, "_filter_traceback_frames", chosen),
     ):
         yield
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
+
+from .patching import hooked
 
 
 @contextlib.contextmanager
@@ -19,7 +20,8 @@ def unmoved_modules() -> Iterator[None]:
     """Let the methods that move or convert a module return it unchanged if they have nothing to do."""
     with contextlib.ExitStack() as stack:
         for name, wanted in _WANTED.items():
-            stack.enter_context(mock.patch.object(nn.Module, name, _unless_redundant(getattr(nn.Module, name), wanted)))
+            method = _unless_redundant(getattr(nn.Module, name), wanted)
+            stack.enter_context(hooked("aot-unmoved-modules", nn.Module, name, method))
         yield
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from .patching import hooked
 
 
 class OwnGradientError(Exception):
@@ -22,7 +23,7 @@ class OwnGradientError(Exception):
 
 def refused_own_gradients() -> contextlib.AbstractContextManager[Any]:
     """Reject a model that computes gradients while it runs."""
-    return mock.patch.object(torch.autograd, _ENGINE, _refuse)
+    return hooked("aot-own-gradients", torch.autograd, _ENGINE, _refuse)
 
 
 def refused_accumulation() -> contextlib.AbstractContextManager[Any]:
@@ -61,7 +62,7 @@ _ENGINE = "_engine_run_backward"
 
 def _engine(around: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
     run = getattr(torch.autograd, _ENGINE)
-    return mock.patch.object(torch.autograd, _ENGINE, lambda *args, **kwargs: around(run, *args, **kwargs))
+    return hooked("aot-own-gradients", torch.autograd, _ENGINE, lambda *args, **kwargs: around(run, *args, **kwargs))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:

@@ -19,13 +19,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._decomp import decompositions
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
+
+from .patching import hooked, replaced_outside_torch
+
+_HOOK = "decomposition-recurrent-scans"
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of the same name
 
@@ -305,10 +308,10 @@ def recurrent_scans() -> Iterator[None]:
         return rows, tuple(last)
 
     with (
-        mock.patch.object(decompositions, "rnn_cell", lambda nonlinearity: nonlinearity),
-        mock.patch.object(decompositions, "one_layer_rnn", one_layer_rnn),
-        mock.patch.object(decompositions, "one_layer_lstm", one_layer_lstm),
-        mock.patch.object(decompositions, "select_one_layer_lstm_function", return_value=one_layer_lstm),
+        hooked(_HOOK, decompositions, "rnn_cell", lambda nonlinearity: nonlinearity),
+        hooked(_HOOK, decompositions, "one_layer_rnn", one_layer_rnn),
+        hooked(_HOOK, decompositions, "one_layer_lstm", one_layer_lstm),
+        hooked(_HOOK, decompositions, "select_one_layer_lstm_function", lambda *given: one_layer_lstm),
     ):
         yield
 
@@ -338,8 +341,10 @@ def refused_packing() -> Iterator[None]:
         return call
 
     with contextlib.ExitStack() as stack:
-        for kind in (torch.nn.LSTM, torch.nn.RNN, torch.nn.modules.rnn.GRU, *_other_grus()):
-            stack.enter_context(mock.patch.object(kind, "forward", watched(kind)))
+        for kind in (torch.nn.LSTM, torch.nn.RNN, torch.nn.modules.rnn.GRU):
+            stack.enter_context(hooked(_HOOK, kind, "forward", watched(kind)))
+        for kind in _other_grus():
+            stack.enter_context(replaced_outside_torch(kind, "forward", watched(kind)))
         yield
 
 
@@ -354,5 +359,5 @@ def own_gru() -> Iterator[None]:
     """Restore ``torch.nn.GRU``: torch_xla's replacement runs only on its devices."""
     with contextlib.ExitStack() as stack:
         for kind in _other_grus():
-            stack.enter_context(mock.patch.object(kind, "forward", torch.nn.modules.rnn.GRU.forward))
+            stack.enter_context(replaced_outside_torch(kind, "forward", torch.nn.modules.rnn.GRU.forward))
         yield

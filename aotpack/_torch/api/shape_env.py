@@ -11,7 +11,6 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch
@@ -19,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbols_with_path, free_unbacked_symbols
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
+
+from .patching import hooked
 
 SIZE_FUNCTIONS: dict[str, Any] = {
     "max": functions.Max,
@@ -150,5 +151,8 @@ def allow_one(env: ShapeEnv | None, name: str) -> None:
 @contextlib.contextmanager
 def symbolic_truths(of_truths: Callable[[torch.SymBool], bool], of_floats: Callable[[torch.SymFloat], bool]) -> Iterator[None]:
     """Call these functions when Python takes the truth value of a symbolic expression or number."""
-    with mock.patch.object(torch.SymBool, "__bool__", of_truths), mock.patch.object(torch.SymFloat, "__bool__", of_floats):
+    with (
+        hooked("shapes-questions", torch.SymBool, "__bool__", of_truths),
+        hooked("shapes-questions", torch.SymFloat, "__bool__", of_floats),
+    ):
         yield

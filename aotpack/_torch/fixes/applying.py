@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -28,10 +26,8 @@ __all__ = [
     "fix_table",
     "fixes_of",
     "is_applied",
-    "patched",
     "reached",
     "record_of_fixes",
-    "replaced",
     "without",
 ]
 
@@ -96,23 +92,6 @@ def without(*identifiers: str) -> Iterator[None]:
         yield
     finally:
         _left_out = before
-
-
-def patched(identifier: str, owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Replace an attribute of torch by ``function``, and count the calls."""
-    return replaced(owner, name, counted(identifier, function))
-
-
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Replace an attribute of torch by ``function``.
-
-    Static methods and class methods (``cls`` comes first) stay such.
-    """
-    original = inspect.getattr_static(owner, name)
-    function.__wrapped__ = getattr(original, "__func__", original)  # type: ignore[attr-defined]
-    if isinstance(original, (staticmethod, classmethod)):
-        return mock.patch.object(owner, name, type(original)(function))
-    return mock.patch.object(owner, name, function)
 
 
 @functools.cache

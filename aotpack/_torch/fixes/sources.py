@@ -40,12 +40,12 @@ def fingerprint(name: str) -> str | None:
     operators by their schema, and everything else by type.
     """
     try:
-        return _hashed(_resolve(name))
+        return _hashed(resolve(name))
     except LookupError:
         return None
 
 
-def _resolve(name: str) -> Any:
+def resolve(name: str) -> Any:
     """The object that a dotted name denotes.
 
     Raises:
@@ -68,7 +68,7 @@ def _resolve(name: str) -> Any:
         if i + 1 < len(parts):  # a package may have a function with the name of a module
             value = sys.modules.get(".".join(parts[: i + 1]), value)
     if key:
-        operator = _resolve(f"torch.ops.{key.removesuffix(']')}")
+        operator = resolve(f"torch.ops.{key.removesuffix(']')}")
         if operator not in value:
             raise LookupError(name)
         value = value[operator]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -16,6 +15,7 @@ import torch._dynamo
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..api.counting import reached
+from ..api.patching import hooked
 
 
 class Change(NamedTuple):
@@ -45,7 +45,7 @@ def watched_changes() -> Iterator[dict[str, Change]]:
         found.update((change.name, change) for change in _changes(self))
         return original(self, *args, **kwargs)
 
-    with mock.patch.object(graph, name, watched):
+    with hooked("dynamo-changes", graph, name, watched):
         yield found
 
 

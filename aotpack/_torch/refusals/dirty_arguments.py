@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..api.counting import reached
+from ..api.patching import hooked
 from .gradient_writes import definition
 
 
@@ -52,7 +52,7 @@ class DirtyArguments:
                 line = "" if foreign else definition(function.forward)
                 self._marked.extend((tensor, line) for tensor in tensors)
 
-        with mock.patch.object(FunctionCtx, "mark_dirty", marked):
+        with hooked("aot-dirty-arguments", FunctionCtx, "mark_dirty", marked):
             yield
 
     def check(self, arguments: list[Any]) -> None:

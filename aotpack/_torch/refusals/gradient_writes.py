@@ -10,13 +10,13 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
 from ..api.counting import reached
+from ..api.patching import hooked
 from ..api.writes import writes_by_name
 
 _OWN, _OWN_BASE = 2, 3
@@ -60,7 +60,7 @@ def refused_gradient_writes() -> Iterator[None]:
             raise GradientWriteError(function._forward_cls)
         return result
 
-    with mock.patch.object(BackwardCFunction, "apply", watched):
+    with hooked("aot-gradient-writes", BackwardCFunction, "apply", watched):
         yield
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._guards import CompileContext
@@ -16,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..api.counting import reached
 from ..api.own_gradients import refused_own_gradients
+from ..api.patching import hooked
 
 
 class LostGradientError(Exception):
@@ -41,9 +41,9 @@ def kept_gradients() -> Iterator[None]:
             return
         stack.enter_context(_refused_own_backwards())
         for name in _HOOKS:
-            stack.enter_context(mock.patch.object(torch.Tensor, name, _refusal_of(name)))
+            stack.enter_context(hooked("aot-lost-gradients", torch.Tensor, name, _refusal_of(name)))
         call = torch._ops.HigherOrderOperator.__call__
-        stack.enter_context(mock.patch.object(torch._ops.HigherOrderOperator, "__call__", _with_gradients_on(call)))
+        stack.enter_context(hooked("aot-lost-gradients", torch._ops.HigherOrderOperator, "__call__", _with_gradients_on(call)))
         yield
 
 
@@ -64,7 +64,7 @@ def plain_saving() -> Iterator[None]:
             raise LostGradientError(f"enters {type(hooks).__qualname__}, and a bundle cannot keep hooks on saved tensors")
         enter(hooks)
 
-    with mock.patch.object(saved_tensors_hooks, "__enter__", entered):
+    with hooked("aot-lost-gradients", saved_tensors_hooks, "__enter__", entered):
         yield
 
 
@@ -95,8 +95,8 @@ def _refused_own_backwards() -> Iterator[None]:
         return transformed(kind, *args, **kwargs)
 
     with (
-        mock.patch.object(functions.FunctionMeta, "__getattribute__", looked_up),
-        mock.patch.object(functions, _TRANSFORMED, called),
+        hooked("aot-lost-gradients", functions.FunctionMeta, "__getattribute__", looked_up),
+        hooked("aot-lost-gradients", functions, _TRANSFORMED, called),
     ):
         yield
 

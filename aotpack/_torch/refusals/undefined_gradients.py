@@ -13,12 +13,12 @@ import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..api.counting import reached
+from ..api.patching import hooked
 from .gradient_writes import definition
 
 ASKS = "set_materialize_grads"
@@ -53,7 +53,7 @@ class UndefinedGradients:
             if not value:
                 self._asking.append(context)
 
-        with mock.patch.object(FunctionCtx, ASKS, asked):
+        with hooked("aot-undefined-gradients", FunctionCtx, ASKS, asked):
             yield
 
     def check(self, results: Sequence[torch.Tensor]) -> None:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ... import _torch as compat
 from ... import origin
+from ..._torch.api.module_attributes import watched_attributes
 from .. import source_lines
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
@@ -93,20 +94,17 @@ def _watched_attributes(model: torch.nn.Module, seen: Watched) -> Iterator[None]
             seen.changed.add(f"{names[key[0]]}.{name}".removeprefix("."))
         written.add(key)
 
-    def watch() -> None:
-        torch.nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
-        torch.nn.Module.__setattr__ = writing  # type: ignore[method-assign, assignment]
+    watching = contextlib.ExitStack()
 
-    def leave() -> None:
-        del torch.nn.Module.__getattribute__
-        torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+    def watch() -> None:
+        watching.enter_context(watched_attributes(reading, writing))
 
     watch()
     try:
-        with compat.suspended_while_compiling((reading.__code__, writing.__code__), leave, watch):
+        with compat.suspended_while_compiling((reading.__code__, writing.__code__), watching.close, watch):
             yield
     finally:
-        leave()
+        watching.close()
         for module, attributes in originals:
             plain = {name: value for name, value in attributes.items() if isinstance(value, _PLAIN)}
             module.__dict__.update(plain)

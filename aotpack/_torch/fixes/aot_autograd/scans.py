@@ -7,11 +7,10 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
-from ..applying import patched
+from ...api.patching import hooked, patched
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
@@ -30,8 +29,8 @@ def make_scans_traceable() -> Iterator[None]:
     if implementation is None:
         create, operator = _SCANS.create_bw_fn, _SCANS.ScanAutogradOp
         with (
-            mock.patch.object(_SCANS, "create_bw_fn", _with_dense_gradients(create)),
-            mock.patch.object(operator, "apply", _with_carry_followed(operator.apply)),
+            hooked("aot-scan-returns-a-result-twice", _SCANS, "create_bw_fn", _with_dense_gradients(create)),
+            hooked("aot-scan-returns-a-result-twice", operator, "apply", _with_carry_followed(operator.apply)),
         ):
             yield
         return

@@ -11,7 +11,8 @@ from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._prims_common import suggest_memory_format
 
-from ..applying import patched, reached, replaced
+from ...api.patching import patched, replaced
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -45,7 +46,7 @@ def copy_overlapping_gradients() -> Iterator[None]:
         reached("aot-gradients-of-overlapping-results")
         return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
 
-    with replaced(MemoryFormatMeta, "from_tensor", contiguous_if_overlapping):
+    with replaced("aot-gradients-of-overlapping-results", MemoryFormatMeta, "from_tensor", contiguous_if_overlapping):
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -14,7 +13,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from ...api.fake_tensors import is_wrapper_subclass
-from ..applying import patched, reached
+from ...api.patching import hooked, patched
+from ..applying import reached
 
 _BEFORE_STORAGE_SIZE = 13
 """Number of positional arguments of ``_make_wrapper_subclass`` between the class and the size of
@@ -45,7 +45,10 @@ def enlarge_wrapper_storages(inputs: Any) -> Iterator[None]:
         # the last one.
         return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(sizes_within), **named)
 
-    with mock.patch.object(torch.Tensor, "_make_wrapper_subclass", make_wrapper) if sizes_within else contextlib.nullcontext():
+    if not sizes_within:
+        yield
+        return
+    with hooked("aot-wrappers-with-room", torch.Tensor, "_make_wrapper_subclass", make_wrapper):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decompositions
 
-from ..applying import patched
+from ...api.patching import patched
 
 
 @contextlib.contextmanager

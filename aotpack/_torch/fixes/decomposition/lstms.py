@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decompositions as lstm_decompositions
 
-from ..applying import patched, replaced
+from ...api.patching import patched, replaced
 
 
 @contextlib.contextmanager
@@ -37,6 +37,6 @@ def trace_lstms_for_training() -> Iterator[None]:
 
     with (
         patched("decomposition-lstm-of-inference", lstm_decompositions, "select_one_layer_lstm_function", chosen),
-        replaced(lstm_decompositions, "one_layer_lstm", one_layer_lstm),
+        replaced("decomposition-lstm-of-inference", lstm_decompositions, "one_layer_lstm", one_layer_lstm),
     ):
         yield

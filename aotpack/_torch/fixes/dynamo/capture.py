@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._dynamo import functional_export
 
-from ..applying import patched
+from ...api.patching import patched
 
 
 def ignore_value_hints() -> contextlib.AbstractContextManager[Any]:

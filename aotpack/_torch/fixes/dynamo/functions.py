@@ -9,8 +9,8 @@ from typing import Any
 from torch._dynamo.variables import TensorVariable, TupleVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
+from ...api.patching import patched
 from ...refusals.undefined_gradients import UndefinedGradientError, asks_for_none
-from ..applying import patched
 
 
 @contextlib.contextmanager

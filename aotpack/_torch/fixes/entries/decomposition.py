@@ -141,15 +141,19 @@ HOOKS = (
     Hook(
         id="decomposition-recurrent-scans",
         component="decomposition",
-        summary="Traces recurrent layers as scans, for targets that keep loops.",
+        summary="Traces recurrent layers as scans, for targets that keep loops. Refuses packed sequences.",
         module="api.recurrent",
-        patches=(f"{_RULES}.rnn_cell", f"{_RULES}.one_layer_rnn", f"{_RULES}.gru_cell"),
+        patches=(
+            *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
+            f"{_RULES}.select_one_layer_lstm_function",
+            *(f"torch.nn.modules.rnn.{kind}.forward" for kind in ("RNN", "LSTM", "GRU")),
+        ),
     ),
     Hook(
         id="decomposition-averages-of-batch-norm",
         component="decomposition",
         summary="Keeps the factor of `BatchNorm(momentum=None)` a tensor: eager reads it off as a Python number.",
         module="api.averages",
-        patches=("torch.nn.modules.batchnorm._BatchNorm.forward",),
+        patches=("torch.nn.modules.batchnorm._BatchNorm.forward", "torch.nn.modules.batchnorm.SyncBatchNorm.forward"),
     ),
 )

@@ -182,7 +182,10 @@ FIXES = (
         severity="wrong-values",
         summary="Writes into an expanded tensor, or into overlapping windows, change elements that share memory.",
         apply="fixes.inductor.writes:copy_expanded",
-        patches=("torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core",),
+        patches=(
+            "torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core",
+            "torch._inductor.fx_passes.reinplace.inplaceable_ops",
+        ),
     ),
     _fix(
         id="inductor-write-order-after-fusion",
@@ -297,7 +300,10 @@ FIXES = (
         summary="Operators that draw random numbers run in another order, or not at all where nobody uses their result.",
         apply="fixes.inductor.random_operators:keep_draws_in_order",
         takes=("module",),
-        patches=("torch._inductor.comms.decide_global_ordering_of_comms",),
+        patches=(
+            "torch._inductor.comms.decide_global_ordering_of_comms",
+            "torch._inductor.ir.InplaceBernoulliFallback.has_side_effects",
+        ),
     ),
     _fix(
         id="inductor-bernoulli-draws",
@@ -320,7 +326,15 @@ HOOKS = (
             "torch._inductor.compile_fx.compile_fx_aot",
             "torch._inductor.compile_fx.compile_fx_inner",
             "torch._inductor.compile_fx._aoti_flatten_inputs",
+            "torch._inductor.compile_fx.GraphLowering",
         ),
+    ),
+    Hook(
+        id="inductor-events",
+        component="inductor",
+        summary="Puts an event of torch's profiler around each kernel, with the modules that the kernel comes from.",
+        module="events",
+        patches=(f"{_CPP}.KernelGroup.call_kernel", "torch._inductor.scheduler.Scheduler.codegen_extern_call"),
     ),
     Hook(
         id="inductor-plain-additions",
@@ -344,7 +358,10 @@ HOOKS = (
         patches=(
             "torch._inductor.cpp_builder.run_compile_cmd",
             "torch._inductor.cpp_builder._get_optimization_cflags",
+            "torch._inductor.codecache.AotCodeCompiler",
             "torch._inductor.codecache.AotCodeCompiler.compile",
+            "torch._inductor.codecache._HEADER_DIR",
+            "torch._inductor.codecache._HEADER_LOCK_DIR",
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_input_output_runtime_checks",
             "torch._inductor.cpu_vec_isa.VecISA.check_build",
         ),

@@ -12,6 +12,7 @@ _aot = partial(Fix, component="aot_autograd")
 _partitioner = partial(Fix, component="partitioner")
 _dynamo = partial(Fix, component="dynamo")
 _AOT = "torch._functorch._aot_autograd"
+_FAKE_KERNELS = "torch._subclasses.fake_impls.op_implementations_dict"
 
 FIXES = (
     _shapes(
@@ -19,7 +20,10 @@ FIXES = (
         severity="wrong-values",
         summary="A model that compares a size with 0 is traced as if the size were never 0, without a guard.",
         apply="fixes.symbolic_shapes.zero_sizes:guard_zero_comparisons",
-        patches=("torch.SymInt.__eq__", "torch.SymInt.__gt__", "torch.fx.experimental.sym_node.SymNode.maybe_as_int"),
+        patches=(
+            *(f"torch.SymInt.__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "sym_max", "sym_min")),
+            "torch.fx.experimental.sym_node.SymNode.maybe_as_int",
+        ),
     ),
     _shapes(
         id="shapes-convolution-backend",
@@ -33,7 +37,7 @@ FIXES = (
         severity="wrong-values",
         summary="`masked_select` of a tensor that is expanded to its mask asserts that it finds no more elements than it has.",
         apply="fixes.fake_tensor.views:select_from_expanded",
-        patches=("torch._subclasses.fake_impls.masked_select",),
+        patches=("torch._subclasses.fake_impls.masked_select", _FAKE_KERNELS),
     ),
     _fake(
         id="fake-strides-of-views",
@@ -47,14 +51,14 @@ FIXES = (
         severity="refuses",
         summary="Operators such as `linalg.lstsq`, `ctc_loss` and `histogram` have no fake kernel, and cannot be traced.",
         apply="fixes.fake_tensor.kernels:register_fake_kernels",
-        patches=("torch.fx.experimental.symbolic_shapes._constrain_range_for_size",),
+        patches=("torch.fx.experimental.symbolic_shapes._constrain_range_for_size", _FAKE_KERNELS),
     ),
     _fake(
         id="fake-sizes-of-attention",
         severity="memory-safety",
         summary="Attention's kernel divides by sizes and reads as many values as keys; no guard is left on either.",
         apply="fixes.fake_tensor.kernels:guard_attention_sizes",
-        patches=("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",),
+        patches=("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default", _FAKE_KERNELS),
     ),
     _fake(
         id="fake-strides-of-kernels",
@@ -93,7 +97,11 @@ FIXES = (
         severity="refuses",
         summary="A scan whose backward needs a result of the step returns it twice, and is refused for its own alias.",
         apply="fixes.aot_autograd.scans:make_scans_traceable",
-        patches=("torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",),
+        patches=(
+            "torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",
+            "torch._higher_order_ops.scan.create_bw_fn",
+            "torch._higher_order_ops.scan.ScanAutogradOp.apply",
+        ),
     ),
     _aot(
         id="aot-gradients-of-overlapping-results",
@@ -156,7 +164,7 @@ FIXES = (
         summary="Draws of random numbers are merged with equal ones: the list of operators that draw is not complete.",
         apply="fixes.partitioner.random_operators:partition_random_operators",
         takes=("joint",),
-        patches=("torch._functorch.partitioners.functionalize_rng_ops",),
+        patches=("torch._functorch.partitioners.functionalize_rng_ops", "torch._functorch.compile_utils.rand_ops"),
     ),
     _dynamo(
         id="dynamo-hints-of-values",
@@ -226,10 +234,11 @@ HOOKS = (
         summary="Collects the Python values that a model changes, and where the identity of tensors decides.",
         module="dynamo",
         patches=(
-            "torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",
-            "torch._dynamo.output_graph.OutputGraph.cleanup",
             "torch._dynamo.variables.BuiltinVariable._comparison_with_tensor",
             "torch._dynamo.variables.BuiltinVariable.call_id",
+            "torch._dynamo.variables.TensorVariable.hash_impl",
+            "torch._dynamo.variables.TensorVariable.get_python_hash",
+            "torch._dynamo.variables.TensorVariable.tp_methods",
             "torch._dynamo.functional_export.dynamo_graph_capture_for_export",
         ),
     ),
@@ -238,7 +247,39 @@ HOOKS = (
         component="fake_tensor",
         summary="Runs the model on fake tensors, and notes what it calls.",
         module="fake_run",
-        patches=("torch.autograd._engine_run_backward", "torch._dynamo.tensor_version_op._unsafe_set_version_counter"),
+        patches=(
+            "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+            "torch.nn.Module.__setattr__",
+            "torch._dynamo.tensor_version_op._unsafe_set_version_counter",
+        ),
+    ),
+    Hook(
+        id="fake-asserted-arguments",
+        component="fake_tensor",
+        summary="Turns checks of argument values in torch's own functions into assertions of the graph.",
+        module="api.asserted",
+        patches=("torch.Tensor.__bool__", "torch._subclasses.functional_tensor.FunctionalTensor.__bool__"),
+    ),
+    Hook(
+        id="aot-own-gradients",
+        component="aot_autograd",
+        summary="Follows or refuses gradients that a model computes itself (`torch.autograd.grad`, `backward`).",
+        module="api.own_gradients",
+        patches=("torch.autograd._engine_run_backward",),
+    ),
+    Hook(
+        id="aot-module-attributes",
+        component="aot_autograd",
+        summary="Records which attributes of modules a model reads and changes while it runs.",
+        module="api.module_attributes",
+        patches=("torch.nn.Module.__getattribute__", "torch.nn.Module.__setattr__", "torch.nn.Module.training"),
+    ),
+    Hook(
+        id="aot-unmoved-modules",
+        component="aot_autograd",
+        summary="Skips `module.to()` and the like in a model that need not move or convert anything.",
+        module="api.moves",
+        patches=tuple(f"torch.nn.Module.{name}" for name in ("to", "cpu", "float", "double", "half", "bfloat16")),
     ),
     Hook(
         id="aot-dirty-arguments",
@@ -262,6 +303,10 @@ HOOKS = (
         patches=(
             "torch.autograd.graph.saved_tensors_hooks.__enter__",
             "torch._ops.HigherOrderOperator.__call__",
+            "torch.Tensor.register_hook",
+            "torch.Tensor.register_post_accumulate_grad_hook",
+            "torch.autograd.function.FunctionMeta.__getattribute__",
+            "torch.autograd.function.custom_function_call",
         ),
     ),
     Hook(
@@ -269,7 +314,10 @@ HOOKS = (
         component="dynamo",
         summary="Notes the Python values that a model reads and changes.",
         module="refusals.changes",
-        patches=("torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",),
+        patches=(
+            "torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",
+            "torch._dynamo.output_graph.OutputGraph.cleanup",
+        ),
     ),
     Hook(
         id="dynamo-random-numbers",
@@ -289,7 +337,9 @@ HOOKS = (
         module="api.checkpoint",
         patches=(
             "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",
             "torch.utils.checkpoint.CheckpointFunction",
+            "torch.fx.traceback.current_meta",
         ),
     ),
     Hook(

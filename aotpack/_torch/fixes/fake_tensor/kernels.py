@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
+from ...api.patching import with_items
 from ..applying import counted
 from ..symbolic_shapes.zero_sizes import exclude_zero
 
@@ -135,7 +135,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 def register_fake_kernels() -> Iterator[None]:
     """Let operators without a fake kernel in torch run on fake tensors."""
     rules = {operator: counted("fake-kernels-without-sizes", rule) for operator, rule in _FAKES.items()}
-    with mock.patch.dict(fake_impls.op_implementations_dict, rules):
+    with with_items("fake-kernels-without-sizes", fake_impls, "op_implementations_dict", rules):
         yield
 
 
@@ -146,5 +146,5 @@ def guard_attention_sizes() -> Iterator[None]:
     """
     operator = _aten._scaled_dot_product_flash_attention_for_cpu.default
     rule = {operator: counted("fake-sizes-of-attention", _attention)}
-    with mock.patch.dict(fake_impls.op_implementations_dict, rule):
+    with with_items("fake-sizes-of-attention", fake_impls, "op_implementations_dict", rule):
         yield

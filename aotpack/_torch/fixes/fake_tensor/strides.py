@@ -27,9 +27,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...api.fake_tensors import hint_of
+from ...api.patching import patched, replaced
 from ...api.writes import written
 from ..aot_autograd.overlaps import has_strides, is_dense
-from ..applying import is_applied, patched, reached, replaced
+from ..applying import is_applied, reached
 
 Strides = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]
 """Computes the strides of a kernel's first result from the kernel's arguments and that result."""
@@ -203,7 +204,7 @@ def fix_fake_strides() -> Iterator[None]:
         with mode:
             return _with_strides(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
 
-    with replaced(FakeTensorMode, "dispatch", dispatch_with_strides):
+    with replaced("fake-strides-of-kernels", FakeTensorMode, "dispatch", dispatch_with_strides):
         yield
 
 
@@ -289,7 +290,7 @@ def keep_strides_in_place() -> Iterator[None]:
         return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     with (
-        replaced(FunctionalTensorMode, "__torch_dispatch__", keeping),
+        replaced("aot-strides-of-what-is-written", FunctionalTensorMode, "__torch_dispatch__", keeping),
         patched("aot-strides-of-what-is-written", graph_capture_wrappers, "maybe_to_fresh_input", with_gaps),
     ):
         yield

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..applying import counted, patched
+from ...api.patching import patched, with_items
+from ..applying import counted
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def select_from_expanded() -> Iterator[None]:
         return select(mode, func, *torch.broadcast_tensors(tensor, mask))  # type: ignore[no-any-return]
 
     rule = {operator: counted("fake-masked-select-of-expanded", expanded)}
-    with mock.patch.dict(fake_impls.op_implementations_dict, rule):
+    with with_items("fake-masked-select-of-expanded", fake_impls, "op_implementations_dict", rule):
         yield
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from torch._inductor import ir
 
-from ..applying import patched
+from ...api.patching import attribute_set, patched
 
 
 @contextlib.contextmanager
@@ -31,7 +30,7 @@ def record_defaults() -> Iterator[None]:
             known = {name: kernel.get_kwargs_value(name, **kwargs) for name in kernel.ordered_kwargs_for_cpp_kernel}
             return args, kwargs | {name: value for name, value in known.items() if value is not None}
 
-        with mock.patch.object(kernel, "unflatten_args", with_defaults):
+        with attribute_set(kernel, "unflatten_args", with_defaults):
             passed = export(kernel)
         if any(isinstance(value, list | tuple) and not value for value in passed or ()):
             raise NotImplementedError("AOTInductor cannot pass an empty list to a kernel")

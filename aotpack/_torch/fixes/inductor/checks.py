@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir, virtualized
@@ -22,7 +21,7 @@ from torch._inductor.codegen import common, cpp, cpp_utils
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..applying import patched, replaced
+from ...api.patching import attribute_set, patched, replaced
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
@@ -135,7 +134,7 @@ def escape_messages() -> Iterator[None]:
 
     def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
         _own_assertions(assertion, wrapper)
-        with mock.patch.object(assertion, "msg", _literal(assertion.msg)[1:-1]):
+        with attribute_set(assertion, "msg", _literal(assertion.msg)[1:-1]):
             codegen(assertion, wrapper)
 
     with patched("inductor-assertion-messages", ir.AssertScalar, "codegen", written):
@@ -275,9 +274,9 @@ def _kept() -> Iterator[None]:
         return "\n".join(lines)
 
     with (
-        replaced(cpp.CppKernelProxy, "gen_body", kept),
-        replaced(cpp.KernelGroup, "finalize_kernel", finalized),
-        replaced(cpp.KernelGroup, "codegen_group", grouped),
+        replaced(_ID, cpp.CppKernelProxy, "gen_body", kept),
+        replaced(_ID, cpp.KernelGroup, "finalize_kernel", finalized),
+        replaced(_ID, cpp.KernelGroup, "codegen_group", grouped),
     ):
         yield
 

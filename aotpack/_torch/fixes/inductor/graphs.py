@@ -12,7 +12,8 @@ import torch
 from torch._inductor.graph import GraphLowering, SubgraphLowering
 
 from ...api.nodes import without_views
-from ..applying import reached, replaced
+from ...api.patching import replaced
+from ..applying import reached
 
 _aten = torch.ops.aten
 _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")}
@@ -139,7 +140,7 @@ def compute_extremes_once() -> Iterator[None]:
                 lowering.env[value].realize()
         return run(lowering, node)
 
-    with replaced(GraphLowering, "run_node", run_node):
+    with replaced("inductor-extremes-computed-twice", GraphLowering, "run_node", run_node):
         yield
 
 

@@ -18,7 +18,8 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import ModularIndexing
 
-from ..applying import patched, reached, replaced
+from ...api.patching import patched, replaced
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -71,7 +72,7 @@ def fix_argmax_index_order() -> Iterator[None]:
         reached("inductor-argmax-index-order")
         return create(**call | {"inner_fn": with_index})
 
-    with replaced(ir.Reduction, "create", indexed):
+    with replaced("inductor-argmax-index-order", ir.Reduction, "create", indexed):
         yield
 
 

@@ -16,7 +16,7 @@ import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-from ..applying import patched, replaced
+from ...api.patching import patched, replaced
 
 _FUNCTION = """
 // A kernel's result with the strides that this code reads it by: itself, or a copy where the kernel chose others.
@@ -81,8 +81,8 @@ def check_kernel_strides() -> Iterator[None]:
             code.writeline(f'aotpack_lay_out({name}, {size}, {stride}, "{op_name}");')
 
     with (
-        replaced(ir.ExternKernel, "codegen_size_asserts", queued),
-        replaced(ir.FallbackKernel, "codegen", generated),
+        replaced("inductor-strides-of-kernels", ir.ExternKernel, "codegen_size_asserts", queued),
+        replaced("inductor-strides-of-kernels", ir.FallbackKernel, "codegen", generated),
         patched("inductor-strides-of-kernels", CppWrapperCpu, "_codegen_assert_size_stride", emitted),
     ):
         yield

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import sympy
 from torch._inductor import utils as inductor_utils
 from torch._inductor import virtualized
 from torch._inductor.codegen import cpp
 
-from ..applying import patched, reached
+from ...api.patching import hooked, patched
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -83,8 +83,8 @@ def add_to_one_element() -> Iterator[None]:
         if mode != "atomic_add":
             return store(kernel, name, index, value, mode)
         reached("inductor-atomic-add-one-element")
-        with mock.patch.object(cpp.CppVecOverrides, "index_expr", staticmethod(as_vector)):
+        with hooked("inductor-atomic-add-one-element", cpp.CppVecOverrides, "index_expr", staticmethod(as_vector)):
             return store(kernel, name, index, value, mode)
 
-    with mock.patch.object(cpp.CppVecKernel, "store", stored):
+    with hooked("inductor-atomic-add-one-element", cpp.CppVecKernel, "store", stored):
         yield

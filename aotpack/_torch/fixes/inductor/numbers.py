@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir, lowering, virtualized
 from torch._inductor.codegen import common, cpp
 
-from ..applying import counted, patched
+from ...api.patching import hooked, patched, with_items
+from ..applying import counted
 
 
 @contextlib.contextmanager
@@ -29,6 +29,7 @@ def keep_bytes() -> Iterator[None]:
 @contextlib.contextmanager
 def round_casts() -> Iterator[None]:
     """Round a value that a graph casts to half precision, also for readers in the same loop."""
+    fix = "inductor-casts-round"
     halves = (torch.bfloat16, torch.float16)
     operator = torch.ops.prims.convert_element_type.default
     convert: Callable[..., Any] = lowering.lowerings[operator]
@@ -39,8 +40,8 @@ def round_casts() -> Iterator[None]:
         return convert(x, dtype)
 
     with (
-        mock.patch.dict(lowering.lowerings, {operator: counted("inductor-casts-round", rounded)}),
-        mock.patch.object(cpp.CppKernel, "cache_dtype_convert", return_value=None),
+        with_items(fix, lowering, "lowerings", {operator: counted(fix, rounded)}),
+        hooked(fix, cpp.CppKernel, "cache_dtype_convert", lambda *given: None),
     ):
         yield
 
@@ -135,5 +136,5 @@ def divide_pools() -> Iterator[None]:
         torch.ops.aten.avg_pool3d_backward.default: (lowering.fallback_avg_pool3d_backward, 3),
     }
     rules = {operator: rule(lowering.lowerings[operator], *kernel) for operator, kernel in kernels.items()}
-    with mock.patch.dict(lowering.lowerings, rules):
+    with with_items("inductor-average-pool-gradients", lowering, "lowerings", rules):
         yield

@@ -6,15 +6,15 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import comms, decomposition, ir, pattern_matcher
 from torch._inductor.dependencies import WeakDep
 
+from ...api.patching import hooked, patched, with_items
 from ...api.random_operators import is_effectful, is_fixed
-from ..applying import patched, reached
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def keep_draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
     with (
         inductor_config.patch(reorder_for_locality=local),
         patched("inductor-order-of-draws", comms, "decide_global_ordering_of_comms", order),
-        mock.patch.object(ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
+        hooked("inductor-order-of-draws", ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
     ):
         yield
 
@@ -46,8 +46,8 @@ def call_bernoulli_kernel() -> Iterator[None]:
     """Remove the one decomposition that draws other numbers than its operator, even with
     ``fallback_random``.
     """
-    with mock.patch.dict(decomposition.decompositions):
-        decomposition.decompositions.pop(torch.ops.aten.bernoulli.default, None)
+    drawn = torch.ops.aten.bernoulli.default
+    with with_items("inductor-bernoulli-draws", decomposition, "decompositions", without=(drawn,)):
         reached("inductor-bernoulli-draws")
         yield
 

@@ -14,7 +14,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.graph import GraphLowering, SubgraphLowering
 
 from ...api.nodes import without_views
-from ..applying import patched, reached, replaced
+from ...api.patching import patched, replaced
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -33,7 +34,7 @@ def copy_shared_results(module: torch.fx.GraphModule, saved: Collection[int]) ->
             _copy_shared(lowering.graph_outputs, memory, saved)
         finalize(lowering)
 
-    with replaced(GraphLowering, "finalize", finalized):
+    with replaced("inductor-results-share-memory", GraphLowering, "finalize", finalized):
         yield
 
 

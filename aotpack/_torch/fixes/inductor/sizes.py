@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch
@@ -16,7 +15,8 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.utils._sympy import functions
 
-from ..applying import counted, patched
+from ...api.patching import hooked, patched, with_items
+from ..applying import counted
 
 
 @contextlib.contextmanager
@@ -24,13 +24,14 @@ def call_adaptive_averages() -> Iterator[None]:
     """Call ATen's kernel for adaptive averages with dynamic sizes: Inductor unrolls the windows of
     the example's sizes.
     """
+    fix = "inductor-adaptive-pool-sizes"
     operator = torch.ops.aten._adaptive_avg_pool2d.default
     lower = lowering.lowerings[operator]
 
     def pooled(x: Any, size: Any) -> Any:
         return (lower if _fixed(x.get_size()[-2:]) else lowering.fallback_adaptive_avg_pool2d)(x, size)
 
-    with mock.patch.dict(lowering.lowerings, {operator: counted("inductor-adaptive-pool-sizes", pooled)}):
+    with with_items(fix, lowering, "lowerings", {operator: counted(fix, pooled)}):
         yield
 
 
@@ -39,19 +40,20 @@ def keep_sizes_of_convolutions() -> Iterator[None]:
     """Compile gradients of convolutions without fixing sizes: Inductor only needs the order of
     strides.
     """
+    fix = "inductor-convolution-gradient-sizes"
     operator = torch.ops.aten.convolution_backward.default
     lower = lowering.lowerings[operator]
 
     def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
         if not _fixed(weight.get_size()):
             return lower(gradient, x, weight, *rest)
-        with mock.patch.object(SizeVarAllocator, "guard_int_seq", hints):
+        with hooked(fix, SizeVarAllocator, "guard_int_seq", hints):
             return lower(gradient, x, weight, *rest)
 
     def hints(sizes: SizeVarAllocator, several: Sequence[Any]) -> list[int]:
         return [sizes.guarding_hint_or_throw(size) for size in several]
 
-    with mock.patch.dict(lowering.lowerings, {operator: counted("inductor-convolution-gradient-sizes", differentiated)}):
+    with with_items(fix, lowering, "lowerings", {operator: counted(fix, differentiated)}):
         yield
 
 
@@ -65,7 +67,7 @@ def keep_sizes_of_glu() -> Iterator[None]:
         return lowering.mul(one, lowering.sigmoid(other))
 
     rule = {torch.ops.aten.glu.default: counted("inductor-glu-sizes", gated)}
-    with mock.patch.dict(lowering.lowerings, rule):
+    with with_items("inductor-glu-sizes", lowering, "lowerings", rule):
         yield
 
 

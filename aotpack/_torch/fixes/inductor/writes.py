@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import ir, lowering, virtualized
@@ -15,8 +14,9 @@ from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...api.nodes import without_views
+from ...api.patching import attribute_set, patched, replaced, with_items
 from ..aot_autograd.overlaps import overlaps_itself
-from ..applying import counted, patched, reached, replaced
+from ..applying import counted, reached
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def copy_expanded() -> Iterator[None]:
         reinplace._generalized_scatter,
     ]
     checked = {write: replace(known[write], extra_check=with_overlap_check(known[write])) for write in writes}
-    with mock.patch.dict(known, checked):
+    with with_items("inductor-write-into-expanded", reinplace, "inplaceable_ops", checked):
         yield
 
 
@@ -95,10 +95,10 @@ def write_in_place() -> Iterator[None]:
         if not (isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)):
             return mutate(changed, value, *args, **kwargs)
         reached("inductor-mutate-in-place")
-        with mock.patch.object(box, "is_input_buffer", return_value=True):  # an input's buffer is written, never rebound
+        with attribute_set(box, "is_input_buffer", lambda: True):  # an input's buffer is written, never rebound
             return mutate(changed, value, *args, **kwargs)
 
-    with replaced(lowering, "mutate_to", written):
+    with replaced("inductor-mutate-in-place", lowering, "mutate_to", written):
         yield
 
 
@@ -117,7 +117,7 @@ def copy_written_concatenations() -> Iterator[None]:
         reached("inductor-write-to-concatenated")
         return concatenate([lowering.clone(value) for value in inputs], dim)
 
-    with replaced(ir.ConcatKernel, "create", concatenated):
+    with replaced("inductor-write-to-concatenated", ir.ConcatKernel, "create", concatenated):
         yield
 
 

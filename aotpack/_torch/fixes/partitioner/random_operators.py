@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from unittest import mock
 
 import torch
 from torch._functorch import compile_utils, partitioners
 
+from ...api.patching import hooked, patched
 from ...api.random_operators import is_random
-from ..applying import patched, reached
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def partition_random_operators(joint: torch.fx.GraphModule) -> Iterator[None]:
     if not drawing <= set(compile_utils.rand_ops):
         reached("partitioner-draws")
     with (
-        mock.patch.object(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
+        hooked("partitioner-draws", compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
         patched(
             "partitioner-draws",
             partitioners,

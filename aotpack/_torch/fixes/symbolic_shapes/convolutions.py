@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..applying import patched
+from ...api.patching import patched
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch
@@ -23,6 +22,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from .... import origin
+from ...api.patching import hooked
 from ..applying import reached
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -53,7 +53,8 @@ def guard_zero_comparisons() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for name, compare in _QUESTIONS.items():
-            stack.enter_context(mock.patch.object(torch.SymInt, name, _asking(getattr(torch.SymInt, name), compare)))
+            asking = _asking(getattr(torch.SymInt, name), compare)
+            stack.enter_context(hooked("shapes-questions-about-zero", torch.SymInt, name, asking))
         yield
 
 
