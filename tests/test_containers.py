@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 import aotpack
-from aotpack.capture import containers
+from aotpack.capture import container_changes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, InputError, UnsupportedError
 from aotpack_loader.selftest import run_self_test
@@ -227,7 +227,7 @@ def test_what_cannot_be_repeated_is_refused_with_its_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
 def test_a_change_that_was_not_foreseen_is_refused(front_end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the model cannot be run on fake tensors beforehand."""
-    monkeypatch.setattr("aotpack.capture.containers.find", lambda *args, **kwargs: containers.Containers())
+    monkeypatch.setattr("aotpack.capture.containers.find", lambda *args, **kwargs: container_changes.Containers())
     with pytest.raises(BuildError, match=r"is changed|changes a container among its arguments"):
         aotpack.build(
             nested, CASES["a key of a dictionary inside"]()[1], out=tmp_path / "m", targets=("portable",), front_ends=(front_end,)

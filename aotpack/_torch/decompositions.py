@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import stored_elements
+from .api.fake_tensors import stored_elements
 
 
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:

@@ -22,7 +22,7 @@ from .. import capture, partition, signature
 from .._torch import Decompositions, SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
-from ..capture.containers import Containers
+from ..capture.container_changes import Containers
 from ..capture.dry_run.branches import Branch
 from ..capture.inputs.aliasing import has_gaps, replaced, separated, sharing
 from ..capture.inputs.dynamic_shapes import DynamicShapes
@@ -34,6 +34,7 @@ from ..model.state import StoredTensors, describe_state, named_state
 from ..model.subclasses import check_memory_is_separate
 from ..partition.rng import drawn_anew
 from . import double_backward
+from .asked import check_dynamic, check_turned_on, labelled
 from .options import MethodPlan, Options, RandomMode
 from .progress import Run
 
@@ -341,12 +342,12 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
         convention = _with_layouts(context, plan, convention, captured.branches)
     constraints = convention.method.constraints
     if convention.backward is not None and not plan.grad:
-        _check_turned_on(convention)
-    labelled = _labelled(convention.method.symbols, shapes, convention.method.leaves)
-    _check_dynamic(shapes, convention.method.leaves, labelled, constraints)
-    convention = replace(convention, method=replace(convention.method, symbols=labelled))
+        check_turned_on(convention)
+    symbols = labelled(convention.method.symbols, shapes, convention.method.leaves)
+    check_dynamic(shapes, convention.method.leaves, symbols, constraints)
+    convention = replace(convention, method=replace(convention.method, symbols=symbols))
     if constraints:
-        shown = ", ".join(map(Labels(labelled).text, constraints))
+        shown = ", ".join(map(Labels(symbols).text, constraints))
         run.note(f"{plan.name!r} takes only sizes with {shown}")
     identical = [list(group) for group in arrangement.identical]
     alone = _is_for_gradients_only(context, plan, captured.branches)
@@ -376,72 +377,3 @@ def _with_layouts(
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
         found = strides.sensitive(context.module, context.args, context.kwargs, convention, context.gaps)
     return strides.marked(convention, found, context.gaps)
-
-
-def _check_turned_on(convention: signature.Convention) -> None:
-    """Refuse results and writes with gradients in a method traced without gradients.
-
-    Here the model turns gradients on by itself. But the loader rebuilds views and writes to
-    arguments with gradients off.
-    """
-    results = [r for r in convention.method.results if isinstance(r, schema.AliasResult) and r.output is not None]
-    written = [m for m in convention.method.mutations if m.requires_grad]
-    if any(result.requires_grad for result in results) or written:
-        raise UnsupportedError(
-            "The model turns gradients on (enable_grad) in a method without gradients, and returns views or writes to arguments.",
-            hint="Build without this method, methods=('train',), and call it with gradients on.",
-        )
-
-
-def _check_dynamic(
-    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
-) -> None:
-    """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave."""
-    ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
-    problems: list[Problem] = []
-    for number, dims in shapes.dims.items():
-        leaf = leaves[number]
-        for dim, (low, high, automatic, _) in dims.items():
-            if automatic:
-                continue
-            size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
-            where = f"{leaf.path}.shape[{dim}]"
-            if isinstance(size, int):
-                problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
-                continue
-            found = ranges.get(size)
-            if found is None:
-                continue
-            refused = [text for text in constraints for end in (low, high) if end is not None and not one.allows(text, size, end)]
-            if refused:
-                allowed = ", ".join(map(labels.text, refused))
-                problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
-            narrower = low is not None and found.minimum > low
-            if narrower or (found.maximum is not None and high is not None and found.maximum < high):
-                limit = "" if found.maximum is None else found.maximum
-                problems.append(Problem(where, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
-    for number, (low, high, _, _) in shapes.integers.items():
-        found = ranges.get(getattr(leaves[number], "size", ""))
-        if found is None:
-            problems.append(Problem(leaves[number].path, "dynamic in dynamic_shapes, but the model fixes it"))
-        elif (low or 0) < found.minimum or (found.maximum is not None and (high is None or high > found.maximum)):
-            limit = "" if found.maximum is None else found.maximum
-            problems.append(Problem(leaves[number].path, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
-    if problems:
-        raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
-
-
-def _labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
-    """Return the symbols with the user's names.
-
-    A symbol's label is the first name of a size that is just this symbol.
-    """
-    names: dict[schema.Dim, str] = {}
-    for number, bounds in shapes.integers.items():
-        if isinstance(leaf := leaves[number], schema.IntegerLeaf):
-            names.setdefault(leaf.size, bounds.name)
-    for number, dims in shapes.dims.items():
-        for dim, bounds in dims.items():
-            if bounds.name and isinstance(leaf := leaves[number], schema.TensorLeaf):
-                names.setdefault(leaf.shape[dim], bounds.name)
-    return [structs.replace(symbol, label=names.get(symbol.name, "")) for symbol in symbols]

@@ -19,7 +19,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import _torch as compat
 from .. import partition
-from ..capture.containers import Containers
+from ..capture.container_changes import Containers
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
 from ..graph import source_line
