@@ -10,6 +10,7 @@ from aotpack_loader.archive import compression
 
 from .documents import Documents, dump
 from .invalid import Invalid, _graph, _method, _set, _state
+from .targets import lose_graph, mark_copied
 
 Json = Any
 
@@ -108,6 +109,11 @@ def _other_class(documents: Documents) -> None:
     text = dump(documents.program).replace(b"aotpack_vectors.TwoPart", b"elsewhere.Unknown")
     documents.program = json.loads(text)
     documents.method = documents.program["methods"]["train"]
+
+
+def _not_copied(documents: Documents) -> None:
+    mark_copied(documents, "")
+    lose_graph(documents)
 
 
 MORE_INVALID: dict[str, Invalid] = {
@@ -217,6 +223,8 @@ MORE_INVALID: dict[str, Invalid] = {
     ),
     "many_items": Invalid("S4", "items", _many_items),
     "unlisted_operator": Invalid("S5", "_mkldnn_transpose", _graph(_unlisted), kind="TrustError"),
+    "lost_layer": Invalid("M7", "it is missing", lose_graph),
+    "target_not_copied": Invalid("M7", "was not pulled into this copy", _not_copied, kind="TargetError"),
     "view_that_is_none": Invalid(
         "C37",
         "view",

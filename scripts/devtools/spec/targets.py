@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from aotpack_loader.archive import compression
 from aotpack_loader.format import media_types
+
+from .documents import blob_name
 
 Json = Any
 NOWHERE = "vector"
@@ -33,6 +36,27 @@ def add_targets(documents: Any, imports: list[str] | None = None) -> None:
 def add_importing_target(documents: Any) -> None:
     """Add a native target that lists the functions its code takes from torch."""
     add_targets(documents, imports=["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"])
+
+
+def add_targets_that_are_not_here(documents: Any) -> None:
+    """Add a target of each kind, and leave out their layers: a copy that was pulled with the portable target alone."""
+    add_targets(documents)
+    mark_copied(documents, "portable")
+    here = {layer["digest"] for layer in documents.manifest["layers"]}
+    for entry in documents.index["manifests"][1:]:
+        for layer in json.loads(documents.others[blob_name(entry["digest"])])["layers"][1:]:
+            if layer["digest"] not in here:
+                documents.others.pop(blob_name(layer["digest"]), None)
+
+
+def mark_copied(documents: Any, targets: str) -> None:
+    """Note in ``index.json`` which targets the copy has."""
+    documents.top["manifests"][0]["annotations"] = {media_types.ANNOTATION_TARGETS: targets}
+
+
+def lose_graph(documents: Any) -> None:
+    """Leave out a layer of the portable target."""
+    documents.others.pop(blob_name(documents.method["forward"]["digest"]))
 
 
 def _compiled(documents: Any, blobs: list[Json]) -> Json:
