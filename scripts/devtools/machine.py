@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from aotpack.measure.machine import cpu_model
 
+from .paths import ROOT
+
 PACKAGES = ("torch", "transformers", "timm", "diffusers", "aotpack", "aotpack-loader")
 
 
 def provenance(threads: int | None = None) -> dict[str, Any]:
-    """Machine, versions, date and load. ``threads`` is the number of threads used in the measurement."""
+    """Machine, versions, tree, date and load. ``threads`` is the number of threads used in the measurement."""
     return {
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
         | ({} if threads is None else {"threads": threads}),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "tree": tree(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def tree() -> str:
+    """The commit that was measured, and whether files differed from it. Empty outside of a checkout."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty= with changes", "--match", ""]
+    return subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def measured_on(source: Mapping[str, Any]) -> str:
+    """The tree of a result, as a page says it; empty for results that do not record it."""
+    return f", tree {source['tree']}" if source.get("tree") else ""
 
 
 def _version(distribution: str) -> str:

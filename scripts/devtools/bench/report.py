@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from devtools.bench import tables
+from devtools.machine import measured_on
 from devtools.pages import replace
 from devtools.paths import RESULTS, ROOT
 
@@ -47,6 +48,7 @@ def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]],
     machine, versions = result["machine"], result["versions"]
     measured = (
         f"{result['date']}, torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, load {result['load_average']}"
+        f"{measured_on(result)}"
     )
     text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
     picture = RESULTS / f"{name}.png"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..machine import measured_on
 from .results import STATUSES, Results, row_of, target_of
 
 TITLES = {"op_db": "ATen operators", "hop_db": "control flow", "custom_op_db": "custom operators"}
@@ -65,6 +66,6 @@ def _note(results: Results) -> str:
         f"process called {fresh['bundles']:,} of the bundles, {len(differed)} differed{process}, and {len(untrusted)} were "
         "refused there, for their operators' packages were not imported. Of the refused samples torch's own `aot_function` "
         f"takes {taken:,}; {total['skipped']:,} that eager itself refuses do not count. {compiled}Found {days}, "
-        f"torch {results.source['versions']['torch']}; by `scripts/conformance`, reasons in "
+        f"torch {results.source['versions']['torch']}{measured_on(results.source)}; by `scripts/conformance`, reasons in "
         "scripts/bench/results/conformance.json."
     )

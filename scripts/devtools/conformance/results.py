@@ -108,7 +108,7 @@ class Results:
                 unit = _unit(operator, where)
                 counter = Counter(counts if isinstance(counts, dict) else {"pass": counts})
                 results.units[unit] = Known(counter, kinds.get(unit, Counter()))
-        source = {key: recorded[key] for key in results.source}
+        source = {key: recorded.get(key, "") for key in results.source}
         older = {row: Counter(counts) for row, counts in recorded.get("older", {}).items()}
         return Results(results.units, recorded["fresh_process"], source, recorded["first"], older)
 

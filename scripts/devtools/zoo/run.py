@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from devtools.machine import provenance
+from devtools.machine import provenance, tree
 from devtools.paths import RESULTS
 from devtools.zoo import workers
 from devtools.zoo.compare import DifferenceError, compare, judge
@@ -114,7 +114,7 @@ def write(lines: Mapping[Entry, Line]) -> None:
 def run_entry(entry: Entry) -> tuple[Line, str]:
     """Build and check one entry. Returns its line of the results and the output of the processes."""
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    line: Line = {**asdict(entry), "status": "failed", "reason": None, "date": date}
+    line: Line = {**asdict(entry), "status": "failed", "reason": None, "date": date, "tree": tree()}
     with tempfile.TemporaryDirectory(prefix="aotpack-zoo-") as directory:
         folder = Path(directory)
         (folder / "entry.json").write_text(json.dumps({**asdict(entry), "methods": methods_of(entry)}))

@@ -109,8 +109,15 @@ def _legend(lines: Mapping[Entry, Line]) -> list[str]:
     return [
         f"{', '.join(sorted(versions))}. A figure is the largest relative error of any gradient; blank: not run. *random*: a "
         "training step draws random numbers. *build*: seconds on a machine busy with other work, as an indication only.",
+        _measured(lines),
         *_earlier(lines),
     ]
+
+
+def _measured(lines: Mapping[Entry, Line]) -> str:
+    days = sorted(line["date"].split()[0] for line in lines.values() if "date" in line)
+    trees = sorted({line["tree"] for line in lines.values() if line.get("tree")})
+    return f"Measured {days[0]} to {days[-1]}{', trees ' * bool(trees)}{', '.join(trees)}." if days else ""
 
 
 def _earlier(lines: Mapping[Entry, Line]) -> list[str]:
