@@ -59,7 +59,7 @@ START = frozenset({
     "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",
     "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.validate", "format.versions",
-    "runtime", "runtime.arguments", "runtime.autograd", "runtime.bases", "runtime.branches", "runtime.call", "runtime.epilogue",
+    "runtime", "runtime.arguments", "runtime.autograd", "runtime.call", "runtime.epilogue",
     "runtime.identity", "runtime.inputs", "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native",
     "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip

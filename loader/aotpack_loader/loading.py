@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from msgspec import structs
+from msgspec.structs import replace
 
 from . import _collector
 from .archive.bundle import Bundle

@@ -14,7 +14,6 @@ from .edits import Edits, Watched, retraced_error
 from .errors import AotpackError, ModeError, Problem
 from .format import schema
 from .modules import Slots, add_modules, add_state, computed_state, modes_after
-from .runtime.branches import BRANCH_MESSAGE, branch_error
 from .runtime.call import MethodCall
 
 Mode = tuple[bool, bool]
@@ -97,6 +96,8 @@ class LoadedProgram(Watched):
         except RuntimeError as error:
             if type(args) is not tuple:  # torch.fx passes another type
                 raise retraced_error() from error
+            from .runtime.branches import BRANCH_MESSAGE, branch_error  # only for errors
+
             if BRANCH_MESSAGE not in str(error):
                 raise
             raise branch_error(error) from error

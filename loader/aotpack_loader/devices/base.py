@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -16,38 +16,40 @@ Executable = Callable[[list[Any]], list[Any]]
 """A graph ready to run: takes the graph's inputs (the list is emptied), returns its outputs."""
 
 
-class Device(Protocol):
-    """One target of one bundle, opened."""
+if TYPE_CHECKING:
+    from typing import Protocol, Self
 
-    @property
-    def device(self) -> torch.device:
-        """The torch device of its tensors."""
+    class Device(Protocol):
+        """One target of one bundle, opened."""
 
-    @property
-    def call_library(self) -> tuple[CallLibrary | None, str]:
-        """The library that makes calls in native code, or None and the reason."""
+        @property
+        def device(self) -> torch.device:
+            """The torch device of its tensors."""
 
-    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
-        """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""
+        @property
+        def call_library(self) -> tuple[CallLibrary | None, str]:
+            """The library that makes calls in native code, or None and the reason."""
 
-    def adapted(self, program: schema.Program) -> schema.Program:
-        """The program adapted to this device. Calls follow it."""
+        def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
+            """The executable called ``key`` (``train.forward``), which computes ``graph`` with ``arity`` inputs and outputs."""
 
-    def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Parameters and buffers, moved to this device."""
+        def adapted(self, program: schema.Program) -> schema.Program:
+            """The program adapted to this device. Calls follow it."""
 
-    def updating_in_place(self, target: str) -> Self:
-        """This device with code that updates what a model writes to in its own memory, for ``donate=True``."""
+        def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            """Parameters and buffers, moved to this device."""
 
-    def require_memory(self) -> None:
-        """Refuse ``check="full"`` if tensors have no strides and memory to check."""
+        def updating_in_place(self, target: str) -> Self:
+            """This device with code that updates what a model writes to in its own memory, for ``donate=True``."""
 
+        def require_memory(self) -> None:
+            """Refuse ``check="full"`` if tensors have no strides and memory to check."""
 
-class SizedDevice(Device, Protocol):
-    """A device whose code is for fixed sizes."""
+    class SizedDevice(Device, Protocol):
+        """A device whose code is for fixed sizes."""
 
-    def specialized(self, name: str, code: schema.Specialization) -> Device:
-        """This device with the code that the method called ``name`` has for one set of sizes."""
+        def specialized(self, name: str, code: schema.Specialization) -> Device:
+            """This device with the code that the method called ``name`` has for one set of sizes."""
 
 
 class CpuDevice:

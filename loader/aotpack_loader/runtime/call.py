@@ -13,7 +13,6 @@ from .._torch_compat import backward_is_compiled
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
 from .autograd import Differentiable, Executable
-from .bases import Base
 from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
@@ -24,7 +23,10 @@ from .tree import holds_given
 from .views import CallValues, detach_outputs, detached_outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..devices.call_library import NativeCall, Slots
+    from .bases import Base
     from .checks import Checks
     from .containers import Containers
 
@@ -75,7 +77,7 @@ class MethodCall:
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
-        self._bases = [Base(primal, method.leaves) for primal in bases]
+        self._bases = _bases_of(bases, method.leaves) if bases else []
         self.memory = self._memory_rules(method, entries) if method.mutations else None
         self.written_leaves = WrittenLeaves(method)
         self.native: NativeCall | None = None
@@ -219,6 +221,14 @@ class MethodCall:
         for name, output, dim in self._measured:
             environment[name] = _measure(outputs[output], dim)
         return outputs
+
+
+def _bases_of(
+    primals: Sequence[schema.SyntheticBasePrimal | schema.ViewBasePrimal], leaves: Sequence[schema.InputLeaf]
+) -> list[Base]:
+    from .bases import Base  # most programs have none
+
+    return [Base(primal, leaves) for primal in primals]
 
 
 def _containers_of(method: schema.Method) -> Containers | None:
