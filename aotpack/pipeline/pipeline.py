@@ -44,6 +44,7 @@ from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
 from . import documents, finish, reopen, tracing
+from .collector import eased
 from .materials import Material, materials_of
 from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
 from .progress import BuildReport, Observer, Run
@@ -154,7 +155,7 @@ def build(
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
     warmed = _warmed(run, model, args, kwargs, options)
-    with warmed as model, free_sizes(), _sizes_fixed(), own_gru(), scans, BlobStore(out) as store:
+    with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), scans, BlobStore(out) as store:
         context = tracing.start(
             run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
         )
@@ -255,7 +256,7 @@ def compile_bundle(
     refuse_unused(chosen, specializations)
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    with Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
+    with eased(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         reopen.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
