@@ -33,6 +33,7 @@ SECTIONS = {
     "memory": "memory",
     "build": "build",
     "share": "share",
+    "goals": "goals",
     "weights": "weights",
     "variants": "variants",
     "recompute": "recompute",
@@ -49,11 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/bench/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="BENCHMARK")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(SECTIONS), default=[name for name in SECTIONS if name != "goals"], metavar="BENCHMARK"
+    )
     parser.add_argument("--quick", action="store_true", help="small networks, few repetitions; nothing is written to results/")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not pin one-thread processes to a core")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work here and leave bundles and caches for the next run")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start` and `networks`, these alone")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start`, `goals` and `networks`, these alone")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="write results here instead of results/")
     options = parser.parse_args()
     pin = options.pin and shutil.which("taskset") is not None

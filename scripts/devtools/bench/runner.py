@@ -225,11 +225,14 @@ class Bench:
         return found
 
     def _cold(self, case: Case) -> dict[str, Any]:
+        with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
+            return self.compiled(case, **caches)
 
+    def compiled(self, case: Case, **environment: str) -> dict[str, Any]:
+        """One step of ``torch.compile`` in this environment, with the seconds and peak memory of the whole process."""
         words = ["-I", CONTENDER, "--kind", "compile", "--model", self.source(case), "--inputs", self.inputs(case)]
         words += ["--threads", 1, "--iterations", 1, "--warmup", 0, "--json", "--spawned", time.perf_counter()]
-        with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
-            seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
+        seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **environment))
         figures = json.loads(found["output"].strip().splitlines()[-1])
         took = {f"process_{name}": found[name] for name in ("cpu_seconds", "peak_bytes")}
         return {**figures, "process_seconds": seconds, **took}

@@ -337,6 +337,20 @@ def share_of(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
+def goals(result: Mapping[str, Any]) -> str:
+    """A row for each network: start beside eager's first step, peak memory beside the better peer's, build."""
+    head = ["", "eager, first step", "bundle, import, load and first step", "ratio", "bundle, a step"]
+    head += ["peak, eager", "peak, `torch.compile`", "peak, bundle", "ratio", "`torch.compile`, cold", "build", "ratio"]
+    rows, ratios = [], result["ratios"]
+    for name, found in result["networks"].items():
+        start, peaks, build = found["start_seconds"], found["peak_bytes"], found["build_seconds"]
+        row = [NETWORKS[name], time(start["eager, first step"]), time(start["bundle, import, load and first step"])]
+        row += [times(ratios[f"start, {name}"]), time(start["bundle, a step"])]
+        row += [*(size(peaks[kind]) for kind in ("eager", "compile", "bundle")), times(ratios[f"memory, {name}"])]
+        rows.append([*row, time(build["compile"]), time(build["bundle"]), times(ratios[f"build, {name}"])])
+    return table(head, rows)
+
+
 def variants(result: Mapping[str, Any]) -> str:
     levels = result["levels_of_this_machine"]
     rows = [
@@ -402,6 +416,7 @@ _PERFORMANCE = {
     "scale": scale,
     "weights": weights,
     "share": share_of,
+    "goals": goals,
     "variants": variants,
 }
 PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla, "xla_scan": xla_scan}}

@@ -38,11 +38,11 @@ def _networks(bench: Bench, case: Case) -> dict[str, Any]:
     return _peaks(
         bench,
         {
-            "eager": partial(_peak, bench, case, "eager", *source),
-            "compile": partial(_peak, bench, case, "compile", *source),
+            "eager": partial(peak, bench, case, "eager", *source),
+            "compile": partial(peak, bench, case, "compile", *source),
             "export": partial(_of_exported, bench, case),
-            "cpu": partial(_peak, bench, case, "bundle", "--bundle", bundle, "--backend", "cpu"),
-            "portable": partial(_peak, bench, case, "bundle", "--bundle", bundle, "--backend", "portable"),
+            "cpu": partial(peak, bench, case, "bundle", "--bundle", bundle, "--backend", "cpu"),
+            "portable": partial(peak, bench, case, "bundle", "--bundle", bundle, "--backend", "portable"),
         },
     )
 
@@ -55,8 +55,8 @@ def _budgets(bench: Bench, case: Case) -> dict[str, Any]:
     found = {}
     for budget in BUDGETS:
         bundle = bench.bundle(case, "--target", "cpu", "--method", "train", "--memory-budget", str(budget))
-        compiled = partial(_peak, bench, case, "compile", "--model", bench.source(case), BENCH_MEMORY_BUDGET=str(budget))
-        contenders = {"compile": compiled, "cpu": partial(_peak, bench, case, "bundle", "--bundle", bundle)}
+        compiled = partial(peak, bench, case, "compile", "--model", bench.source(case), BENCH_MEMORY_BUDGET=str(budget))
+        contenders = {"compile": compiled, "cpu": partial(peak, bench, case, "bundle", "--bundle", bundle)}
         found[f"{budget:g}"] = _peaks(bench, contenders)
     return found
 
@@ -70,9 +70,10 @@ def _peaks(bench: Bench, contenders: dict[str, Callable[[], dict[str, Any]]]) ->
 
 
 def _of_exported(bench: Bench, case: Case) -> dict[str, Any]:
-    return _peak(bench, case, "export", "--artifact", bench.artifact(case, "export"))
+    return peak(bench, case, "export", "--artifact", bench.artifact(case, "export"))
 
 
-def _peak(bench: Bench, case: Case, kind: str, *words: object, **environment: str) -> dict[str, Any]:
+def peak(bench: Bench, case: Case, kind: str, *words: object, **environment: str) -> dict[str, Any]:
+    """How far a step of one contender raises the resident set, in a new process."""
     common = ["--kind", kind, "--inputs", bench.inputs(case), "--threads", 1]
     return bench.json(PROCESSES / "memory.py", *common, *words, **_TRIM, **environment)

@@ -1,0 +1,85 @@
+"""Start, memory and build of the bundle beside eager and ``torch.compile``, in about nine minutes.
+
+For each network in turn: ``torch.compile`` from nothing, a build, starts, and the peak of a step.
+The bundle and the compile cache of the first two serve the others. Results are written after each
+network, so an interrupted run has those of the networks before.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from devtools.bench.runner import Bench, Case, alternately, example, middle, network
+from devtools.bench.sections.memory import peak
+from devtools.bench.sections.start import WHOLE
+from devtools.machine import provenance
+
+GOAL = 1.0
+GOALS = {"start": 1.0, "memory": 1.0, "build": 0.6}
+
+_TRAIN = ("--target", "cpu", "--method", "train")
+
+
+def cases(bench: Bench) -> list[tuple[Case, int]]:
+    """Networks from small to large, each with its number of starts."""
+    if bench.quick:
+        return [(network("tiny"), 1)]
+    found = [(example("digits"), 4), (example("gpt"), 3), (network("resnet50"), 2), (network("gpt2"), 1)]
+    return [(case, times) for case, times in found if bench.networks is None or case.name in bench.networks]
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    small = network("tiny")  # first, to create what a machine needs only once
+    bench.bundle(small, *_TRAIN)
+    bench.start("compile", small)
+    rows: dict[str, Any] = {}
+    for case, times in cases(bench):
+        rows[case.name] = _measured(bench, case, times)
+        if not bench.quick:
+            partly = {**provenance(), "minutes": 0, "goal": GOAL, **_result(rows)}
+            bench.results.mkdir(exist_ok=True)
+            (bench.results / "goals.json").write_text(json.dumps(partly, indent=2) + "\n")
+    return _result(rows)
+
+
+def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
+    with bench.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
+        compiled = bench.compiled(case, **caches)
+        built = bench.build(case, *_TRAIN)
+        on = ("--bundle", built.bundle, "--backend", "cpu")
+        bench.start("bundle", case, *on)  # extracts the code and writes bytecode
+        starts = alternately(
+            {"eager": partial(bench.start, "eager", case), "bundle": partial(bench.start, "bundle", case, *on)}, times
+        )
+        source = ("--model", bench.source(case))
+        peaks = {
+            "eager": peak(bench, case, "eager", *source),
+            "compile": peak(bench, case, "compile", *source, **caches),
+            "bundle": peak(bench, case, "bundle", *on),
+        }
+    return {
+        "start_seconds": {
+            # What goal 3 compares: eager's own first step, without making the model, and a bundle's load and first step.
+            "eager, first step": middle(run["t_first_step"] for run in starts["eager"]),
+            "bundle, import, load and first step": middle(run[WHOLE] for run in starts["bundle"]),
+            "bundle, first step": middle(run["t_first_step"] for run in starts["bundle"]),
+            "bundle, a step": middle(run["t_step_median"] for run in starts["bundle"]),
+        },
+        "peak_bytes": {kind: found["peak_bytes"] for kind, found in peaks.items()},
+        "resident_bytes": {kind: found["resident_bytes"] for kind, found in peaks.items()},
+        "build_seconds": {"compile": compiled["process_seconds"], "bundle": built.seconds},
+        "build_cpu_seconds": {"compile": compiled["process_cpu_seconds"], "bundle": built.cpu_seconds},
+        "build_stages": {stage["name"]: round(stage["seconds"], 3) for stage in built.report["stages"]},
+    }
+
+
+def _result(rows: dict[str, Any]) -> dict[str, Any]:
+    ratios: dict[str, float] = {}
+    for name, row in rows.items():
+        start, peaks, build = row["start_seconds"], row["peak_bytes"], row["build_seconds"]
+        ratios[f"start, {name}"] = start["bundle, import, load and first step"] / start["eager, first step"]
+        ratios[f"memory, {name}"] = peaks["bundle"] / min(peaks["eager"], peaks["compile"])
+        ratios[f"build, {name}"] = build["bundle"] / build["compile"]
+    return {"threads": 1, "networks": rows, "goals": GOALS, "ratios": ratios}
