@@ -177,6 +177,36 @@ def test_modules_print_as_what_they_were(net: Net, loaded: aotpack.LoadedProgram
     assert repr(loaded).splitlines()[2:] == repr(net).splitlines()[1:]
 
 
+class Told(nn.Linear):
+    """Shows text of its own."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(2, 2)
+        self.text = text
+        self.inner: nn.Module | None = None if text else Told("rate=0.5\nsecond line")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.inner is None else self.inner(x)
+
+    def extra_repr(self) -> str:
+        return self.text or "outer=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("<object at 0x7f001234>", ""), ("a\x1b[31m\u202e", r"a\x1b[31m\u202e"), ("x" * 3000, "x" * 2000 + "…")],
+)
+def test_texts_of_classes_of_ones_own(tmp_path: Path, text: str, expected: str) -> None:
+    model = Told("")
+    aotpack.build(model, (torch.ones(1, 2),), out=tmp_path / "told.aotpack", targets=("portable",), methods=("infer",))
+    loaded = aotpack.load(tmp_path / "told.aotpack")
+    assert repr(loaded.inner) == repr(model.inner)
+    assert repr(loaded).splitlines()[:2] == repr(model).splitlines()[:2] == ["Told(", "  outer=1"]
+    odd = nn.Sequential(Told(text))
+    aotpack.build(odd, (torch.ones(1, 2),), out=tmp_path / "odd.aotpack", targets=("portable",), methods=("infer",))
+    assert repr(aotpack.load(tmp_path / "odd.aotpack")[0]) == f"Told({expected})"
+
+
 def test_containers_are_walked_through_as_in_eager(net: Net, loaded: aotpack.LoadedProgram) -> None:
     features, layers, tasks = loaded.features, loaded.layers, loaded.tasks
     assert [type(m).__name__ for m in features] == ["Block", "Dropout", "Dropout"]

@@ -84,6 +84,8 @@ class _Converter:
     def operator(self, node: FxNode) -> str:
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
+            if target.namespace == "aotpack":  # the number of a module of this process is among its arguments
+                self.problems.append(Problem(source_line(node) or node.name, "calls a loaded bundle; build from its original"))
             return str(target)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return f"higher_order.{target.name()}"

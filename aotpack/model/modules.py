@@ -5,6 +5,7 @@ The loaded model shows them to code that reads or edits modules.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,9 @@ from ..graph.literals import NOT_A_LITERAL, literal_argument
 _OWN = frozenset(vars(nn.Module())) | frozenset(dir(nn.Module))
 """The attributes that every module has."""
 _DEPTH = 8
+_TEXT = 2000
+"""Characters of a module's text that are kept."""
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _SEQUENCES: dict[type, Any] = {tuple: "tuple", list: "list", torch.Size: "size"}
 
 
@@ -149,11 +153,13 @@ def _plain(value: Any, *, strings: bool, depth: int = _DEPTH) -> Any:
 
 
 def _text(module: nn.Module) -> str:
-    """Return what ``repr`` shows in the parentheses, if torch's own code writes it."""
-    writer = type(module).extra_repr
-    if writer is nn.Module.extra_repr or not getattr(writer, "__module__", "").startswith("torch.nn."):
+    """Return what ``extra_repr`` shows, bounded. A text with an address would differ in every build, so it is left out."""
+    if type(module).extra_repr is nn.Module.extra_repr:
         return ""
     try:
-        return module.extra_repr()
+        text: Any = module.extra_repr()
     except Exception:  # a subclass may lack attributes that its base shows; the text is only for display
         return ""
+    if not isinstance(text, str) or _ADDRESS.search(text):
+        return ""
+    return text if len(text) <= _TEXT else text[:_TEXT] + "…"

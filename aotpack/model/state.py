@@ -11,6 +11,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import RESERVED
+from aotpack_loader.program import LoadedProgram
 from aotpack_loader.runtime.memory import bytes_of
 
 from .._torch import is_plain_tensor, is_wrapper_subclass
@@ -48,6 +49,7 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     The same tensor under two names is stored once (``tied_to``). Distinct tensors that share a
     storage still share it when loaded.
     """
+    _refuse_loaded(model)
     _refuse_uninitialised(model)
     entries: list[schema.StateEntry] = []
     first_name: dict[int, str] = {}
@@ -91,6 +93,23 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     if problems:
         raise UnsupportedError("Some of the model's parameters or buffers cannot be stored.", problems)
     return entries
+
+
+def _refuse_loaded(model: torch.nn.Module) -> None:
+    """Refuse a model that is or holds a loaded bundle.
+
+    Raises:
+        UnsupportedError: names each.
+    """
+    found = [
+        Problem(name, f"was loaded from {m.aotpack.path}") for name, m in model.named_modules() if isinstance(m, LoadedProgram)
+    ]
+    if found:
+        raise UnsupportedError(
+            "The model holds a loaded bundle, which cannot be traced again.",
+            found,
+            hint="Build from the original of that part, or call the two bundles one after the other.",
+        )
 
 
 def _refuse_uninitialised(model: torch.nn.Module) -> None:

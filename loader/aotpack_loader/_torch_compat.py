@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +25,16 @@ _LATE = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
 
 _F = TypeVar("_F", bound=Any)
 
+is_traced = torch.compiler.is_dynamo_compiling  # noqa: TID251 - a function of torch itself, which imports no compiler
+"""Whether Dynamo traces the caller. It is False in every call that runs."""
+
+is_exported = torch.compiler.is_exporting  # noqa: TID251 - as above
+"""Whether ``torch.export`` traces the caller."""
+
+_jit_trace = torch._C._get_tracing_state
+_count_modes = torch._C._len_torch_dispatch_stack
+_mode = torch._C._get_dispatch_mode
+_PROXY, _FAKE, _FUNCTIONAL = (getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE", "FUNCTIONAL"))
 _running_transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -40,11 +50,55 @@ def opaque(function: _F) -> _F:
     It does what ``torch.compiler.disable`` does, without importing the compiler and without a cost
     per call.
     """
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a loaded bundle is compiled already")
+    return skipped(function)
+
+
+def skipped(function: _F) -> _F:
+    """Exclude a function and all functions it calls from ``torch.compile`` when it runs. A trace of its caller may enter it."""
     evaluation: Any = torch._C._dynamo.eval_frame
     skip = evaluation._FrameAction.SKIP
     evaluation.set_code_exec_strategy(function.__code__, evaluation._FrameExecStrategy(skip, skip))
-    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a loaded bundle is compiled already")
     return function
+
+
+def constant_while_tracing(function: _F) -> _F:
+    """Let Dynamo run a function while it traces, and take the result for a constant.
+
+    It does what ``torch._dynamo.assume_constant_result`` does, without importing the compiler.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
+def graph_break(reason: str) -> NoReturn:
+    """End the caller's graph while Dynamo traces; an error with this reason under ``fullgraph=True``."""
+    torch._dynamo.graph_break(msg=reason)  # noqa: TID251 - Dynamo is what calls this
+    raise AssertionError("only a trace comes here")
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Register an operator that compilers neither look into, nor run twice, nor leave out."""
+    return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+
+
+def may_be_recorded() -> bool:
+    """Whether a tool of torch may record the operators that this thread calls. A run on fake tensors need not show here."""
+    return _count_modes() > 0 or _jit_trace() is not None
+
+
+def recorder() -> str:
+    """The tool of torch that records the operators that this thread calls, to run them again; empty if there is none.
+
+    Native code calls no operators, so its results would be recorded as constants.
+    """
+    if _jit_trace() is not None:
+        return "torch.jit.trace"
+    if is_exported():
+        return "torch.export"
+    if _mode(_PROXY) is not None:
+        return "make_fx"
+    return "" if _mode(_FAKE) is None and _mode(_FUNCTIONAL) is None else "A run on fake tensors"
 
 
 def backward_is_compiled() -> bool:

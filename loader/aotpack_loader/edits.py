@@ -122,11 +122,12 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
     return (hook for attribute in _HOOKS for hook in vars(module)[attribute].values())
 
 
-def retraced_error() -> EditError:
-    """The error for a trace of a bundle that is meant to rewrite it."""
+def retraced_error(tool: str) -> EditError:
+    """The error for ``tool``, which traces a bundle to rewrite or to export it."""
+    hint = "Trace and rewrite the model itself, and build the bundle from the GraphModule."
     return EditError(
-        "torch.fx cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
-        hint="Trace and rewrite the model itself, and build the bundle from the GraphModule.",
+        f"{tool} cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
+        hint=hint if tool == "torch.fx" else "Do it with the model itself.",
     )
 
 

@@ -42,7 +42,7 @@ class Submodule(Watched):
         raise ModeError(f"{self._aotpack_path}: This submodule only holds parameters: a bundle is called as a whole.")
 
     def extra_repr(self) -> str:
-        return self._aotpack_text
+        return shown(self._aotpack_text)
 
     def _aotpack_can_average(self, momentum: Any) -> bool:
         from .averages import can_average  # rarely needed
@@ -55,11 +55,19 @@ class Submodule(Watched):
         )
 
 
+def shown(text: str) -> str:
+    """A text of a bundle as ``repr`` shows it. Its lines are kept, and invisible characters are escaped."""
+    from .format.text import visible  # nothing is shown at a start
+
+    return "\n".join(map(visible, text.split("\n")))
+
+
 def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:
     """Add the original's modules below ``root``, in their recorded modes."""
     first = program.modules[0] if program.modules else schema.Module("", 0)
     names = program.module_classes[first.kind].names if program.modules else []
     vars(root)["_aotpack_names"] = frozenset(names)
+    vars(root)["_aotpack_text"] = first.text
     root._aotpack_watch(edits, "", _attributes(first))
     made: dict[str, nn.Module] = {"": root}
     for module in program.modules[1:]:

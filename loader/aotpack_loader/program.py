@@ -9,11 +9,11 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from ._torch_compat import opaque
+from ._torch_compat import is_traced, may_be_recorded, recorder, skipped
 from .edits import Edits, Watched, retraced_error
-from .errors import AotpackError, ModeError, Problem
+from .errors import AotpackError, InputError, ModeError, Problem
 from .format import schema
-from .modules import Slots, add_modules, add_state, computed_state, modes_after
+from .modules import Slots, add_modules, add_state, computed_state, modes_after, shown
 from .runtime.call import MethodCall
 
 Mode = tuple[bool, bool]
@@ -56,6 +56,7 @@ class LoadedProgram(Watched):
     aotpack: LoadInfo
     _aotpack_slots: Slots
     _aotpack_modes: dict[bool, list[str]]
+    _aotpack_text: str
     _aotpack_is_root = True
 
     # Names here begin with "aotpack" or "_aotpack", except those of nn.Module. All others belong to
@@ -72,9 +73,13 @@ class LoadedProgram(Watched):
         vars(self)["_aotpack_slots"] = add_state(self, info.program.state, state, edits)
         vars(self)["_aotpack_modes"] = modes_after(info.program)
 
-    @opaque
+    @skipped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
+        if is_traced():
+            from .in_graph import call_in_graph  # rarely needed
+
+            return call_in_graph(self, args, kwargs)
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
@@ -88,14 +93,20 @@ class LoadedProgram(Watched):
         return self._aotpack_run(call, args, kwargs)
 
     def _aotpack_run(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if may_be_recorded() and (tool := recorder()):
+            raise retraced_error(tool)
         try:
             results = call.natively(args, kwargs, self._aotpack_slots)
             if results is not None:
                 return call.unflatten(iter(results))
             return call(args, kwargs, self._aotpack_state())
+        except InputError as error:
+            if tool := recorder():
+                raise retraced_error(tool) from error
+            raise
         except RuntimeError as error:
             if type(args) is not tuple:  # torch.fx passes another type
-                raise retraced_error() from error
+                raise retraced_error("torch.fx") from error
             from .runtime.branches import BRANCH_MESSAGE, branch_error  # only for errors
 
             if BRANCH_MESSAGE not in str(error):
@@ -162,6 +173,9 @@ class LoadedProgram(Watched):
         with checked(self, state_dict, strict=strict, assign=assign) as entries:
             return super().load_state_dict(entries, strict=strict, assign=assign)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise retraced_error("torch.jit.script")
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise AotpackError(
             "A loaded bundle cannot be pickled.",
@@ -177,4 +191,5 @@ class LoadedProgram(Watched):
         return summary(info.program, [*loaded, *((f"not {name}", reason) for name, reason in info.rejected.items())])
 
     def extra_repr(self) -> str:
-        return f"{self.aotpack.path}, backend={self.aotpack.backend}"
+        loaded = f"{self.aotpack.path}, backend={self.aotpack.backend}"
+        return f"{shown(self._aotpack_text)}\n{loaded}" if self._aotpack_text else loaded

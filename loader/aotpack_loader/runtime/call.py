@@ -60,7 +60,7 @@ class MethodCall:
     ) -> None:
         self.name = name
         self.checks, self.method, self.constants = checks, method, constants
-        self._device = device
+        self.device = device
         self.modes = Modes(method, device, native=native)
         self.inputs = self._arguments(method, device)
         self.forward = forward
@@ -94,7 +94,7 @@ class MethodCall:
         convention = self.method.backward.second  # type: ignore[union-attr]
         assert convention is not None
         for bridge in self.bridges():
-            bridge.second = SecondDerivative(self.method, convention, second, self._device)
+            bridge.second = SecondDerivative(self.method, convention, second, self.device)
 
     def bridges(self) -> list[Differentiable]:
         """The connections of this method to autograd: one for each compiled variant, none without gradients."""
@@ -155,17 +155,17 @@ class MethodCall:
         if self._made_to_require:
             leaves, strided_leaves, environment = self._requiring_gradients(leaves, strided_leaves, environment, args, kwargs)
         versions = self._add_bases(leaves, strided_leaves) if self._bases else []
-        primals = [read(state, leaves) for read in self._primals]
+        primals = self.primals(state, leaves)
         # The epilogue needs the caller's own tensors, too. Read again only if some had to be copied
         # to other strides.
         unchanged = all(map(operator.is_, leaves, strided_leaves))
-        strided_primals = primals if unchanged else [read(state, strided_leaves) for read in self._primals]
+        strided_primals = primals if unchanged else self.primals(state, strided_leaves)
         arguments = strided_primals.copy()  # the forward empties its list
         if self.modes.autocast is None:
-            outputs = self._run(arguments, environment)
+            outputs = self.run(arguments, environment)
         else:
-            with torch.autocast(self._device.type, enabled=False):  # the graphs hold their own casts
-                outputs = self._run(arguments, environment)
+            with torch.autocast(self.device.type, enabled=False):  # the graphs hold their own casts
+                outputs = self.run(arguments, environment)
         results = self._epilogue(CallValues(primals, strided_primals, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(leaves, before)
@@ -194,7 +194,12 @@ class MethodCall:
         strided_leaves += bases
         return versions
 
-    def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+    def primals(self, state: Mapping[str, Any], leaves: list[Any]) -> list[Any]:
+        """The inputs of the forward graph before subclasses are taken apart: parameters, buffers, constants and arguments."""
+        return [read(state, leaves) for read in self._primals]
+
+    def run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+        """The outputs of the forward graph on these primals, which the list then lacks."""
         if not self._untrusted:
             return self._forward(primals, environment)
         try:

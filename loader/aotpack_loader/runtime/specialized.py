@@ -39,7 +39,7 @@ class SpecializedCall(MethodCall):
         """The connections to autograd for all sizes."""
         return [bridge for call in self._calls.values() for bridge in call.bridges()]
 
-    def _run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
+    def run(self, primals: list[torch.Tensor], environment: dict[str, int]) -> list[Any]:
         """Run the code for the sizes of this call.
 
         Raises:
@@ -53,7 +53,7 @@ class SpecializedCall(MethodCall):
                 [Problem(self._show(known), "") for known in sorted(self._calls)],
                 hint="Pass arguments of these sizes (pad them, for example), or build with --specialize for further ones.",
             )
-        return call._run(primals, environment)
+        return call.run(primals, environment)
 
     def _show(self, sizes: Sequence[int]) -> str:
         labels = [symbol.label or symbol.name for symbol in self.method.symbols]

@@ -1,0 +1,484 @@
+"""A call of a loaded bundle inside ``torch.compile``: two operators in the caller's graph.
+
+Dynamo traces :func:`call_in_graph`. The forward and the backward of the bundle are one operator
+each, which the caller's compiler does not look into. They are functional: the trace itself writes
+new values to buffers, and builds the results. A bundle that needs more than that causes a graph
+break with a reason, so it is an error under ``fullgraph=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ._torch_compat import constant_while_tracing, graph_break, is_exported, operator
+from .archive.bundle import Bundle
+from .devices.literals import literal
+from .errors import AotpackError, EditError, InputError, Problem
+from .format import expressions, schema
+from .runtime.autograd import Differentiable
+from .runtime.branches import BRANCH_MESSAGE, branch_error
+from .runtime.call import MethodCall
+from .runtime.inputs import TensorCheck
+from .runtime.state import THAWED
+
+_numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_programs: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+
+
+def call_in_graph(program: Any, args: Any, kwargs: Any) -> Any:
+    """What Dynamo traces in place of a call. Values of the plan are constants of the trace."""
+    if is_exported():
+        graph_break("torch.export cannot trace a loaded bundle: its graphs are compiled; export the model itself")
+    plan = _plan(program, program.training)
+    if isinstance(plan, str):
+        graph_break(plan)
+    number, digest, method, names, mutations, results, tree = plan
+    tensors: list[Tensor] = []
+    text = _text(_structure(args, tensors), _structure(kwargs, tensors))
+    state = []
+    for name in names:
+        holder, key = program._aotpack_slots[name]
+        value = holder.get(key)
+        if value is None:
+            graph_break(f"the parameter or buffer {name} of a loaded bundle is computed or was removed")
+        state.append(value)
+    outputs = torch.ops.aotpack.forward(number, digest, method, text, tensors, state)
+    with torch.no_grad():
+        for index, output in mutations:
+            state[index].copy_(outputs[output])
+    leaves = []
+    for kind, value in results:
+        leaves.append(outputs[value] if kind == "output" else state[value] if kind == "state" else value)
+    return _built(tree, leaves)
+
+
+def _structure(value: Any, tensors: list[Tensor]) -> Any:
+    """The argument as nested tuples of constants. Its tensors are added to ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return ("tensor", len(tensors) - 1)
+    if isinstance(value, dict):
+        return ("dict", *[(key, _structure(item, tensors)) for key, item in value.items()])
+    if isinstance(value, tuple):
+        return ("tuple", *[_structure(item, tensors) for item in value])
+    if isinstance(value, list):
+        return ("list", *[_structure(item, tensors) for item in value])
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        graph_break("a loaded bundle got an argument that is neither a tensor, a number, a text nor a container of those")
+    return ("constant", value)
+
+
+def _built(tree: Any, leaves: list[Any]) -> Any:
+    """The results, nested by ``tree``. The list is emptied from its start."""
+    kind = tree[0]
+    if kind == "leaf":
+        return leaves.pop(0)
+    if kind == "dict":
+        return {key: _built(item, leaves) for key, item in tree[1]}
+    items = [_built(item, leaves) for item in tree[1]]
+    return tuple(items) if kind == "tuple" else items
+
+
+@constant_while_tracing
+def _text(args: Any, kwargs: Any) -> str:
+    return msgspec.json.encode((args, kwargs)).decode()
+
+
+@constant_while_tracing
+def _plan(program: Any, training: bool) -> Any:
+    """How the trace calls a program in the current modes, as plain data; a text says why it cannot."""
+    call = program._aotpack_calls.get((training, torch.is_grad_enabled()))
+    if call is None:
+        return "a loaded bundle has no method for this mode"
+    if program._aotpack_variants:
+        try:
+            call = program._aotpack_under_autocast(call)
+        except AotpackError as error:
+            return error.summary
+    try:
+        found = _graphs(program.aotpack.path, program.aotpack.digest)[call.name]
+    except (AotpackError, OSError):
+        return f"the file {program.aotpack.path} of a loaded bundle has changed since the load; compiling a caller reads it"
+    if found.obstacle or type(call) is not MethodCall or program.aotpack.backend.startswith("xla"):
+        return f"a loaded bundle is compiled already, and {found.obstacle or 'its calls are for another device or tensor class'}"
+    number = _numbers.setdefault(program, len(_numbers) and max(_numbers.values()) + 1)
+    _programs[number] = program
+    return (number, program.aotpack.digest, call.name, found.names, found.mutations, found.results, found.tree)
+
+
+class Signature(NamedTuple):
+    """One method as operators: what the trace needs, and the types of the graphs' outputs."""
+
+    obstacle: str
+    names: tuple[str, ...]
+    mutations: tuple[tuple[int, int], ...]
+    results: tuple[tuple[str, Any], ...]
+    tree: Any
+    outputs: list[Any]
+    gradients: list[Any]
+
+
+@cache
+def _graphs(path: str, digest: str) -> dict[str, Signature]:
+    """The methods of the bundle at ``path``, which must still be the one that was loaded."""
+    bundle = Bundle.open(path)
+    try:
+        if bundle.digest != digest:
+            raise AotpackError("The file has changed.")
+        return {name: _signature(bundle, method) for name, method in bundle.program.methods.items()}
+    finally:
+        bundle.close()
+
+
+def _signature(bundle: Bundle, method: schema.Method) -> Signature:
+    forward = bundle.graph(method.forward)
+    backward = None if method.backward is None else bundle.graph(method.backward.graph)
+    outputs, gradients = _values(forward), [] if backward is None else _values(backward)
+    names = tuple(primal.name for primal in method.primals if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)))
+    obstacle = _obstacle(method, [*outputs, *gradients])
+    if obstacle:
+        return Signature(obstacle, names, (), (), None, outputs, gradients)
+    mutations = tuple((names.index(_name(method, one.primal)), one.output) for one in method.mutations)
+    results = tuple(_result(method, names, result) for result in method.results)
+    return Signature("", names, mutations, results, _tree(method.outputs), outputs, gradients)
+
+
+def _obstacle(method: schema.Method, values: Sequence[Any]) -> str:
+    """What operators without side effects cannot do for a method; empty if there is nothing."""
+    plain = (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal, schema.InputPrimal)
+    on_buffers = all(isinstance(method.primals[one.primal], schema.BufferPrimal) for one in method.mutations)
+    simple = all(one.kind == "data" and not one.requires_grad for one in method.mutations)
+    kinds = (schema.FreshResult, schema.ConstantResult, schema.InputResult)
+    on_state = all(
+        not isinstance(method.primals[result.primal], schema.InputPrimal)
+        for result in method.results
+        if isinstance(result, schema.InputResult)
+    )
+    reasons = {
+        "writes to its arguments": not on_buffers,
+        "changes more of its buffers than their values": not simple,
+        "returns views, arguments, or numbers": not on_state or not all(isinstance(result, kinds) for result in method.results),
+        "returns sparse tensors": any(getattr(result, "sparse_dim", None) is not None for result in method.results),
+        "returns other containers than tuples, lists and dictionaries": not _is_plain(method.outputs),
+        "changes containers of its caller": bool(method.updates),
+        "compares its arguments with `is`": bool(method.identical) or method.distinct,
+        "takes arguments that share memory": not all(isinstance(primal, plain) for primal in method.primals),
+        "calls requires_grad_() on an argument": any(getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves),
+        "has sizes that depend on data": bool(method.output_symbols),
+        "has results that are no tensors": not all(isinstance(value, schema.TensorValue) for value in values),
+        "has sparse gradients": method.backward is not None and bool(method.backward.sparse),
+        "computes gradients although its caller has disabled them": method.backward is not None
+        and not any(mode.grad for mode in method.serves),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _name(method: schema.Method, primal: int) -> str:
+    name: str = method.primals[primal].name  # type: ignore[union-attr]
+    return name
+
+
+def _values(graph: schema.Graph) -> list[Any]:
+    known: dict[str, Any] = dict(zip(graph.inputs, graph.input_values, strict=True))
+    known |= {node.name: node.value for node in graph.nodes}
+    return [known[out.name] if isinstance(out, schema.ValueRef) else None for out in graph.outputs]
+
+
+def _result(method: schema.Method, names: Sequence[str], result: Any) -> tuple[str, Any]:
+    if isinstance(result, schema.FreshResult):
+        return "output", result.output
+    if isinstance(result, schema.InputResult):
+        return "state", names.index(_name(method, result.primal))
+    return "constant", literal(result.value)
+
+
+def _is_plain(tree: Any) -> bool:
+    if isinstance(tree, schema.LeafNode):
+        return True
+    fits = isinstance(tree, schema.ListNode) or (isinstance(tree, schema.TupleNode) and not tree.size)
+    fits = fits or (isinstance(tree, schema.DictNode) and not tree.ordered)
+    return fits and all(map(_is_plain, tree.items))
+
+
+def _tree(tree: Any) -> Any:
+    if isinstance(tree, schema.LeafNode):
+        return ("leaf",)
+    items = tuple(map(_tree, tree.items))
+    if isinstance(tree, schema.DictNode):
+        return "dict", tuple(zip(tree.keys, items, strict=True))
+    return "tuple" if isinstance(tree, schema.TupleNode) else "list", items
+
+
+# ---------------------------------------------------------------- what the operators do
+
+
+class _Call(NamedTuple):
+    """The parts of one call, decoded from the operator's arguments.
+
+    ``positions`` are for each leaf its index among the operator's tensors.
+    """
+
+    program: Any
+    call: MethodCall
+    signature: Signature
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    positions: list[int | None]
+
+
+class _Position:
+    """Stands for a tensor where the arguments are flattened to see which leaf each tensor is."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, Signature]:
+    program: Any = _programs.get(number)
+    if program is None or program.aotpack.digest != digest:
+        raise EditError(
+            "Compiled code calls a loaded bundle that no longer exists.",
+            hint="Keep the loaded module, and compile its caller again.",
+        )
+    call = next(call for call in _calls_of(program) if call.name == method)
+    return program, call, _graphs(program.aotpack.path, digest)[method]
+
+
+def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor]) -> _Call:
+    program, call, signature = _method(number, digest, method)
+    encoded = msgspec.json.decode(text)
+    args, kwargs = (_decode(item, tensors) for item in encoded)
+    problems: list[Problem] = []
+    leaves = call.inputs.flatten(args, kwargs, problems)
+    if problems:
+        raise InputError("The arguments do not fit this bundle.", problems, hint="See `aotpack inspect` for all of them.")
+    places = [_decode(item, [_Position(i) for i in range(len(tensors))]) for item in encoded]
+    found = call.inputs.flatten(places[0], places[1], [])
+    positions = [leaf.index if isinstance(leaf, _Position) else None for leaf in found]
+    return _Call(program, call, signature, args, kwargs, leaves, positions)
+
+
+def _calls_of(program: Any) -> Iterator[MethodCall]:
+    yield from program._aotpack_calls.values()
+    for several in program._aotpack_variants.values():
+        yield from several
+
+
+def _decode(item: Any, tensors: Sequence[Any]) -> Any:
+    kind, *rest = item
+    if kind == "tensor":
+        return tensors[rest[0]]
+    if kind == "constant":
+        return rest[0]
+    if kind == "dict":
+        return {key: _decode(value, tensors) for key, value in rest}
+    items = [_decode(value, tensors) for value in rest]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _environment(call: _Call) -> dict[str, Any]:
+    environment: dict[str, Any] = {}
+    for i, check in call.call.inputs.binding:
+        check.bind(call.leaves[i], environment)
+    return environment
+
+
+def _sizes(call: MethodCall, sizes: Sequence[Any]) -> dict[str, Any]:
+    return {symbol.name: size for symbol, size in zip(call.method.symbols, sizes, strict=True)}
+
+
+def _bridge(call: MethodCall) -> Differentiable:
+    assert call.differentiable is not None
+    return call.differentiable
+
+
+def _saved_primals(call: MethodCall) -> list[int]:
+    """The primals that the backward saves, without constants of the bundle."""
+    primals = call.method.primals
+    return [i for i in _bridge(call).saved.primals if not isinstance(primals[i], schema.ConstantPrimal)]
+
+
+def _with_strides(call: MethodCall, primal: int, value: Tensor, environment: dict[str, int]) -> Tensor:
+    """A saved argument as the forward graph got it."""
+    source = call.method.primals[primal]
+    return call.inputs.checks[source.leaf](value, environment, []) if isinstance(source, schema.InputPrimal) else value
+
+
+def _storages(tensors: Sequence[Tensor]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def _primals(call: _Call, leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
+    values = dict(zip(call.signature.names, state, strict=True))
+    return call.call.primals(values, list(leaves))
+
+
+def _empty(value: Any, environment: Mapping[str, Any], device: torch.device) -> Tensor:
+    shape = [_size(size, environment) for size in value.shape]
+    return torch.empty_strided(
+        shape, [_size(step, environment) for step in value.stride], dtype=getattr(torch, value.dtype), device=device
+    )
+
+
+def _size(size: Any, environment: Mapping[str, Any]) -> Any:
+    return size if isinstance(size, int) else expressions.parse(size)(environment)
+
+
+def _as_recorded(found: Tensor, value: Any, environment: Mapping[str, Any], held: set[int]) -> Tensor:
+    """An output with the recorded strides and memory of its own, as the caller's compiler assumes."""
+    strides = tuple(_size(step, environment) for step in value.stride)
+    storage = found.untyped_storage()._cdata
+    fits = found.stride() == strides and storage not in held and found.storage_offset() == 0
+    if not fits:
+        found = _empty(value, environment, found.device).copy_(found)
+    held.add(found.untyped_storage()._cdata)
+    return found
+
+
+@operator("aotpack::forward")
+def _forward(
+    number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor], state: Sequence[Tensor]
+) -> list[Tensor]:
+    found = _decoded(number, digest, method, text, tensors)
+    call, values = found.call, dict(zip(found.signature.names, state, strict=True))
+    edits = found.program._aotpack_edits
+    if method not in edits.sound and edits.check(found.program, call):
+        raise EditError("A loaded bundle cannot average statistics inside a compiled caller.", hint="Call update_bn outside it.")
+    call.modes.check()
+    leaves, strided, environment = call.inputs(found.args, found.kwargs)
+    call.state.check({**found.program._aotpack_state(), **values})
+    if call.memory is not None:
+        call.memory.check(leaves, values)
+    primals = _primals(found, strided, state)
+    held = _storages([*tensors, *state])
+    try:
+        with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+            outputs = call.run(primals, environment)
+    except RuntimeError as error:
+        if BRANCH_MESSAGE not in str(error):
+            raise
+        raise branch_error(error) from error
+    return [_as_recorded(out, value, environment, held) for out, value in zip(outputs, found.signature.outputs, strict=True)]
+
+
+def _forward_fake(
+    number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor], state: Sequence[Tensor]
+) -> list[Tensor]:
+    found = _decoded(number, digest, method, text, tensors)
+    environment = _environment(found)
+    return [_empty(value, environment, found.call.device) for value in found.signature.outputs]
+
+
+def _lost_gradients(call: _Call, state: Sequence[Tensor]) -> Iterator[Problem]:
+    for check, leaf in zip(call.call.inputs.checks, call.leaves, strict=True):
+        if isinstance(check, TensorCheck) and isinstance(leaf, Tensor) and leaf.requires_grad and not check.requires_grad:
+            yield check.lost_gradient()
+    for name, value in zip(call.signature.names, state, strict=True):
+        if call.call.state.expected[name].frozen and value.requires_grad:
+            yield Problem(name, THAWED)
+
+
+@operator("aotpack::backward")
+def _backward(
+    number: int,
+    digest: str,
+    method: str,
+    sizes: Sequence[int],
+    primals: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """The results of the backward graph.
+
+    ``primals`` and ``outputs`` are those that the backward saves. ``gradients`` are those of the
+    outputs in ``Differentiable.visible``.
+    """
+    call, signature = _method(number, digest, method)[1:]
+    bridge, environment = _bridge(call), _sizes(call, sizes)
+    values = [_with_strides(call, i, value, environment) for i, value in zip(_saved_primals(call), primals, strict=True)]
+    constants = call.constants
+    given = iter(values)
+    arguments: list[Any] = [
+        constants[primal.name] if isinstance(primal, schema.ConstantPrimal) else next(given)
+        for primal in (call.method.primals[i] for i in bridge.saved.primals)
+    ]
+    arguments += [*outputs, *[expressions.evaluate(size, environment) for size in bridge.saved.sizes]]
+    arguments = arguments if bridge.saved.order is None else [arguments[i] for i in bridge.saved.order]
+    conventions = [] if call.method.backward is None else call.method.backward.tangents
+    for tangent, recorded in zip(bridge.tangents, conventions, strict=True):
+        shape = torch.Size([expressions.evaluate(size, environment) for size in recorded.shape])
+        arguments.append(tangent(gradients[tangent.position], shape, environment, call.device))
+    held = _storages([*primals, *outputs, *[gradient for gradient in gradients if gradient is not None]])
+    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+        results = bridge.retaining(arguments)
+    return [_as_recorded(out, value, environment, held) for out, value in zip(results, signature.gradients, strict=True)]
+
+
+def _backward_fake(
+    number: int,
+    digest: str,
+    method: str,
+    sizes: Sequence[int],
+    primals: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+) -> list[Tensor]:
+    call, signature = _method(number, digest, method)[1:]
+    return [_empty(value, _sizes(call, sizes), call.device) for value in signature.gradients]
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    number, digest, method, text, tensors, state = inputs
+    found = _decoded(number, digest, method, text, tensors)
+    if problems := [*_lost_gradients(found, state)]:
+        raise InputError("A gradient would be lost.", problems)
+    call, bridge = found.call, found.call.differentiable
+    if bridge is None:
+        ctx.mark_non_differentiable(*output)
+        return
+    primals = _primals(found, found.leaves, state)
+    idle = bridge.without_gradient(primals)
+    shown = {position for i, position in enumerate(bridge.visible) if i not in idle}
+    ctx.mark_non_differentiable(*[value for i, value in enumerate(output) if i not in shown])
+    ctx.set_materialize_grads(False)
+    environment = _environment(found)
+    ctx.constants = number, digest, method, [environment[symbol.name] for symbol in call.method.symbols]
+    ctx.positions, ctx.counts = found.positions, (len(tensors), len(state))
+    kept = [primals[i] for i in _saved_primals(call)]
+    ctx.kept = len(kept)
+    ctx.save_for_backward(*kept, *[output[i] for i in (*bridge.saved.checked, *bridge.saved.unchecked)])
+
+
+def _differentiate(ctx: Any, gradients: Sequence[Tensor | None]) -> Any:
+    call, signature = _method(*ctx.constants[:3])[1:]
+    bridge = _bridge(call)
+    of_tensors: list[Tensor | None] = [None] * ctx.counts[0]
+    of_state: list[Tensor | None] = [None] * ctx.counts[1]
+    shown = [gradients[position] for position in bridge.visible]
+    received = {i for i, tangent in enumerate(bridge.tangents) if shown[tangent.position] is not None}
+    if not received:
+        return None, None, None, None, of_tensors, of_state
+    saved = ctx.saved_tensors
+    results = torch.ops.aotpack.backward(*ctx.constants, saved[: ctx.kept], saved[ctx.kept :], shown)
+    for primal, position in zip(call.method.primals, bridge.gradients, strict=True):
+        if position is None or (bridge.depends and bridge.depends[position] and not bridge.depends[position] & received):
+            continue
+        if isinstance(primal, schema.InputPrimal) and (index := ctx.positions[primal.leaf]) is not None:
+            known = of_tensors[index]
+            of_tensors[index] = results[position] if known is None else known + results[position]
+        elif isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
+            of_state[signature.names.index(primal.name)] = results[position]
+    return None, None, None, None, of_tensors, of_state
+
+
+_forward.register_fake(_forward_fake)
+_backward.register_fake(_backward_fake)
+_forward.register_autograd(_differentiate, setup_context=_save)
