@@ -298,13 +298,16 @@ def _checks(
     classes: Classes | None,
 ) -> Checks:
     """The checks of a method. Without ``classes`` its tensors are plain."""
-    from .runtime.checks import Checks, SubclassChecks  # rarely needed, so not imported at every start
+    from .runtime.checks import Checks  # rarely needed, so not imported at every start
 
     chosen.device.require_memory()
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
     graphs = bundle.graph(method.forward), backward, chosen.device.device
     if classes is None:
         return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
+
+    from .runtime.full_subclass_checks import SubclassChecks
+
     return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
 
 

@@ -16,11 +16,10 @@ from ..errors import CheckError, Problem
 from ..format import expressions, schema, subclasses
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
-from .subclasses import Wrapper, plain_tensors
+from .subclasses import plain_tensors
 from .tree import result_paths
 
 if TYPE_CHECKING:
-    from .subclasses import Classes
     from .views import CallValues
 
 Environment = Mapping[str, int]
@@ -303,76 +302,10 @@ class Checks:
             )
 
 
-class SubclassChecks(Checks):
-    """The checks of a method with values that are subclasses, or whose forward takes sizes.
-
-    An executable here takes the caller's tensors to the graph and back. Beside its arguments it
-    gets a function that runs the graph itself on plain tensors.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        method: schema.Method,
-        forward: schema.Graph,
-        backward: schema.Graph | None,
-        device: torch.device,
-        entries: Mapping[str, schema.StateEntry],
-        classes: Classes,
-        *,
-        own_layout: bool,
-    ) -> None:
-        super().__init__(name, method, forward, backward, device, entries, own_layout=own_layout)
-        outputs = zip(self._output_names, subclasses.of_outputs(method), strict=True)
-        self._made = [
-            (i, f"{name}.forward, {output}", Wrapper(subclass, classes))
-            for i, (output, subclass) in enumerate(outputs)
-            if subclass is not None
-        ]
-        convention = method.backward
-        gradients = [] if convention is None else convention.gradients
-        of_gradients = [] if convention is None else subclasses.of_gradients(convention)
-        self._made_gradients = [
-            (position, f"{name}.backward, the gradient of {path}", Wrapper(subclass, classes))
-            for path, position in zip(self._paths, gradients, strict=False)
-            if position is not None and (subclass := of_gradients[position]) is not None
-        ]
-
-    def run_forward(self, forward: Callable[..., list[Any]], inputs: Sequence[Any], environment: Environment) -> list[Any]:
-        """Check as for plain tensors, and that the subclasses made from the outputs match the description."""
-        run = super().run_forward
-        outputs = forward(list(inputs), lambda graph, plain: run(graph, plain, environment))
-        self._raise([*_subclass_mismatches(self._made, outputs, environment)])
-        return outputs
-
-    def run_backward(
-        self,
-        backward: Callable[..., list[Any]],
-        arguments: list[Any],
-        remembered: Remembered,
-        environment: Environment,
-        *,
-        retained: bool,
-    ) -> list[Any]:
-        """Check as for plain tensors, and that the subclasses made from the gradients match the description."""
-        run = super().run_backward
-        results = backward(arguments, lambda graph, plain: run(graph, plain, remembered, environment, retained=retained))
-        self._raise([*_subclass_mismatches(self._made_gradients, results, environment)])
-        return results
-
-
 def _is_detached_view(description: schema.AliasResult, base: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether a view is detached from a base to which autograd should follow it."""
     followed = description.requires_grad and description.history and torch.is_grad_enabled()
     return bool(followed and base.requires_grad and not result.requires_grad)
-
-
-def _subclass_mismatches(
-    made: Sequence[tuple[int, str, Wrapper]], values: Sequence[Any], environment: Environment
-) -> Iterator[Problem]:
-    for position, where, wrapper in made:
-        for path, message in wrapper.deviations(values[position], environment):
-            yield Problem(f"{where}{path}", message)
 
 
 def _parts(names: Sequence[str], values: Sequence[schema.Subclass | None]) -> list[str]:
