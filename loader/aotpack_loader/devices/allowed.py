@@ -6,8 +6,8 @@ calls each of them with arguments that do not agree, under guard pages.
 
 Not listed, beside what no bundle may use (:mod:`.operators`):
 
-* kernels that take opaque or packed data (``mkldnn_rnn_layer_backward``, whose workspace nobody can check; quantised and
-  sparse tensors; ``_transformer_encoder_layer_fwd``);
+* kernels that take opaque or packed data: ``mkldnn_rnn_layer_backward`` with its workspace, quantised and sparse tensors,
+  ``_transformer_encoder_layer_fwd``;
 * kernels of other devices (``cudnn_*``, ``miopen_*``, ``mps_*``), and ``_fused_*`` optimizers, which trust all shapes;
 * ``binomial``, whose kernel does not end for some counts, and ``batch_norm_backward``, whose reserve is opaque;
 * ``linalg_ldl_solve``, which uses pairs of pivots unchecked, and has no gradient;

@@ -117,7 +117,8 @@ def _legend(lines: Mapping[Entry, Line]) -> list[str]:
 def _measured(lines: Mapping[Entry, Line]) -> str:
     days = sorted(line["date"].split()[0] for line in lines.values() if "date" in line)
     trees = sorted({line["tree"] for line in lines.values() if line.get("tree")})
-    return f"Measured {days[0]} to {days[-1]}{', trees ' * bool(trees)}{', '.join(trees)}." if days else ""
+    named = f", tree {trees[0]}" if len(trees) == 1 else f", on {len(trees)} trees that zoo.json names" * bool(trees)
+    return f"Measured {days[0]} to {days[-1]}{named}." if days else ""
 
 
 def _earlier(lines: Mapping[Entry, Line]) -> list[str]:
