@@ -33,20 +33,28 @@ _NO_DEPENDENCIES = "#pragma GCC ivdep"
 @contextlib.contextmanager
 def plain_additions() -> Iterator[None]:
     """Generate both kinds of additions, and loops that suit them."""
+    storing: list[Any] = []
     with (
-        _both(cpp.CppKernel),
-        _both(cpp.CppVecKernel),
+        _both(cpp.CppKernel, storing),
+        _both(cpp.CppVecKernel, storing),
+        _both(cpp.CppTile2DKernel, storing),
         patched("inductor-plain-additions", cpp.CppKernelProxy, "codegen_loops_impl", _loops()),
     ):
         yield
 
 
-def _both(kind: Any) -> contextlib.AbstractContextManager[Any]:
+def _both(kind: Any, storing: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Generate both additions where a class of kernels stores.
+
+    The outermost class decides: from torch 2.14 on, a tile passes its base class one index for
+    plain additions and another for atomic ones. ``storing`` has the kernels that generate one.
+    """
     store: Callable[..., None] = kind.store
 
     def stored(kernel: Any, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
-        if mode != "atomic_add":
+        if mode != "atomic_add" or kernel in storing or _is_transposed(kernel, index):
             return store(kernel, name, index, value, mode)
+        storing.append(kernel)
         with attribute_set(kernel, "stores", IndentedBuffer()) as atomic:
             store(kernel, name, index, value, mode)
         with (
@@ -55,11 +63,17 @@ def _both(kind: Any) -> contextlib.AbstractContextManager[Any]:
             inductor_config.patch({"cpp.dynamic_threads": False}),
         ):
             store(kernel, name, index, value, mode)
+        storing.remove(kernel)
         lines = [f"if ({_ALONE}) {{", *_texts(plain), "} else {", *_texts(atomic), "}"]
         kernel.stores.writelines([common.DeferredLine(name, line) for line in lines])
         return None
 
     return hooked("inductor-plain-additions", kind, "store", stored)
+
+
+def _is_transposed(kernel: Any, index: sympy.Expr) -> bool:
+    """Whether a tile is stored after the loop, all at once."""
+    return isinstance(kernel, cpp.CppTile2DKernel) and bool(kernel.need_vec_transpose(kernel.rename_indexing(index)))
 
 
 def _texts(buffer: Any) -> list[str]:

@@ -44,7 +44,7 @@ FIXES = (
         summary="In the gradient of `x[..., [i], :]` beside a transposed use, the position in a tile is counted twice.",
         apply="fixes.inductor.loops:index_tiles_once",
         patches=(f"{_CPP}.CppTile2DKernel.transform_indexing", f"{_CPP}.CppTile2DKernel.inner_itervar"),
-        fixed_in="2.15",
+        fixed_in="2.14",
     ),
     _fix(
         id="inductor-tile-tails",
@@ -153,7 +153,7 @@ FIXES = (
         summary="`index_add` of a vector into a tensor of one element does not compile (`AssertionError`).",
         apply="fixes.inductor.loops:add_to_one_element",
         patches=(f"{_CPP}.CppVecKernel.store", f"{_CPP}.CppVecOverrides.index_expr"),
-        fixed_in="2.15",
+        fixed_in="2.14",
     ),
     _fix(
         id="inductor-symbolic-min-max",
@@ -341,7 +341,12 @@ HOOKS = (
         component="inductor",
         summary="Generates additions by index without atomic instructions, for up to four threads.",
         module="scatters",
-        patches=(f"{_CPP}.CppKernel.store", f"{_CPP}.CppVecKernel.store", f"{_CPP}.CppKernelProxy.codegen_loops_impl"),
+        patches=(
+            f"{_CPP}.CppKernel.store",
+            f"{_CPP}.CppVecKernel.store",
+            f"{_CPP}.CppTile2DKernel.store",
+            f"{_CPP}.CppKernelProxy.codegen_loops_impl",
+        ),
     ),
     Hook(
         id="inductor-small-loops",
