@@ -58,6 +58,8 @@ class Joint:
     subclass. ``sparse``: maps the index of each result that is made sparse after the graph to its
     number of sparse dimensions. ``sparse_gradients``: the indices of gradients of which the graph
     returns the values of a sparse tensor; its indices follow the gradients, in this order.
+    ``tangent_writes``: the indices of tangents that the backward writes to; the graph returns their
+    new values last, in this order.
     """
 
     graph_module: torch.fx.GraphModule
@@ -76,6 +78,7 @@ class Joint:
     touched: VersionedWrites | None = None
     sparse: Mapping[int, int] = dataclasses.field(default_factory=dict)
     sparse_gradients: tuple[int, ...] = ()
+    tangent_writes: tuple[int, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:
@@ -92,6 +95,11 @@ class Joint:
         if self.gradient_metas is None:
             return len(self.primal_descriptors)
         return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
+
+    @property
+    def num_backward_outputs(self) -> int:
+        """Number of the joint graph's outputs that belong to the backward, without effect tokens."""
+        return self.num_gradients + len(self.sparse_gradients) + len(self.tangent_writes)
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
         """Whether running the model moves the version counter of an input; None if that is not

@@ -30,6 +30,7 @@ from .._torch.decompose import decomposed_as_eager
 from .._torch.randomness import traced_random
 from ..graph import source_line
 from . import direct, dynamo, export
+from .backward_writes import with_tangent_writes
 from .dry_run import repeat
 from .dry_run.branches import Branch, follow, observe
 from .dry_run.eager import explained
@@ -107,8 +108,7 @@ def capture(
                 followed = follow(model, observed, of_numbers=name == "trace") if observed else []
                 joint, lost = _FRONT_ENDS[name](FrontEndInput(model, args, kwargs, shapes, decompositions, returned))
                 _check_constants(joint)
-                _refuse_writes_in_backward(joint)
-                joint = with_parts_of_gradients(with_dense_results(joint))
+                joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
                 _check_layouts(joint)
         except (AotpackError, compat.SetsRequiresGradError):
             raise
@@ -256,9 +256,9 @@ def _refused_overlap(
 def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedError:
     where = error.line if error.node is None else source_line(error.node)
     return UnsupportedError(
-        "The model has an autograd.Function whose backward writes to a gradient that is also used elsewhere.",
+        f"The model has {error.writer} writes to a gradient that is also used elsewhere.",
         [Problem(where or "the model", str(error))],
-        hint="Write to grad_output.clone(), or compute a new tensor. Autograd does not allow changing grad_output in place.",
+        hint="Write to a clone() of the gradient, or return a new tensor. Autograd does not allow changing it in place.",
     )
 
 
@@ -275,27 +275,6 @@ def _refused_undefined_gradients(error: compat.UndefinedGradientError) -> Unsupp
         "The model has an autograd.Function whose gradients may be undefined.",
         [Problem(error.line or "the model", str(error))],
         hint="Treat zeros like None in its backward, and leave out ctx.set_materialize_grads(False).",
-    )
-
-
-def _refuse_writes_in_backward(joint: compat.Joint) -> None:
-    """Refuse an ``autograd.Function`` whose backward writes to an input of the call.
-
-    Backward graphs must be pure.
-
-    Raises:
-        UnsupportedError: names the source line of each write.
-    """
-    writes = joint.graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    written = [node.args[1] for node in writes if node.args[0].op == "placeholder"]
-    if not written:
-        return
-    message = "a custom backward writes in place to an argument, parameter or buffer that its forward saved"
-    lines = dict.fromkeys(source_line(value) or "the model" for value in written)
-    raise UnsupportedError(
-        "The model has an autograd.Function whose backward writes to an argument, parameter or buffer.",
-        [Problem(line, message) for line in lines],
-        hint="Write to a copy (x = ctx.saved_tensors[0].clone()). Update state in forward.",
     )
 
 

@@ -75,7 +75,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         rng.keep_order(joint, forward, backward)
     outputs, first = output_args(forward), joint.num_forward_outputs + pinned.forward
     _cut_outputs(forward, outputs[joint.tokens : joint.num_forward_outputs] + outputs[first:], joint.tokens)
-    _cut_outputs(backward, output_args(backward)[: joint.num_gradients + len(joint.sparse_gradients)], 0)
+    _cut_outputs(backward, output_args(backward)[: joint.num_backward_outputs], 0)
     for half in (forward, backward):
         subgraphs.make_self_contained(half)
     return _halves(forward, backward, chains)

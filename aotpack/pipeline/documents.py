@@ -14,7 +14,14 @@ from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import AUTOCAST_VARIANTS, CONTAINERS, FORMAT_VERSION, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS
+from aotpack_loader.format.versions import (
+    AUTOCAST_VARIANTS,
+    CONTAINERS,
+    FORMAT_VERSION,
+    SETS_REQUIRES_GRAD,
+    SPARSE_GRADIENTS,
+    TANGENT_WRITES,
+)
 from aotpack_loader.runtime.tree import holds_given
 
 from .. import capture, graph
@@ -90,6 +97,7 @@ def _halves(
         second=item.second,
         subclasses=convention.subclasses,
         sparse=convention.sparse,
+        tangent_writes=convention.tangent_writes,
     )
 
 
@@ -170,6 +178,7 @@ def _features(methods: Mapping[str, schema.Method]) -> list[str]:
         CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
         SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
         SPARSE_GRADIENTS: any(method.backward is not None and method.backward.sparse for method in methods.values()),
+        TANGENT_WRITES: any(method.backward is not None and method.backward.tangent_writes for method in methods.values()),
     }
     return [feature for feature, needed in used.items() if needed]
 

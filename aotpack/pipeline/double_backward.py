@@ -54,6 +54,8 @@ class Gradients(torch.nn.Module):
         self._overwritten = [primal.name for primal in written if isinstance(primal, schema.BufferPrimal)]
         inputs = [p for p in written if isinstance(p, schema.InputPrimal)]
         problems += [Problem(method.leaves[p.leaf].path, "is written to by the model") for p in inputs]
+        if first.tangent_writes:
+            problems.append(Problem("results", "have gradients that a custom backward writes to"))
         if problems:
             raise UnsupportedError("Second derivatives of this model are not supported.", problems)
 

@@ -103,6 +103,7 @@ def assemble(
         backward.gradients,
         backward.depends,
         backward.sparse,
+        backward.tangent_writes,
         gradient_subclasses,
         trace.shape_env,
         saved_bytes(trace, primals),

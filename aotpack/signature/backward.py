@@ -30,7 +30,7 @@ class BackwardPart:
 
     ``gradients``: for each primal the position of its gradient among ``outputs``, or None.
     ``depends``: the tangents that each output is computed from; empty if each depends on all.
-    ``sparse``: the gradients that are sparse tensors.
+    ``sparse``: the gradients that are sparse tensors. ``tangent_writes``: the tangents that are written to.
     """
 
     saved: list[schema.Saved]
@@ -38,6 +38,7 @@ class BackwardPart:
     gradients: list[int | None]
     depends: list[list[int]]
     sparse: list[schema.SparseGradient]
+    tangent_writes: list[schema.TangentWrite]
     outputs: list[Node]
 
 
@@ -51,13 +52,14 @@ def describe_backward(
     """Describe the backward, and add what it needs to the forward's outputs."""
     backward = trace.parts.backward
     if backward is None:
-        return BackwardPart([], [], [], [], [], [])
+        return BackwardPart([], [], [], [], [], [], [])
     _save_copies_of_overwritten(trace, primals)
     saved = _saved(trace, primals, sizes, outputs)
     tangents = _tangents(trace, primals, sizes, outputs, mutations)
     gradients, nodes = _gradients(trace, primals, backward)
     sparse = _sparse_gradients(trace, primals, backward, nodes)
-    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, nodes)
+    writes = _tangent_writes(trace, backward, nodes)
+    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, writes, nodes)
 
 
 def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
@@ -235,10 +237,21 @@ def _sparse_gradients(
     """Add the indices of sparse gradients to the outputs of the backward, and describe these gradients."""
     count = len(trace.joint.primal_descriptors)
     found = []
-    for gradient, indices in zip(trace.joint.sparse_gradients, partition.output_args(backward)[count:], strict=True):
+    sparse = trace.joint.sparse_gradients
+    for gradient, indices in zip(sparse, partition.output_args(backward)[count : count + len(sparse)], strict=True):
         if gradient not in primals.dropped:
             found.append(schema.SparseGradient(primals.index(gradient), len(kept)))
             kept.append(indices)  # type: ignore[arg-type]
+    return found
+
+
+def _tangent_writes(trace: PartitionedMethod, backward: GraphModule, kept: list[Node]) -> list[schema.TangentWrite]:
+    """Add the new values of written tangents to the outputs of the backward, and describe the writes."""
+    tangents = trace.joint.tangent_writes
+    found = []
+    for tangent, value in zip(tangents, partition.output_args(backward)[-len(tangents) :] if tangents else [], strict=True):
+        found.append(schema.TangentWrite(tangent, len(kept)))
+        kept.append(value)  # type: ignore[arg-type]
     return found
 
 

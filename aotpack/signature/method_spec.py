@@ -44,6 +44,7 @@ class Convention:
     gradients: list[int | None]
     depends: list[list[int]]
     sparse: list[schema.SparseGradient]
+    tangent_writes: list[schema.TangentWrite]
     subclasses: list[schema.Subclass | None]
     shape_env: compat.ShapeEnv | None
     saved_bytes: int

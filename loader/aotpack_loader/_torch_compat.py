@@ -112,6 +112,16 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def node_runs(node: Any) -> bool:
+    """Whether the running backward runs a node of the autograd graph, or returns the gradient of its leaf."""
+    if not hasattr(node, "variable"):
+        return torch._C._will_engine_execute_node(node)
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch.autograd.grad() asks for the gradient of this leaf
+        return True
+
+
 def saved_tensors_are_hooked() -> bool:
     """Whether hooks of the caller are active for saved tensors. Such hooks may keep the tensors."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -10,6 +10,7 @@ from devtools.harness import Case
 from . import conformance_cases_autograd as autograd
 from . import conformance_cases_compiled as compiled
 from . import conformance_cases_control_flow as control_flow
+from . import conformance_cases_gradient_writes as gradient_writes
 from . import conformance_cases_identity as identity
 from . import conformance_cases_layouts as layouts
 from . import conformance_cases_mutation as mutation
@@ -28,7 +29,7 @@ from . import conformance_cases_subclasses as subclasses
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES, *sparse_gradients.CASES, *gradient_writes.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -82,6 +83,7 @@ REFUSED: dict[str, str] = {
     "autograd: a backward tells None from zeros, of two results": r"autograd\.py\W.*TellsNoneFromZeros.backward.*materialize",
     **autograd.LOST,
     **autograd.WRITES,
+    **gradient_writes.REFUSED,
     "identity: a model that asks where its argument begins": r"reads the storage_offset.*conformance_cases_identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",

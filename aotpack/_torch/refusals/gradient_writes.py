@@ -1,4 +1,7 @@
-"""Rejects a custom backward that writes to a shared gradient that it is given (``grad_output``).
+"""Rejects a write to a gradient (``grad_output``) after autograd has passed it to an input, too.
+
+Custom backwards and hooks write to gradients. A write to a tangent of the caller is traced, and the
+bundle does it too.
 
 Tried on: torch 2.13.0.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,56 +23,89 @@ from ..api.counting import reached
 from ..api.patching import hooked
 from ..api.writes import writes_by_name
 
-_OWN, _OWN_BASE = 2, 3
-"""Highest use counts of a gradient, and of its base, if only the backward holds it."""
+_AOT_AUTOGRAD = "torch._functorch._aot_autograd.graph_capture_wrappers"
+"""The module that computes the gradients of a joint graph."""
 
 
 class GradientWriteError(Exception):
-    """A custom backward writes to a gradient that is used elsewhere too.
+    """A custom backward or a hook writes to a gradient that an input has got, too.
 
-    ``node`` is the node that writes, if Dynamo has traced the backward. Otherwise ``line`` is the
-    source line of its definition.
+    ``writer`` says which of the two. ``node`` is the node that writes, if Dynamo has traced the
+    backward. Otherwise ``line`` is the source line of the definition; empty if it is not known.
     """
 
-    def __init__(self, function: Any) -> None:
-        super().__init__("a custom backward writes to its argument grad_output")
-        backward = function.backward
-        traced = next((module for module in _closure(backward) if isinstance(module, torch.fx.GraphModule)), None)
+    def __init__(self, function: Any = None) -> None:
+        is_own = isinstance(function, type) and issubclass(function, torch.autograd.Function)
+        self.writer = "an autograd.Function whose backward" if is_own else "a hook that"
+        super().__init__(
+            "a custom backward writes to its argument grad_output" if is_own else "a hook writes to the gradient that it is given"
+        )
+        code = function.backward if is_own else function
+        traced = next(_graphs(code), None)
         self.node = None if traced is None else _first_write(traced.graph)
-        self.line = "" if traced is not None else definition(backward)
+        self.line = "" if traced is not None else definition(code)
 
 
 @contextlib.contextmanager
 def refused_gradient_writes() -> Iterator[None]:
-    """While a joint graph is traced, reject a custom backward that writes to a gradient that is
-    used elsewhere.
+    """While a joint graph is traced, reject a write to a gradient that an input has already got.
 
-    That is so if the gradient is the caller's tangent, or also goes to other inputs. In eager, the
-    order in which autograd runs its nodes decides whether others see the write. A graph makes a new
-    value.
+    In eager the input is a parameter, which keeps the gradient from before, or another result,
+    whose backward sees the write. A graph has one value for both.
 
     Raises:
         GradientWriteError: has the source line.
     """
     apply: Callable[..., Any] = BackwardCFunction.apply
+    grad: Callable[..., Any] = torch.autograd.grad
+    register: Callable[..., Any] = torch.Tensor.register_hook
+    writers: dict[int, Any] = {}
+    watched_hooks: list[Callable[[Any], Any]] = []
+
+    def checked(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") != _AOT_AUTOGRAD:
+            return grad(outputs, inputs, *args, **kwargs)
+        passed: list[tuple[torch.Tensor, list[int]]] = []
+        hooks = [register(x, lambda gradient: passed.append((gradient, _writes_to(gradient)))) for x in inputs if x.requires_grad]
+        found = grad(outputs, inputs, *args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        for gradient, before in passed:
+            if _writes_to(gradient) != before:
+                raise GradientWriteError(writers.get(_memory(gradient)))
+        return found
 
     def watched(function: Any, *gradients: Any) -> Any:
         reached("aot-gradient-writes")
-        shared = [(gradient, _writes_to(gradient)) for gradient in gradients if _is_shared(gradient)]
-        result = apply(function, *gradients)
-        if any(_writes_to(gradient) != before for gradient, before in shared):
-            raise GradientWriteError(function._forward_cls)
+        return noted(function._forward_cls, gradients, lambda: apply(function, *gradients))
+
+    def registered(tensor: Any, hook: Callable[[Any], Any]) -> Any:
+        def watched_hook(gradient: Any) -> Any:
+            return noted(hook, [gradient], lambda: hook(gradient))
+
+        if hook in watched_hooks:  # register_hook of a tensor subclass calls itself again
+            return register(tensor, hook)
+        watched_hooks.append(watched_hook)
+        return register(tensor, watched_hook)
+
+    def noted(writer: Any, gradients: Any, run: Callable[[], Any]) -> Any:
+        before = [(gradient, _writes_to(gradient)) for gradient in gradients if isinstance(gradient, torch.Tensor)]
+        result = run()
+        writers.update({_memory(gradient): writer for gradient, count in before if _writes_to(gradient) != count})
         return result
 
-    with hooked("aot-gradient-writes", BackwardCFunction, "apply", watched):
+    with (
+        hooked("aot-gradient-writes", BackwardCFunction, "apply", watched),
+        hooked("aot-gradient-writes", torch.autograd, "grad", checked),
+        hooked("aot-gradient-writes", torch.Tensor, "register_hook", registered),
+    ):
         yield
 
 
-def _is_shared(gradient: Any) -> bool:
-    if not isinstance(gradient, torch.Tensor):
-        return False
-    count: Callable[[Any], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
-    return count(gradient) > _OWN or (gradient._base is not None and count(gradient._base) > _OWN_BASE)
+def _memory(gradient: torch.Tensor) -> int:
+    """A number that views of one tensor have in common."""
+    plain = gradient.elem if isinstance(gradient, FunctionalTensor) else gradient
+    return int(plain.untyped_storage()._cdata)
 
 
 def _writes_to(gradient: torch.Tensor) -> list[int]:
@@ -79,8 +116,13 @@ def _writes_to(gradient: torch.Tensor) -> list[int]:
     return [count for name in names for count in _writes_to(getattr(gradient, name))]
 
 
-def _closure(function: Any) -> list[Any]:
-    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+def _graphs(function: Any, depth: int = 3) -> Iterator[torch.fx.GraphModule]:
+    """The graphs that a function of torch's closes over, or that functions in its closure do."""
+    for cell in getattr(function, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, torch.fx.GraphModule):
+            yield cell.cell_contents
+        elif depth:
+            yield from _graphs(cell.cell_contents, depth - 1)
 
 
 def _first_write(graph: torch.fx.Graph) -> torch.fx.Node | None:
@@ -93,7 +135,9 @@ def _first_write(graph: torch.fx.Graph) -> torch.fx.Node | None:
 
 
 def definition(function: Any) -> str:
-    """The source line of the definition of a forward or backward."""
-    code = inspect.unwrap(function).__code__
+    """The source line of the definition of a forward, backward or hook; empty for an object without code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
     return f'File "{code.co_filename}", line {code.co_firstlineno}, in {function.__qualname__}: {line}'

@@ -710,6 +710,13 @@ class SparseGradient(Document, frozen=True):
     indices: Index
 
 
+class TangentWrite(Document, frozen=True):
+    """The backward writes to tangent ``tangent``: its new value is backward output ``output``."""
+
+    tangent: Index
+    output: Index
+
+
 class Backward(Document, frozen=True):
     """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
 
@@ -718,7 +725,8 @@ class Backward(Document, frozen=True):
     there is no gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
     ``second``: a method for derivatives of the gradients; null: there is none. ``subclasses[j]``
     is the subclass that backward output j is rebuilt as; empty: none is a subclass. ``sparse``: the
-    gradients that are sparse tensors.
+    gradients that are sparse tensors. ``tangent_writes``: the tangents that the original's backward
+    writes to.
     """
 
     graph: Descriptor
@@ -729,6 +737,7 @@ class Backward(Document, frozen=True):
     second: Second | None = None
     subclasses: list[Subclass | None] = []
     sparse: list[SparseGradient] = []
+    tangent_writes: list[TangentWrite] = []
 
 
 class Mode(Document, frozen=True):

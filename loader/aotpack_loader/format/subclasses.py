@@ -70,9 +70,14 @@ def backward_arity(backward: schema.Backward) -> tuple[int, int]:
 
 
 def num_backward_outputs(backward: schema.Backward) -> int:
-    """Number of gradients that the backward graph computes, and of indices of sparse ones; a subclass counts once."""
+    """Number of gradients that the backward graph computes, of indices of sparse ones, and of new values of tangents.
+
+    A subclass counts once.
+    """
     positions = [position for position in backward.gradients if position is not None]
-    return 1 + max([*positions, *(gradient.indices for gradient in backward.sparse)], default=-1)
+    positions += [gradient.indices for gradient in backward.sparse]
+    positions += [write.output for write in backward.tangent_writes]
+    return 1 + max(positions, default=-1)
 
 
 def names(state: Sequence[schema.StateEntry], methods: Mapping[str, schema.Method]) -> list[str]:

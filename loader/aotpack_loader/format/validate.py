@@ -21,7 +21,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -34,6 +34,10 @@ def validate_program(program: schema.Program, where: str) -> None:
         from . import sparse_gradients  # few programs have them
 
         problems += sparse_gradients.problems(program)
+    if any(method.backward is not None and method.backward.tangent_writes for method in program.methods.values()):
+        from . import tangent_writes
+
+        problems += tangent_writes.problems(program)
     refuse(where, problems)
 
 

@@ -15,7 +15,8 @@ Changes by version:
   * the feature ``containers``: ``updates`` of methods, trees of type ``given``;
   * the feature ``sets_requires_grad`` of tensor arguments;
   * the feature ``autocast-variants``;
-  * the feature ``sparse-gradients``: ``sparse`` of a backward.
+  * the feature ``sparse-gradients``: ``sparse`` of a backward;
+  * the feature ``tangent-writes``: ``tangent_writes`` of a backward.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
 SPARSE_GRADIENTS: Final = "sparse-gradients"
 """The feature of programs with gradients that are sparse tensors (``Backward.sparse``)."""
 
-KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS})
+TANGENT_WRITES: Final = "tangent-writes"
+"""The feature of programs whose backward writes to gradients that it is given (``Backward.tangent_writes``)."""
+
+KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS, TANGENT_WRITES})
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

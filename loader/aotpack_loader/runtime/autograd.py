@@ -15,6 +15,7 @@ from .views import detach_outputs, detached_outputs
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
     from .second import Before, SecondDerivative
+    from .tangent_writes import Write, Writes
 
 Executable = Callable[[list[Any]], list[Any]]
 Environment = Mapping[str, int]
@@ -59,6 +60,7 @@ class Differentiable:
         # Such an output requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
         self.detached = [gradient is None and all(sources) for gradient in self.gradients]
+        self.tangent_writes = self._tangent_writes(convention) if convention.tangent_writes else []
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward. Outputs that require grad are attached to autograd."""
@@ -90,6 +92,12 @@ class Differentiable:
             if not any(primals[i].requires_grad for i in sources)
         ]
         return self.non_differentiable + idle
+
+    def _tangent_writes(self, convention: schema.Backward) -> list[Write]:
+        from .tangent_writes import Write  # few bundles have them
+
+        found = [(self.tangents[write.tangent].position, write) for write in convention.tangent_writes]
+        return [Write(i, self.visible[i], self.sources[write.tangent], write.output) for i, write in found]
 
     def _primals_behind(self, tangent: int) -> list[int]:
         """Primals whose gradient depends on ``tangent``: the tangent's output was computed from them."""
@@ -268,8 +276,11 @@ def _computed_gradients(
     ]
     if method.second is not None and torch.is_grad_enabled():
         return _differentiate_again(call, method.second, tangents, received)
+    written = _writes(ctx, method, gradients, arguments) if method.tangent_writes else None
     arguments += tangents
     results = _run(_backward_of(call), arguments, device)
+    if written is not None:
+        written.write(results)
     if method.sparse:
         _make_sparse(results, call)
     if torch.is_grad_enabled():
@@ -283,6 +294,12 @@ def _computed_gradients(
         if needed and not needed & received:
             results[i] = None
     return (None, *[None if position is None else results[position] for position in method.gradients])
+
+
+def _writes(ctx: Any, method: Differentiable, gradients: Sequence[torch.Tensor | None], saved: list[Any]) -> Writes:
+    from .tangent_writes import Writes  # few bundles have them
+
+    return Writes(ctx, method.tangent_writes, gradients, saved)
 
 
 def _make_sparse(results: list[Any], call: _Call) -> None:

@@ -228,7 +228,9 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
             outcome.tensors |= _parts(f"result.{i}", result)
     _between(model, call)
     with _modes({**call, "grad": True}):
-        _backward(call, results, [*maker.leaves.values(), *(v for v in values if _is_leaf(v)), *model.parameters()])
+        outcome.tensors |= _backward(
+            call, results, [*maker.leaves.values(), *(v for v in values if _is_leaf(v)), *model.parameters()]
+        )
     for name, tensor in state.items():
         if tensor.grad is not None:
             outcome.tensors |= _parts(f"gradient.{name.removeprefix('state.')}", tensor.grad)
@@ -330,20 +332,24 @@ def _between(model: torch.nn.Module, call: Json) -> None:
             model.get_parameter(name).mul_(2)
 
 
-def _backward(call: Json, results: list[Any], leaves: list[torch.Tensor]) -> None:
+def _backward(call: Json, results: list[Any], leaves: list[torch.Tensor]) -> Tensors:
+    """Run the backward of a call. Returns the gradients of results that it wrote to."""
     then = call.get("then", "backward")
-    heads = [r for i, r in enumerate(results) if _has_history(r) and i in call.get("heads", range(len(results)))]
+    heads = {i: r for i, r in enumerate(results) if _has_history(r) and i in call.get("heads", range(len(results)))}
     if not heads:
-        return
-    ones = [torch.ones_like(head) for head in heads]
+        return {}
+    ones = [torch.ones_like(head) for head in heads.values()]
     if then == "second":
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        first = torch.autograd.grad(heads, wanted, ones, create_graph=True, allow_unused=True)
+        first = torch.autograd.grad([*heads.values()], wanted, ones, create_graph=True, allow_unused=True)
         sum((g * g).sum() for g in first if g is not None and g.requires_grad).backward()  # type: ignore[union-attr]
-        return
-    torch.autograd.backward(heads, ones, retain_graph=then == "retained")
+        return {}
+    if then == "expanded":
+        ones = [torch.ones(()).expand_as(head) for head in heads.values()]
+    torch.autograd.backward([*heads.values()], ones, retain_graph=then == "retained")
     if then in ("retained", "twice"):
-        torch.autograd.backward(heads, ones)
+        torch.autograd.backward([*heads.values()], ones)
+    return {f"result_gradient.{i}": one for i, one in zip(heads, ones, strict=True) if one._version}
 
 
 def _has_history(value: Any) -> bool:

@@ -18,10 +18,15 @@ _AT_TWO = {"base": "views", "backward": True}
 _ARRAY = {"dtype": "float32", "shape": [4]}
 _SUBCLASS = {"base": "subclass", "backward": True}
 _SPARSE = {"base": "sparse_gradients", "backward": True}
+_WRITES = {"base": "tangent_writes", "backward": True}
 
 
 def _sparse(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
     return _method(lambda m: edit(m["backward"]["sparse"]))
+
+
+def _writes(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
+    return _method(lambda m: edit(m["backward"]["tangent_writes"]))
 
 
 def _deep(levels: int) -> Json:
@@ -167,6 +172,24 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: _set(m["backward"], "sparse", [{"primal": 0, "indices": 9}])),
         backward=True,
         base="subclass_parameter",
+    ),
+    "tangent_write_unsaid": Invalid("C39", "needs the feature", lambda d: d.program["features"].clear(), **_WRITES),
+    "tangent_write_of_nothing": Invalid("C39", "no tangent 9", _writes(lambda w: _set(w[0], "tangent", 9)), **_WRITES),
+    "tangent_write_twice": Invalid("C39", "written to twice", _writes(lambda w: w.append(dict(w[0]))), **_WRITES),
+    "tangent_write_of_a_gradient": Invalid("C39", "another meaning", _writes(lambda w: _set(w[0], "output", 0)), **_WRITES),
+    "tangent_write_of_a_subclass": Invalid(
+        "C39",
+        "is a subclass",
+        _method(lambda m: _set(m["backward"], "tangent_writes", [{"tangent": 0, "output": 9}])),
+        backward=True,
+        base="subclass",
+    ),
+    "tangent_write_with_second": Invalid(
+        "C39",
+        "no second derivative",
+        _method(lambda m: _set(m["backward"], "tangent_writes", [{"tangent": 0, "output": 9}])),
+        backward=True,
+        base="second_derivatives",
     ),
     "alias_of_two": Invalid("C9", "C9:", _method(lambda m: _aliased(m).update(primal=0, output=0)), **_AT_TWO),
     "identical_alone": Invalid("C7", "C7:", _method(lambda m: _set(m, "identical", [[0]]))),

@@ -216,7 +216,11 @@ HOOKS = (
         component="aot_autograd",
         summary="Refuses a custom backward that writes to a gradient which others have, too.",
         module="refusals.gradient_writes",
-        patches=("torch.autograd.function.BackwardCFunction.apply",),
+        patches=(
+            "torch.autograd.function.BackwardCFunction.apply",
+            "torch.autograd.grad",
+            "torch.Tensor.register_hook",
+        ),
     ),
     Hook(
         id="partitioner-budget",
