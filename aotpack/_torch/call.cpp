@@ -479,12 +479,17 @@ void attach(
 }
 
 // Detaches outputs that eager returns as non-views, if the forward has returned a view or a primal instead. Autograd rejects
-// in-place changes of a node's result that is a view.
+// in-place changes of a node's result that is a view. Outputs that were one tensor stay one tensor.
 void own(const Method& method, const variable_list& primals, variable_list& outputs) {
+  std::vector<std::pair<Tensor, Tensor>> made;
   for (size_t position : method.unviewed) {
     Tensor& output = outputs.at(position);
     if (output.is_view() || std::any_of(primals.begin(), primals.end(), [&](const Tensor& x) { return x.is_same(output); })) {
-      output = output.detach();
+      auto same = std::find_if(made.begin(), made.end(), [&](const auto& pair) { return pair.first.is_same(output); });
+      if (same == made.end()) {
+        same = made.emplace(made.end(), output, output.detach());
+      }
+      output = same->second;
     }
   }
 }

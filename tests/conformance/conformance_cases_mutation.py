@@ -440,7 +440,51 @@ def factors_changed(x: Tensor) -> Tensor:
     return y
 
 
+def into(function: Any, *args: Any) -> Any:
+    """Writes the result of ``function`` to an argument, which eager resizes, and uses it."""
+
+    def call(x: Tensor, out: Tensor) -> Tensor:
+        function(x, *args, out=out)
+        return out * 2
+
+    return call
+
+
+def into_intermediate(x: Tensor) -> Any:
+    large, none, line = torch.empty(3, 3), torch.empty(0), torch.empty(9)
+    torch.mul(x, 3, out=large)
+    torch.mm(x, x, out=none)
+    torch.sum(x, 0, out=line)
+    return large, none.sum(0), x.reshape(none.shape), line
+
+
+def into_two(x: Tensor, values: Tensor, places: Tensor) -> Any:
+    return torch.max(x, 0, out=(values, places)), values
+
+
+def into_view(x: Tensor, out: Tensor) -> Tensor:
+    torch.add(x, x, out=out[:1])
+    return out
+
+
+OUT_SIZES: dict[str, tuple[Any, ...]] = {
+    "mm, of a larger matrix": (into(torch.mm, torch.eye(2)), (3, 3)),
+    "mm, of a longer matrix": (into(torch.mm, torch.eye(2)), (4, 2)),
+    "mm, of an empty one": (into(torch.mm, torch.eye(2)), (0,)),
+    "sum, broadcast if not resized": (into(torch.sum, 0), (2, 2)),
+    "cat": (lambda x, out: torch.cat([x, x], out=out) + 1, (3, 3)),
+    "inverse, in its own layout": (into(lambda x, out: torch.linalg.inv(x + 3 * torch.eye(2), out=out)), (3, 3)),
+}
+OUT_REFUSED = {"input mutation: out= of other sizes, a view": "resizes a view passed as out="}
+TWO_OF_TWO = t(2, 2)
+
 CASES: list[Case] = [
+    *(case(f"input mutation: out= of other sizes, {name}", f, TWO_OF_TWO, t(*shape)) for name, (f, shape) in OUT_SIZES.items()),
+    case("input mutation: out= of other sizes, sum on cpu", into(torch.sum, 0), TWO_OF_TWO, t(2, 2), targets=("cpu",)),
+    case("input mutation: out= of other sizes, intermediates", into_intermediate, TWO_OF_TWO),
+    case("input mutation: out= of other sizes, two", into_two, TWO_OF_TWO, t(4, 2), ints(2)),
+    case("input mutation: out= of other sizes, a view", into_view, TWO_OF_TWO, t(3, 3), methods=("infer",)),
+    case("outputs: a view in memory of its own, twice", lambda x: [(x * 2).as_strided((4,), (1,))] * 2, TWO_OF_TWO),
     case("input mutation: data", data, t(3, 4), calls=TWO),
     case("input mutation: data, next to a leaf that requires grad", data_of_one, t(3, 4), g(4)),
     case("input mutation: data of a non-leaf that feeds the backward", data, n(3, 4)),

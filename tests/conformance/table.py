@@ -103,6 +103,7 @@ REFUSED: dict[str, str] = {
     "state: a dictionary that changes from call to call": r"self.*\.seen.*: read, and changed",
     "state: a first call that does something else": r"self.*\.scaled: read, and changed",
     "state: a plain tensor that changes from call to call": r"self.*\.memory: read, and changed",
+    **mutation.OUT_REFUSED,
     "input mutation: resize_ larger and then written in part": r"resize_.*x\.resize_\(2, 4\)",
     "input mutation: an intermediate through a chain of views with as_strided": r"view of an as_strided view.*mutation.py:\d+",
     "input mutation: resize_ larger and not written": (

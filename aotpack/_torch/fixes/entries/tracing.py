@@ -134,6 +134,12 @@ FIXES = (
         apply="fixes.aot_autograd.overlaps:SymbolicOverlapMode",
     ),
     _aot(
+        id="aot-sizes-of-out",
+        severity="wrong-values",
+        summary="A tensor passed as `out=` keeps sizes that eager changes: the result is broadcast into it, or tracing fails.",
+        apply="fixes.aot_autograd.out_sizes:OutSizeMode",
+    ),
+    _aot(
         id="aot-strided-after-a-write",
         severity="wrong-values",
         summary="`as_strided` of a slice that was written to reads other elements: a write makes it contiguous. It is refused.",
