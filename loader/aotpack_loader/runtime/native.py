@@ -105,8 +105,6 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
             isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results
         ),
         "it has sparse gradients": backward is not None and bool(backward.sparse),
-        "its backward writes to the gradient it is given; write to a clone": backward is not None
-        and bool(backward.tangent_writes),
         "it returns views; return clones": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
