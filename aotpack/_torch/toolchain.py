@@ -182,8 +182,13 @@ def _flags_of_ours(library: Library) -> Iterator[None]:
         yield
 
 
+_LSTM = "aoti_torch_cpu_mkldnn_rnn_layer("
+
+
 def _with_functions(source: str) -> str:
-    """A file of generated code, with the functions that it calls: those of checks, and those of ``kernels.h``."""
+    """A file of generated code, with the functions that it calls: those of checks, of ``kernels.h`` and of ``lstm.h``."""
+    if _LSTM in source:
+        return Path(__file__).with_name("lstm.h").read_text() + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
     needed = any(name in source for name in ("aotpack::", "VecMask<"))
     kernels = f"{Path(__file__).with_name('kernels.h').read_text()}\n" if needed else ""
     return kernels + with_checks(source)

@@ -22,6 +22,7 @@ from aotpack_loader.errors import BuildError, Problem
 from .. import _torch as compat
 from ..graph import views
 from . import effects, rng, subgraphs
+from .stacked import stack_parts
 
 
 @dataclass
@@ -63,6 +64,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
         _cut_outputs(forward, output_args(forward)[joint.tokens :], joint.tokens)
         subgraphs.make_self_contained(forward)
         return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
+    stack_parts(joint.graph_module)
     chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
     try:
         forward, backward = compat.partition(

@@ -35,7 +35,7 @@ from .._torch import (
     free_sizes,
     record_of_fixes,
 )
-from .._torch.api.recurrent import own_gru, recurrent_scans
+from .._torch.api.recurrent import own_gru, recurrent_layers
 from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
 from ..capture.dry_run.eager import warmed_up
@@ -153,9 +153,10 @@ def build(
         parameters = {name: given[name] for name in RECORDED}
         papers = replace(papers, parameters=parameters, materials=materials_of(model, entry))
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    scans = recurrent_scans() if any(getattr(target, "keeps_loops", False) for target in chosen) else contextlib.nullcontext()
+    kernels = all(getattr(target, "has_lstm_kernel", False) for target in chosen) and not second_derivatives
+    layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in chosen), kernels=kernels)
     warmed = _warmed(run, model, args, kwargs, options)
-    with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), scans, BlobStore(out) as store:
+    with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
         context = tracing.start(
             run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
         )

@@ -72,7 +72,8 @@ class Target(Protocol):
     ``specializes = True``: the code is for fixed sizes, and each graph is compiled for its
     ``specializations``. ``keeps_loops = True``: the compiler keeps loops, so recurrent layers are
     traced as scans, not step by step. ``uses_inductor = True``: Inductor compiles, so the fixes of
-    Inductor must fit the installed torch.
+    Inductor must fit the installed torch. ``has_lstm_kernel = True``: graphs may call oneDNN's kernel
+    for a layer of an LSTM and its gradient; they do if all targets of a build have it.
     """
 
     @property

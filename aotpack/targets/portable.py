@@ -45,6 +45,9 @@ class PortableTarget:
         return TargetEntry(schema.Target(name=self.name, kind="portable", device="any"), None, [])
 
 
+_KERNELS_OF_PROCESSORS = ("aten.mkldnn_rnn_layer_backward.default",)
+
+
 def _where(name: str, item: GraphToCompile) -> str:
     """The source line of the model that calls the operator called ``name``, or else the graph's
     key.
@@ -55,6 +58,8 @@ def _where(name: str, item: GraphToCompile) -> str:
 
 def _refusal(name: str) -> str:
     """Why a loader would not run the operator called ``name``; empty if it would."""
+    if name in _KERNELS_OF_PROCESSORS:
+        return "it keeps values in a form of the processor's own; build with --target portable beside the other targets"
     space = name.partition(".")[0]
     try:
         operators.implementation(name, declared=(space,))

@@ -1,10 +1,12 @@
-"""Traces recurrent layers (RNN, LSTM, GRU) as scans: one loop over time, for sequences of any
-length.
+"""Traces recurrent layers (RNN, LSTM, GRU) as loops over time whose gradients are loops as well.
 
-torch's rules decompose a layer into its cell, once for each time step. Here a layer is a scan of
-the cell. Its gradient is a scan in the opposite direction over the values that the first scan
-stacked. Work that needs no loop is outside: the products with the input, and the gradients of the
-weights.
+torch's rules decompose a layer into its cell, once for each time step, and autograd adds a gradient
+of each weight at every step. Here the gradient of a layer is a loop in the opposite direction over
+the values that the first loop kept. Work that needs no loop is outside: the products with the
+input, and the gradients of the weights.
+
+A loop is a scan where the compiler keeps loops: sequences may then have any length. Elsewhere its
+steps follow one another in the graph.
 
 Tried on: torch 2.9.0 (with torch_xla), 2.13.0. It wraps the functions for one layer in
 ``torch._decomp.decompositions``.
@@ -18,7 +20,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,90 +29,50 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from .patching import hooked, replaced_outside_torch
+from .recurrent_cells import GRU, LSTM, RELU, TANH, Cell, State
 
 _HOOK = "decomposition-recurrent-scans"
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of the same name
 
-State = Sequence[Tensor]
-"""The state that a cell passes on: the hidden state, and for an LSTM the cell state."""
 
+class _Loop(Protocol):
+    """Runs ``step(*states, *parts, *constants)`` for each row of the sequences, from the last one
+    with ``backwards``.
 
-class _Cell(NamedTuple):
-    """The elementwise part of a step, and of its gradient.
-
-    ``forward(from_input, from_hidden, state)`` returns the next state, and further values that the
-    gradient needs. ``saved(before, after, kept)`` selects the values that ``backward`` reads.
-    ``backward(gradients, saved)`` takes the gradients of the next state. It returns the gradients
-    of both products and of the state; None for a state that is used only in a product.
-    ``products_differ``: whether the two products have different gradients.
+    A step returns the next states and further values. Returns the last states, and the further
+    values of all rows, stacked.
     """
 
-    forward: Callable[[Tensor, Tensor, State], tuple[State, State]]
-    saved: Callable[[State, State, State], State]
-    backward: Callable[[State, State], tuple[Tensor, Tensor, Sequence[Tensor | None]]]
-    products_differ: bool = False
+    def __call__(
+        self, step: Callable[..., Sequence[Tensor]], states: State, sequences: State, constants: State, *, backwards: bool = False
+    ) -> list[Tensor]: ...
 
 
-def _lstm(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
-    i, f, g, o = (from_input + from_hidden).chunk(4, -1)
-    gates = torch.cat([i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()], -1)
-    i, f, g, o = gates.chunk(4, -1)
-    memory = f * state[1] + i * g
-    return (o * memory.tanh(), memory), (gates,)
+def _scan(
+    step: Callable[..., Sequence[Tensor]], states: State, sequences: State, constants: State, *, backwards: bool = False
+) -> list[Tensor]:
+    def clones(*values: Tensor) -> list[Tensor]:  # the results of a scan's step share no memory
+        found = step(*values)
+        return [*found[: len(states)], *(value.clone() for value in found[len(states) :])]
+
+    found = _SCANS.scan_op(clones, list(states), [value.flip(0) if backwards else value for value in sequences], tuple(constants))
+    return [*found[: len(states)], *(value.flip(0) if backwards else value for value in found[len(states) :])]
 
 
-def _lstm_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-    before, after, gates = saved
-    i, f, g, o = gates.chunk(4, -1)
-    bent = after.tanh()
-    memory = gradients[1] + gradients[0] * o * (1 - bent * bent)
-    parts = [
-        memory * g * i * (1 - i),
-        memory * before * f * (1 - f),
-        memory * i * (1 - g * g),
-        gradients[0] * bent * o * (1 - o),
-    ]
-    product = torch.cat(parts, -1)
-    return product, product, (None, memory * f)
-
-
-def _gru(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
-    input_gates, hidden_gates = from_input.chunk(3, -1), from_hidden.chunk(3, -1)
-    r, z = (input_gates[0] + hidden_gates[0]).sigmoid(), (input_gates[1] + hidden_gates[1]).sigmoid()
-    n = (input_gates[2] + hidden_gates[2] * r).tanh()
-    return ((state[0] - n) * z + n,), (torch.cat([r, z, n], -1), hidden_gates[2].clone())
-
-
-def _gru_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-    before, gates, hidden = saved
-    (gradient,) = gradients
-    r, z, n = gates.chunk(3, -1)
-    new = gradient * (1 - z) * (1 - n * n)
-    update, reset = gradient * (before - n) * z * (1 - z), new * hidden * r * (1 - r)
-    return torch.cat([reset, update, new], -1), torch.cat([reset, update, new * r], -1), (gradient * z,)
-
-
-def _plain(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, State], tuple[State, State]]:
-    return lambda from_input, from_hidden, state: ((function(from_input + from_hidden),), ())
-
-
-def _plain_backward(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[State, State], tuple[Tensor, Tensor, tuple[None]]]:
-    def backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, tuple[None]]:
-        product = slope(gradients[0], saved[0])
-        return product, product, (None,)
-
-    return backward
-
-
-def _after(before: State, after: State, kept: State) -> State:
-    return after
-
-
-_TANH = _Cell(_plain(torch.tanh), _after, _plain_backward(lambda gradient, result: gradient * (1 - result * result)))
-_RELU = _Cell(_plain(torch.relu), _after, _plain_backward(lambda gradient, result: torch.where(result > 0, gradient, 0)))
-_LSTM = _Cell(_lstm, lambda before, after, kept: (before[1], after[1], *kept), _lstm_backward)
-_GRU = _Cell(_gru, lambda before, after, kept: (*before, *kept), _gru_backward, products_differ=True)
+def _unrolled(
+    step: Callable[..., Sequence[Tensor]], states: State, sequences: State, constants: State, *, backwards: bool = False
+) -> list[Tensor]:
+    rows = list(zip(*(sequence.unbind(0) for sequence in sequences), strict=True))
+    further: list[State] = []
+    count = len(states)
+    for row in reversed(rows) if backwards else rows:
+        found = step(*states, *row, *constants)
+        states = found[:count]
+        further.append(found[count:])
+    if backwards:
+        further.reverse()
+    return [*states, *map(torch.stack, zip(*further, strict=True))]
 
 
 class _Weights(NamedTuple):
@@ -125,7 +87,8 @@ class _Weights(NamedTuple):
 class _Layer:
     """A cell, and the operands of its steps: ``states`` states, then the weights that exist."""
 
-    cell: _Cell
+    loop: _Loop
+    cell: Cell
     states: int
     has_bias: bool
     has_projection: bool
@@ -141,7 +104,7 @@ class _Layer:
             hidden = linear(hidden.to(weights.projection.dtype), weights.projection)
         return (hidden, *rest), kept
 
-    def scan(self, sequence: Tensor, operands: State) -> tuple[State, State, State]:
+    def run(self, sequence: Tensor, operands: State) -> tuple[State, State, State]:
         """Return the last state, the states after each step, and the further values that the
         gradient needs.
         """
@@ -149,9 +112,9 @@ class _Layer:
 
         def step(*values: Tensor) -> list[Tensor]:
             state, kept = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
-            return [*state, *(value.clone() for value in state), *kept]
+            return [*state, *state, *kept]
 
-        found = _SCANS.scan_op(step, list(operands[:count]), [sequence], tuple(operands[count:]))
+        found = self.loop(step, operands[:count], [sequence], operands[count:])
         return found[:count], found[count : 2 * count], found[2 * count :]
 
     def inference(self, sequence: Tensor, operands: State) -> State:
@@ -160,10 +123,9 @@ class _Layer:
 
         def step(*values: Tensor) -> list[Tensor]:
             state, _ = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
-            return [*state, state[0].clone()]
+            return [*state, state[0]]
 
-        found: State = _SCANS.scan_op(step, list(operands[:count]), [sequence], tuple(operands[count:]))
-        return found
+        return self.loop(step, operands[:count], [sequence], operands[count:])
 
     def unrolled(self, sequence: Tensor, operands: State) -> tuple[Tensor, ...]:
         """Compute the results of :class:`_Scanned` step by step, without a loop."""
@@ -202,9 +164,8 @@ class _Layer:
             return results if weights.projection is None else [*results, hidden]
 
         constants = (weights.product,) if weights.projection is None else (weights.product, weights.projection)
-        backwards = [value.flip(0) for value in (gradients[0], *saved)]
-        found = _SCANS.scan_op(step, list(gradients[1:]), backwards, constants)
-        of_states, of_rows = found[:count], [value.flip(0) for value in found[count:]]
+        found = self.loop(step, gradients[1:], [gradients[0], *saved], constants, backwards=True)
+        of_states, of_rows = found[:count], found[count:]
         of_hidden = of_rows[1] if cell.products_differ else of_rows[0]
         results = [of_rows[0], *of_states, _of_weight(of_hidden, before[0])]
         results += [of_hidden.sum((0, 1))] if self.has_bias else []
@@ -226,7 +187,7 @@ class _Scanned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, sequence: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-        last, rows, kept = layer.scan(sequence, operands)
+        last, rows, kept = layer.run(sequence, operands)
         ctx.layer, ctx.kept = layer, len(kept)
         ctx.save_for_backward(sequence, *operands, *rows, *kept)
         return rows[0], *last
@@ -246,17 +207,71 @@ class _Scanned(torch.autograd.Function):
         return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
 
 
-def _run(cell: _Cell, sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
+class _Kernel(torch.autograd.Function):
+    """``(hidden state after each step, last states…)`` of an LSTM layer by oneDNN's kernel for a
+    whole layer, as eager computes it.
+
+    What the kernel keeps for its gradient has a size that depends on the processor. Graphs describe
+    it as empty.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, has_biases: bool, reverse: bool, *given: Tensor) -> tuple[Tensor, ...]:
+        # 2: an LSTM; one layer, in one direction, whose rows are the steps
+        how: Any = (reverse, [], 2, given[5].shape[-1], 1, has_biases, False, False, True)
+        *results, workspace = torch.ops.aten.mkldnn_rnn_layer.default(*given, *how)
+        ctx.has_biases, ctx.reverse = has_biases, reverse
+        ctx.save_for_backward(*given, *results, workspace)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        *saved, workspace = ctx.saved_tensors
+        # [0]: sizes of steps, which the kernel ignores; AOTInductor can pass no empty list
+        how: Any = (ctx.reverse, 2, saved[5].shape[-1], 1, ctx.has_biases, True, False, [0], False)
+        found = torch.ops.aten.mkldnn_rnn_layer_backward.default(*saved, *gradients, *how, workspace)
+        return None, None, *found
+
+
+def _by_kernel(sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool) -> State:
+    """Like :func:`_run`, for an LSTM that oneDNN's kernel computes."""
+    biases = params[2:4] if has_biases else [sequence.new_zeros(params[0].shape[0])] * 2
+    given = [value.contiguous() for value in (sequence, *params[:2], *biases, *(value.unsqueeze(0) for value in state))]
+    rows, *last = _Kernel.apply(has_biases, reverse, *given)  # type: ignore[no-untyped-call]
+    return rows, *(value.squeeze(0) for value in last)
+
+
+def _suits_kernel(sequence: Tensor, state: State, params: Sequence[Tensor]) -> bool:
+    """Whether oneDNN's kernel computes an LSTM layer on every processor: with 32-bit numbers and
+    without a projection.
+    """
+    given = [sequence, *state, *params]
+    return (
+        all(value.dtype == torch.float32 and value.device.type == "cpu" for value in given)
+        and not torch.is_autocast_enabled("cpu")
+        and len(params) % 2 == 0
+        and torch.is_grad_enabled()
+        and any(value.requires_grad for value in given)
+        and not torch.compiler.is_exporting()
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def _run(
+    loop: _Loop, cell: Cell, sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool
+) -> State:
     """``(hidden states over time, last state…)`` of one layer in one direction, like torch's
     functions for one layer.
     """
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
+    if bias is not None and own_bias is not None and not cell.products_differ:  # only the sum of the products counts
+        bias, own_bias = bias + own_bias, None
     sequence = linear(sequence, weight, bias)
     weights = [value for value in (product, own_bias, projection) if value is not None]
     casts = torch.is_autocast_enabled(sequence.device.type)
-    layer = _Layer(cell, len(state), own_bias is not None, projection is not None)
+    layer = _Layer(loop, cell, len(state), own_bias is not None, projection is not None)
     sequence = sequence.flip(0) if reverse else sequence
     with torch.autocast(sequence.device.type, enabled=False):
         if casts:
@@ -278,7 +293,7 @@ def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bo
     gradients.
     """
     with torch.no_grad():
-        return _run(_LSTM, x, state, params, has_biases=True, reverse=reverse)
+        return _run(_scan, LSTM, x, state, params, has_biases=True, reverse=reverse)
 
 
 def _in_transform() -> bool:
@@ -289,29 +304,40 @@ def _in_transform() -> bool:
 
 
 @contextlib.contextmanager
-def recurrent_scans() -> Iterator[None]:
-    """Trace recurrent layers as scans."""
+def recurrent_layers(*, as_scans: bool, kernels: bool = False) -> Iterator[None]:
+    """Trace recurrent layers as loops: as scans, or step after step.
+
+    ``kernels``: trace an LSTM that is trained as calls of oneDNN's kernel, which the graphs of a
+    processor's target alone may hold.
+    """
+    loop: _Loop = _scan if as_scans else _unrolled
     torchs: Any = decompositions
     plain, lstm, make_cell = torchs.one_layer_rnn, torchs.one_layer_lstm, torchs.rnn_cell
-    cells = {torch.tanh: _TANH, torch.relu: _RELU, torchs.gru_cell: _GRU}
+    cells = {torch.tanh: TANH, torch.relu: RELU, torchs.gru_cell: GRU}
 
     def one_layer_rnn(x: Tensor, hidden: Tensor, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
         if _in_transform():
             cell = hidden_fn if hidden_fn is torchs.gru_cell else make_cell(hidden_fn)
             return plain(x, hidden, params, has_biases, cell, reverse)
-        return _run(cells[hidden_fn], x, [hidden], params, has_biases, reverse)
+        return _run(loop, cells[hidden_fn], x, [hidden], params, has_biases, reverse)
 
     def one_layer_lstm(x: Tensor, hidden: Any, params: Any, has_biases: bool, reverse: bool = False) -> Any:
         if _in_transform():
             return lstm(x, hidden, params, has_biases, reverse)
-        rows, *last = _run(_LSTM, x, hidden, params, has_biases, reverse)
+        if kernels and _suits_kernel(x, hidden, params):
+            rows, *last = _by_kernel(x, hidden, params, has_biases, reverse)
+            return rows, tuple(last)
+        rows, *last = _run(loop, LSTM, x, hidden, params, has_biases, reverse)
         return rows, tuple(last)
 
+    chosen: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if as_scans:  # otherwise torch selects oneDNN's kernel of inference, if there are no gradients
+        chosen = hooked(_HOOK, decompositions, "select_one_layer_lstm_function", lambda *given: one_layer_lstm)
     with (
         hooked(_HOOK, decompositions, "rnn_cell", lambda nonlinearity: nonlinearity),
         hooked(_HOOK, decompositions, "one_layer_rnn", one_layer_rnn),
         hooked(_HOOK, decompositions, "one_layer_lstm", one_layer_lstm),
-        hooked(_HOOK, decompositions, "select_one_layer_lstm_function", lambda *given: one_layer_lstm),
+        chosen,
     ):
         yield
 

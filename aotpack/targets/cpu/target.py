@@ -45,6 +45,7 @@ class CpuTarget:
     """
 
     uses_inductor = True
+    has_lstm_kernel = True
 
     def __init__(self, variant: str = "") -> None:
         if cpuinfo.architecture() != "amd64":

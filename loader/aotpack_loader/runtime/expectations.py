@@ -38,6 +38,8 @@ class Expected:
                 yield Problem(self.where, f"should be a tensor of {kind.dtype}, is {value!r}")
                 return
             shape = _sizes(kind.shape, environment)
+            if kind.dtype == "uint8" and shape == [0]:  # what a kernel keeps for its gradient: of a size that it alone knows
+                shape = [None]
             wanted = f"{kind.dtype}[{','.join('?' if size is None else str(size) for size in shape)}] on {device.type}"
             dtype = str(value.dtype).removeprefix("torch.")
             # Without elements the dtype does not matter, and some operators return another one than
