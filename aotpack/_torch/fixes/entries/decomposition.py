@@ -141,7 +141,7 @@ HOOKS = (
     Hook(
         id="decomposition-recurrent-scans",
         component="decomposition",
-        summary="Traces recurrent layers as scans, for targets that keep loops. Refuses packed sequences.",
+        summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel. Refuses packed sequences.",
         module="api.recurrent",
         patches=(
             *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
