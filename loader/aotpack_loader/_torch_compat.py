@@ -33,6 +33,7 @@ is_exported = torch.compiler.is_exporting  # noqa: TID251 - as above
 
 _jit_trace = torch._C._get_tracing_state
 _count_modes = torch._C._len_torch_dispatch_stack
+_hooks: Any = torch.nn.modules.module
 _mode = torch._C._get_dispatch_mode
 _PROXY, _FAKE, _FUNCTIONAL = (getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE", "FUNCTIONAL"))
 _running_transform = torch._C._functorch.peek_interpreter_stack
@@ -80,6 +81,16 @@ def graph_break(reason: str) -> NoReturn:
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Register an operator that compilers neither look into, nor run twice, nor leave out."""
     return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks for the modules of all models are registered (``register_module_forward_hook``)."""
+    return bool(
+        _hooks._global_forward_hooks
+        or _hooks._global_forward_pre_hooks
+        or _hooks._global_backward_hooks
+        or _hooks._global_backward_pre_hooks
+    )
 
 
 def may_be_recorded() -> bool:

@@ -8,6 +8,7 @@ of submodules, some of their modes.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from types import FunctionType, MethodType
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _REBUILD = "Change the model itself, and build the bundle again."
 _WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
+_REPARAMETRIZE = (
+    "torch.nn.utils.weight_norm, spectral_norm and prune compute a parameter in a hook of its module, which would never run. "
+    "torch.nn.utils.parametrizations and parametrize.register_parametrization work: every call reads parameters through them."
+)
 _AVERAGE = (
     "A bundle averages statistics only of torch's own BatchNorm classes. Use update_bn on the model itself, and load its "
     "state_dict(). Statistics that update_bn had reset are as before."
@@ -120,6 +125,20 @@ def _alternative(used: Iterable[Any]) -> str:
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:
     return (hook for attribute in _HOOKS for hook in vars(module)[attribute].values())
+
+
+class HookWarning(UserWarning):
+    """Hooks for the modules of all models see a loaded bundle as one module."""
+
+
+def warn_of_global_hooks() -> None:
+    """Warn that hooks for the modules of all models do not run for submodules. Python shows it once."""
+    warnings.warn(
+        "Hooks for all modules (register_module_forward_hook and the like; FlopCounterMode uses them) run "
+        "for a loaded bundle as a whole. They do not run for its submodules, which are compiled in.",
+        HookWarning,
+        stacklevel=4,
+    )
 
 
 def retraced_error(tool: str) -> EditError:
@@ -271,7 +290,9 @@ class Watched(nn.Module):
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
         held = vars(self).get("_aotpack_held")
         if held is not None and name not in held and tensor is not None:
-            raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
+            base, _, end = name.rpartition("_")
+            hint = _REPARAMETRIZE if base in held and end in ("orig", "g", "v", "mask", "u") else _WRAP
+            raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", hint)
 
     register_forward_pre_hook = _checked_registration("register_forward_pre_hook")
     register_forward_hook = _checked_registration("register_forward_hook")
@@ -304,6 +325,12 @@ class Watched(nn.Module):
             [Problem(_join(self._aotpack_path, name), "is part of the original's code, which is compiled in")],
             hint="Call or read it on the model itself. What a module holds besides parameters and numbers is not in a bundle.",
         )
+
+    def __copy__(self) -> Self:
+        """Copy the module as ``copy.copy`` copies any: parameters, buffers and submodules are shared."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the module with parameters and buffers of its own. Immutable parts are shared."""

@@ -9,8 +9,8 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from ._torch_compat import is_traced, may_be_recorded, recorder, skipped
-from .edits import Edits, Watched, retraced_error
+from ._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorder, skipped
+from .edits import Edits, Watched, retraced_error, warn_of_global_hooks
 from .errors import AotpackError, InputError, ModeError, Problem
 from .format import schema
 from .modules import Slots, add_modules, add_state, computed_state, modes_after, shown
@@ -93,6 +93,8 @@ class LoadedProgram(Watched):
         return self._aotpack_run(call, args, kwargs)
 
     def _aotpack_run(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if has_global_hooks():
+            warn_of_global_hooks()
         if may_be_recorded() and (tool := recorder()):
             raise retraced_error(tool)
         try:
