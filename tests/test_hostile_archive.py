@@ -346,6 +346,10 @@ def test_compression_is_deterministic_and_exact() -> None:
         assert compression.decompress(memoryview(data), len(raw)) == raw
 
 
+_SKIPPED = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
+"""A frame that decompressors skip."""
+
+
 @pytest.mark.parametrize(
     ("data", "raw_size"),
     [
@@ -356,6 +360,13 @@ def test_compression_is_deterministic_and_exact() -> None:
         (compression.compress(b"abc"), 2**31),
         (compression.compress(b"abc") + b"x", 3),
         (compression.compress(b"abc") * 2, 3),
+        (compression.compress(b"") + compression.compress(b"abc"), 0),
+        (compression.compress(b"") + b"x", 0),
+        (compression.compress(b"")[:-1], 0),
+        (_SKIPPED + compression.compress(b"abc"), 3),
+        (compression.compress(b"abc") + _SKIPPED, 3),
+        (_SKIPPED, 0),
+        (_SKIPPED, 4),
         (compression.compress(b"abc")[:-1], 3),
         (b"", 0),
         (b"abc", 3),
@@ -366,6 +377,17 @@ def test_compression_is_deterministic_and_exact() -> None:
 def test_hostile_compression(data: bytes, raw_size: int) -> None:
     with pytest.raises(CorruptBundleError):
         compression.decompress(data, raw_size)
+
+
+def test_a_short_blob_holds_no_long_document() -> None:
+    """40 KB took 966 MiB and two seconds: a graph of a billion blanks."""
+    raw = b" " * (compression.MAX_SMALL_DOCUMENT + 1)
+    data = compression.compress(raw)
+    with pytest.raises(CorruptBundleError, match="the limit is"):
+        compression.decompress_document(data, len(raw))
+    assert compression.decompress(data, len(raw)) == raw  # code may have that size
+    text = random.Random(1).randbytes(1 << 20).hex().encode()
+    assert compression.decompress_document(compression.compress(text), len(text)) == text
 
 
 @pytest.mark.parametrize("value", [None, "", "-1", "1e3", "0x10", " 5", "٣", "9" * 30, "1"])

@@ -79,7 +79,7 @@ def _pull_file(url: str, out: str | None, *, as_json: bool) -> None:
     from aotpack_loader.archive.bundle import Bundle
     from aotpack_loader.registry.files import copy_file, fetch_file
 
-    path = fetch_file(url) if out is None else copy_file(url, Path(out))
+    path = fetch_file(url)[0] if out is None else copy_file(url, Path(out))
     with Bundle.open(path) as bundle:
         if out is None:
             bundle.verify()

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import aotpack_loader
 from aotpack.cli import main
-from aotpack_loader.errors import BundleNotFoundError, CorruptBundleError, RegistryError
+from aotpack_loader.errors import BundleNotFoundError, CorruptBundleError, PolicyError, RegistryError
 from aotpack_loader.registry.files import copy_file, fetch_file
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -59,3 +59,32 @@ def test_a_damaged_file_is_not_pulled(bundle: Path, tmp_path: Path) -> None:
             "damaged.aotpack",
             "tiny.aotpack",
         ]
+
+
+@pytest.mark.parametrize("part", ["..", ".", "%2e%2e", "..%2fx", "\\..\\"])
+def test_a_path_with_steps_upwards_is_refused(bundle: Path, part: str) -> None:
+    """A policy that allows ``s3://bucket/ours/**`` must not allow what is elsewhere."""
+    for url in (f"file://{bundle.parent}/{part}/{bundle.name}", f"memory://bucket/ours/{part}/m.aotpack"):
+        with pytest.raises(RegistryError, match="parent directory"):
+            aotpack_loader.load(url)
+
+
+def test_a_local_file_has_the_name_of_its_path_in_a_policy(bundle: Path, tmp_path: Path) -> None:
+    """Else a URL would be a way around the rules for paths, as a link would."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link.aotpack").symlink_to(bundle)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        f'''version = 1
+[[rules]]
+match = ["{bundle}"]
+mode = "enforce"
+digests = ["sha256:{"0" * 64}"]
+[[rules]]
+match = ["file://**", "{tmp_path}/open/**"]
+mode = "off"
+'''
+    )
+    for name in (str(bundle), f"file://{bundle}", f"file://{tmp_path}/open/link.aotpack", str(tmp_path / "open/link.aotpack")):
+        with pytest.raises(PolicyError, match="is not listed"):
+            aotpack_loader.load(name, policy=policy)

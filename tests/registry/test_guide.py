@@ -13,6 +13,9 @@ from support.markdown import ROOT, blocks
 
 import aotpack_loader
 from aotpack.cli import main
+from aotpack_loader.errors import LockError
+from aotpack_loader.registry.lock import locked, write_lock
+from aotpack_loader.registry.reference import Reference
 
 from .conftest import Registry
 
@@ -61,6 +64,58 @@ def test_a_lock_file_decides_and_a_digest_is_checked(registry: Registry, tmp_pat
         aotpack_loader.load(name)
     (tmp_path / "aotpack.lock").unlink()
     assert aotpack_loader.load(name).aotpack.digest == second
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1, "bundles": {"%s": "sha256:' + "0" * 64 + '", "%s": "DIGEST"}}',  # which of the two?
+        '{"version": 1, "bundles": {}, "bundles": {"%s": "DIGEST"}}',
+        '{"version": 1, "bundles": {"%s": "DIGEST\\n"}}',
+        '{"version": 1, "bundles": {"%s": ["DIGEST"]}}',
+        '{"version": 2, "bundles": {"%s": "DIGEST"}}',
+        '{"version": ' + "9" * 5000 + "}",
+        "[" * 1_000_000,
+        " " * (5 << 20),
+        "\x00",
+    ],
+)
+def test_a_hostile_lock_file_is_refused(registry: Registry, tmp_path: Path, text: str) -> None:
+    digest = write_tiny(tmp_path / "m.aotpack")
+    name = registry.reference("lock/hostile:v1")
+    assert CliRunner().invoke(main, ["push", str(tmp_path / "m.aotpack"), name]).exit_code == 0
+    (tmp_path / "aotpack.lock").write_text(text.replace("%s", name).replace("DIGEST", digest))
+    with pytest.raises(LockError, match="not a lock file"):
+        aotpack_loader.load(name, lock=tmp_path / "aotpack.lock")
+
+
+def test_a_lock_file_is_found_whatever_the_case_of_the_host(tmp_path: Path) -> None:
+    digest = f"sha256:{'a' * 64}"
+    write_lock(tmp_path / "lock", Reference.parse("oci://GHCR.io/acme/m:v1").name, digest)
+    assert locked(Reference.parse("oci://ghcr.IO/acme/m:v1"), tmp_path / "lock", required=True).digest == digest
+
+
+def test_a_copy_goes_through_no_link(registry: Registry, tmp_path: Path) -> None:
+    """``-o`` replaces a link to a file, and refuses a link to a directory: another user may have placed it."""
+    write_tiny(tmp_path / "m.aotpack")
+    name = registry.reference("links/model:v1")
+    run = CliRunner().invoke
+    assert run(main, ["push", str(tmp_path / "m.aotpack"), name]).exit_code == 0
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "link.aotpack").symlink_to("victim")
+    assert run(main, ["pull", name, "-o", str(tmp_path / "link.aotpack")]).exit_code == 0
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "link.aotpack").is_symlink()
+    (tmp_path / "folder").mkdir()
+    for target in ("folder", "nowhere"):
+        (tmp_path / "to").symlink_to(target)
+        result = run(main, ["pull", name, "-o", f"{tmp_path}/to/"])
+        assert result.exit_code == 1
+        assert "is not a directory" in result.output
+        (tmp_path / "to").unlink()
+    assert list((tmp_path / "folder").iterdir()) == []
+    (tmp_path / "folder" / "mine").write_text("x")
+    assert "holds no bundle" in run(main, ["pull", name, "-o", str(tmp_path / "folder")]).output
 
 
 def test_the_cache_is_verified_and_pruned(registry: Registry, tmp_path: Path, cache: Path) -> None:

@@ -193,7 +193,7 @@ class Bundle:
         if found is None:
             from ..format.validate_graph import validate_graph  # not needed to run native code
 
-            found = decode(self._decompress(descriptor), Graph, where=f"graph {descriptor.digest}")
+            found = decode(self._document(descriptor), Graph, where=f"graph {descriptor.digest}")
             validate_graph(found, descriptor.digest)
             self._graphs[descriptor.digest] = found
         return found
@@ -264,7 +264,7 @@ class Bundle:
         found = self._program.origins
         if found is None or not self.has(found):
             return None
-        return decode(self._decompress(found), Origins, where=f"origins {found.digest}")
+        return decode(self._document(found), Origins, where=f"origins {found.digest}")
 
     def descriptors(self) -> list[Descriptor]:
         """Return a descriptor of every distinct blob: bundle index, manifests, program, then layers in order."""
@@ -345,6 +345,11 @@ class Bundle:
         yield self._config
         for found in self._manifests.values():
             yield from found.manifest.layers
+
+    def _document(self, descriptor: Descriptor) -> bytes:
+        from . import compression
+
+        return compression.decompress_document(self._layout.read(descriptor), raw_size(descriptor))
 
     def _decompress(self, descriptor: Descriptor) -> bytes:
         from . import compression  # not needed for code that is already in the cache

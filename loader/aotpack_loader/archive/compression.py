@@ -10,6 +10,9 @@ from ..errors import CorruptBundleError
 LEVEL = 19
 MAX_RAW_BYTES = 1 << 31
 """A blob that declares more than this (2 GiB) is refused."""
+MAX_SMALL_DOCUMENT = 64 << 20
+MAX_DOCUMENT_RATIO = 256
+"""A compressed document may have 64 MiB, or so many times its compressed size. The graphs of models have 20 to 40 times."""
 _BLOCK_BYTES = 128 << 10
 _MAX_RATIO = _BLOCK_BYTES // 4
 """Zstandard's own bound: a block gives 128 KiB at most and takes 4 bytes at least. A larger claim is false."""
@@ -20,6 +23,18 @@ def compress(data: bytes) -> bytes:
     import zstandard  # takes milliseconds, so imported only when needed
 
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, threads=0).compress(data)
+
+
+def decompress_document(data: bytes | memoryview, raw_size: int) -> bytes:
+    """Return the text of a compressed document. A short blob cannot hold a text that fills the memory.
+
+    Raises:
+        CorruptBundleError: as :func:`decompress`, or the text would be too large.
+    """
+    limit = max(MAX_SMALL_DOCUMENT, MAX_DOCUMENT_RATIO * len(data))
+    if raw_size > limit:
+        raise CorruptBundleError(f"A document of {len(data)} compressed bytes declares {raw_size}; the limit is {limit}.")
+    return decompress(data, raw_size)
 
 
 def decompress(data: bytes | memoryview, raw_size: int) -> bytes:
@@ -40,9 +55,21 @@ def decompress(data: bytes | memoryview, raw_size: int) -> bytes:
         claimed = zstandard.get_frame_parameters(data).content_size
         if claimed != raw_size:
             raise CorruptBundleError(f"A compressed blob holds {claimed} bytes but declares {raw_size}.")
+        if not raw_size:
+            return _nothing(data)
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=raw_size, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError, ValueError) as error:
         raise CorruptBundleError(f"A compressed blob cannot be decompressed: {error}.") from error
     if len(raw) != raw_size:
         raise CorruptBundleError(f"A compressed blob holds {len(raw)} bytes but declares {raw_size}.")
     return raw
+
+
+def _nothing(data: bytes | memoryview) -> bytes:
+    """Check a frame without content. The library does not look at what follows such a one."""
+    import zstandard
+
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    if reader.decompress(data) or not reader.eof or reader.unused_data:
+        raise CorruptBundleError("A compressed blob of no bytes is not one frame.")
+    return b""

@@ -12,8 +12,8 @@ import msgspec
 from ..errors import CorruptBundleError, Problem
 from .schema import Document
 
-MAX_DOCUMENT_BYTES = 1 << 30
-"""A document larger than this (1 GiB) is refused unread."""
+MAX_DOCUMENT_BYTES = 256 << 20
+"""A document larger than this (256 MiB) is refused unread. One of the most items that are allowed has some 50 MB."""
 
 MAX_ITEMS = 4_000_000
 """Of a document: its commas and opening brackets. Each item costs memory, however short its text is."""

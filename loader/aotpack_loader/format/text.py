@@ -12,7 +12,12 @@ def visible(text: str) -> str:
     """Return ``text`` with control characters, right-to-left marks and other invisible characters as escapes."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(c) if unicodedata.category(c) in _HIDDEN else c for c in text)
+    return "".join(_escape(c) if is_hidden(c) else c for c in text)
+
+
+def is_hidden(character: str) -> bool:
+    """Whether a character changes how other text is shown, or cannot be seen."""
+    return unicodedata.category(character) in _HIDDEN
 
 
 def _escape(character: str) -> str:

@@ -34,7 +34,8 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
     if not is_reference(text):
         from .files import fetch_file  # stores of files need no HTTP library of ours
 
-        return fetch_file(text), replace(pinned(options, options.digest), source=text)
+        path, is_local = fetch_file(text)
+        return path, replace(pinned(options, options.digest), source=os.path.realpath(path) if is_local else text)
     from .pull import pull
 
     reference = Reference.parse(text)

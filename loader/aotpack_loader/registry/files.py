@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ..archive.bundle import Bundle
 from ..archive.cache import cache_root, private_directory
@@ -18,8 +19,10 @@ from ..archive.temporaries import temporary_file
 from ..errors import AotpackError, BundleNotFoundError, RegistryError
 
 
-def fetch_file(url: str) -> Path:
-    """Bring the bundle file at ``url`` into the cache and return its path. A local one is not copied.
+def fetch_file(url: str) -> tuple[Path, bool]:
+    """Bring the bundle file at ``url`` into the cache.
+
+    Returns its path, and whether it is a local file. That is not copied, and a policy knows it by its path.
 
     Raises:
         BundleNotFoundError: there is no such file.
@@ -28,7 +31,7 @@ def fetch_file(url: str) -> Path:
     with _translated(url):
         store, path = _open(url)
         if "file" in _protocols(store):
-            return Path(path)
+            return Path(path), True
         name = hex_part(sha256(f"{url}\n{store.ukey(path)}".encode()))
         folder = private_directory(private_directory(cache_root() / "registry", "AOTPACK_CACHE") / "files", "AOTPACK_CACHE")
         target = folder / f"{name}.aotpack"
@@ -36,7 +39,7 @@ def fetch_file(url: str) -> Path:
             with temporary_file(folder, 0o600) as temporary:
                 store.get_file(path, str(temporary.path))
                 temporary.move_to(target)
-        return target
+        return target, False
 
 
 def copy_file(url: str, out: Path) -> Path:
@@ -77,6 +80,8 @@ def _open(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise RegistryError(f"{url} needs the package fsspec.", hint="Run `pip install 'aotpack-loader[files]'`.") from error
+    if {".", ".."} & set(unquote(url).replace("\\", "/").split("/")):
+        raise RegistryError(f"{url} goes to a parent directory.", hint="Write the path without '.' and '..': policies match it.")
     try:
         store, path = url_to_fs(url)
     except (ImportError, ValueError) as error:

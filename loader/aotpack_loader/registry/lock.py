@@ -37,12 +37,20 @@ def read_lock(path: str | os.PathLike[str]) -> dict[str, str]:
     except OSError as error:
         raise LockError(f"The lock file {os.fspath(path)} cannot be read: {error.strerror}.") from error
     try:
-        document = json.loads(data) if len(data) <= _MAX_BYTES else None
+        document = json.loads(data, object_pairs_hook=_distinct) if len(data) <= _MAX_BYTES else None
     except (ValueError, RecursionError):
         document = None
     found = document.get("bundles") if isinstance(document, dict) and document.get("version") == 1 else None
     if not isinstance(found, dict) or not all(isinstance(value, str) and is_digest(value) for value in found.values()):
         raise LockError(f"{os.fspath(path)} is not a lock file of aotpack.", hint="Write it with `aotpack pull --lock`.")
+    return found
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a name that occurs twice: readers of the file would disagree about its digest."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
     return found
 
 

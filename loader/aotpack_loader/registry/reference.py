@@ -43,6 +43,7 @@ class Reference:
             raise BundleReferenceError("The reference contains a user name or a password, or lacks a repository.", hint=hint)
         rest, at, digest = rest.partition("@")
         repository, colon, tag = rest.partition(":")
+        host = host.lower()  # hosts have no case, and policies, credentials and lock files are found by them
         problem = _problem(host, slash, repository, colon, tag, at, digest)
         if problem:
             raise BundleReferenceError(f"{text!r} is not a reference of a registry: {problem}.", hint=_FORM)

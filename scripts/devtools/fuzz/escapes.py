@@ -51,6 +51,27 @@ def many_items_in_a_graph() -> bytes:
     return parts.packed()
 
 
+def graph_of_blanks() -> bytes:
+    """40 KB that hold a graph with a billion blanks."""
+    parts = _seed("mlp")
+    (program,) = parts.programs.values()
+    parts.replace_graph(program["methods"]["infer"]["forward"]["digest"], b" " * 1_000_000_000 + b"{}")
+    return parts.packed()
+
+
+def most_items_in_a_graph() -> bytes:
+    """As many empty lists as are allowed, as the arguments of a node."""
+    parts = _seed("mlp")
+    (program,) = parts.programs.values()
+    digest = program["methods"]["infer"]["forward"]["digest"]
+    graph = _infer(parts)
+    graph["nodes"][0]["args"] = ["lists"]
+    text = json.dumps(graph).encode().replace(b'"lists"', b"[]," * 1_990_000 + b"[]")
+    parts._changed_graphs.clear()
+    parts.replace_graph(digest, text)
+    return parts.packed()
+
+
 def long_header_of_weights() -> bytes:
     """A safetensors header of 90 MB."""
     parts = _seed("mlp")
@@ -161,6 +182,8 @@ def prims_in_python() -> bytes:
 
 ESCAPES: tuple[Escape, ...] = (
     many_items_in_a_graph,
+    most_items_in_a_graph,
+    graph_of_blanks,
     long_header_of_weights,
     many_output_symbols,
     names_of_many_parts,

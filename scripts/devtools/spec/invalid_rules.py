@@ -116,6 +116,11 @@ def _other_class(documents: Documents) -> None:
     documents.method = documents.program["methods"]["train"]
 
 
+def _long_document(documents: Documents) -> None:
+    raw = b" " * (64 << 20) + dump(documents.forward)
+    documents.replace(documents.method["forward"], compression.compress(raw), raw)
+
+
 def _not_copied(documents: Documents) -> None:
     mark_copied(documents, "")
     lose_graph(documents)
@@ -246,6 +251,7 @@ MORE_INVALID: dict[str, Invalid] = {
     ),
     "many_items": Invalid("S4", "items", _many_items),
     "unlisted_operator": Invalid("S5", "_mkldnn_transpose", _graph(_unlisted), kind="TrustError"),
+    "long_document": Invalid("D5", "the limit is 67108864", _long_document),
     "lost_layer": Invalid("M7", "it is missing", lose_graph),
     "target_not_copied": Invalid("M7", "was not pulled into this copy", _not_copied, kind="TargetError"),
     "view_that_is_none": Invalid(
