@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +237,36 @@ def test_a_trusted_bundle_runs_without_checks(tmp_path: Path) -> None:
     assert kinds == [UntrustedExecutable, PortableExecutable]
     with torch.no_grad():
         assert torch.equal(untrusted(torch.ones(4)), trusted(torch.ones(4)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "control_flow", "attention"])
+def test_the_checks_of_untrusted_bundles_cost_trusted_ones_nothing(name: str) -> None:
+    """No function of the modules that check operators is called by a load or a step of a trusted bundle."""
+    checks = {"untrusted.py", "rules.py", "sequence_rules.py", "allowed.py", "untrusted_calls.py"}
+
+    def called(trust: str | None) -> set[str]:
+        found = set()
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            if event == "call" and "aotpack_loader" in frame.f_code.co_filename:
+                found.add(Path(frame.f_code.co_filename).name)
+
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            path = ROOT / "spec/vectors/v1/valid" / name / "bundle.aotpack"
+            model = aotpack.load(path, backend="portable", trust=trust)
+            args, kwargs = bundles.arguments(model.aotpack.program.methods["train"])
+            results = model(*args, **kwargs)
+            tensors = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+            torch.autograd.backward(tensors, [torch.ones_like(t) for t in tensors])
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        return found
+
+    assert called(None) & checks
+    assert called("all") & checks == set()
 
 
 def test_every_listed_operator_exists_and_may_be_used() -> None:

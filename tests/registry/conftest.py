@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -30,7 +31,7 @@ _CONFIG = """\
 version: 0.1
 log: {{level: error, accesslog: {{disabled: true}}}}
 storage: {{filesystem: {{rootdirectory: {root}}}, delete: {{enabled: true}}}}
-http: {{addr: "127.0.0.1:{port}"}}
+http: {{addr: "127.0.0.1:0"}}
 {auth}
 """
 
@@ -130,18 +131,28 @@ def skopeo(*arguments: object) -> str:
 
 
 def _serve(folder: Path, auth: str) -> Iterator[Registry]:
+    config = _CONFIG.format(root=folder / "data", auth=auth)
+    with running(folder, config, "127.0.0.1:0") as host:
+        yield Registry(host, folder / "data")
+
+
+@contextmanager
+def running(folder: Path, config: str, address: str) -> Iterator[str]:
+    """Run a registry in ``folder``. A free port stands for ``address`` in the configuration. Yields its host."""
     program = need("docker-registry")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    config = folder / "config.yml"
-    config.write_text(_CONFIG.format(root=folder / "data", port=port, auth=auth))
+    host = f"127.0.0.1:{port}"
+    assert address in config
+    file = folder / "config.yml"
+    file.write_text(config.replace(address, host))
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen([program, "serve", str(file)], stdout=log, stderr=log, env=environment, cwd=folder)
     try:
         _wait(port, process, folder / "log")
-        yield Registry(f"127.0.0.1:{port}", folder / "data")
+        yield host
     finally:
         process.kill()
         process.wait()

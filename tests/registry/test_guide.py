@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,12 @@ from support.markdown import ROOT, blocks
 
 import aotpack_loader
 from aotpack.cli import main
+from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import LockError
 from aotpack_loader.registry.lock import locked, write_lock
 from aotpack_loader.registry.reference import Reference
 
-from .conftest import Registry
+from .conftest import Registry, need, running
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -39,9 +43,45 @@ def test_the_guide_works_as_it_stands(registry: Registry, tmp_path: Path, monkey
             assert result.exit_code == 0, f"{text}\n{result.output}\n{result.exception!r}"
             ran.append(words[1])
     assert {"push", "pull", "verify", "list", "inspect", "copy", "cache"} <= set(ran)
-    model = aotpack_loader.load(f"oci://{registry.host}/team/model@{digest}").eval()
+    (block,) = (b for b in blocks(ROOT / "docs" / "guide" / "registry.md") if b.language == "python")
+    variables: dict[str, Any] = {}
+    exec(block.text.replace("127.0.0.1:5000", registry.host).replace("sha256:…", digest), variables)
+    model = variables["model"].eval()
     with torch.no_grad():
         assert torch.equal(model(torch.ones(4)), torch.arange(4.0))
+
+
+def test_the_registry_of_the_guide_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new user's first command, with the configuration that stands there, at another port."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = (b for b in blocks(ROOT / "docs" / "guide" / "registry.md") if b.title == "not run: it starts a server")
+    config = block.text.partition("<<'EOF'\n")[2].partition("EOF\n")[0]
+    assert "docker-registry serve registry.yml" in block.text
+    digest = write_tiny("model.aotpack")
+    with running(tmp_path, config, "127.0.0.1:5000") as host:
+        name = f"oci://{host}/team/model"
+        commands = [
+            ["push", "model.aotpack", f"{name}:v1"], ["pull", f"{name}@{digest}", "-o", "out.aotpack"], ["verify", "out.aotpack"]
+        ]  # fmt: skip
+        for words in commands:
+            result = CliRunner().invoke(main, words)
+            assert result.exit_code == 0, result.output
+    assert (tmp_path / "registry").is_dir()
+
+
+def test_other_tools_work_as_the_guide_says(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("skopeo")
+    monkeypatch.chdir(tmp_path)
+    digest = write_tiny("model.aotpack")
+    (block,) = (b for b in blocks(ROOT / "docs" / "guide" / "registry.md") if b.title == "not run: other tools")
+    for line in block.text.splitlines():
+        words = shlex.split(line.replace("127.0.0.1:5000", registry.host))
+        if words[0] == "aotpack":
+            words[:1] = [sys.executable, "-m", "aotpack"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    with Bundle.open("directory") as bundle:
+        assert bundle.digest == digest
 
 
 def test_a_lock_file_decides_and_a_digest_is_checked(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
