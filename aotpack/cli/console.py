@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 
 from aotpack_loader.errors import AotpackError
-from aotpack_loader.format.text import is_hidden
 
 from ..report.text import size_text as size_text
 from ..report.text import time_text as time_text
@@ -53,11 +52,8 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on stdout. Characters that cannot be seen, or that a terminal acts on, are escapes in it."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    if not text.isascii() or "\x7f" in text:
-        text = "".join(json.dumps(c)[1:-1] if c != "\n" and is_hidden(c) else c for c in text)
-    click.echo(text.replace("\x7f", "\\u007f"))
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def write_page(path: str, page: str) -> None:
