@@ -17,6 +17,7 @@ from devtools.bench import report, tables
 from devtools.bench.__main__ import SECTIONS
 from devtools.bench.processes import clock
 from devtools.bench.processes.batches import repeated
+from devtools.bench.sections import goals
 
 WRAPPED = """
 import json
@@ -70,6 +71,21 @@ def test_every_benchmark_has_its_place_on_the_page() -> None:
     assert (ROOT / "README.md").read_text().count("<!-- bench:begin -->") == 1
     for module in SECTIONS.values():
         assert find_spec(f"devtools.bench.sections.{module}")
+
+
+def test_the_row_of_a_network_beside_the_better_peer() -> None:
+    start = {
+        "eager, first step": 0.02,
+        "bundle, import, load and first step": 0.03,
+        "bundle, first step": 0.01,
+        "bundle, a step": 3e-3,
+    }
+    peaks = {"eager": 3e6, "compile": 2e6, "bundle": 1e6}
+    build = {"compile": 40.0, "bundle": 20.0}
+    result = goals.result_of({"digits": {"start_seconds": start, "peak_bytes": peaks, "build_seconds": build}})
+    assert result["ratios"] == {"start, digits": pytest.approx(1.5), "memory, digits": 0.5, "build, digits": 0.5}
+    row = tables.goals(result).splitlines()[-1]
+    assert row == "| digits | 20 ms | 30 ms | 1.50 times | 3 ms | 3 MB | 2 MB | 1 MB | 0.50 times | 40 s | 20 s | 0.50 times |"
 
 
 def test_a_report_replaces_what_is_between_its_marks(tmp_path: Path) -> None:
