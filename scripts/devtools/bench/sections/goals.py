@@ -31,8 +31,8 @@ def cases(bench: Bench) -> list[tuple[Case, int]]:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    small = network("tiny")  # first, to create what a machine needs only once
-    bench.bundle(small, *_TRAIN)
+    small = network("tiny")  # first, to create what a machine needs only once: headers, and the call library of this source
+    bench.build(small, *_TRAIN)
     bench.start("compile", small)
     rows: dict[str, Any] = {}
     for case, times in cases(bench):
