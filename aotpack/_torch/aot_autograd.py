@@ -38,6 +38,7 @@ from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
 from .fixes.aot_autograd.overlaps import OverlapMutationMode
 from .fixes.aot_autograd.reshapes import ReshapeAliasMode
+from .fixes.aot_autograd.storage_changes import StorageChangeMode
 from .fixes.applying import apply_fixes
 from .refusals.dirty_arguments import DirtyArguments
 from .refusals.gradient_writes import refused_gradient_writes
@@ -148,11 +149,12 @@ def _export_joint(
     inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Joint:
     """``inside`` is the context that the module runs in while it is traced."""
-    copies, dirty = ReshapeAliasMode(), DirtyArguments()
+    copies, dirty, changes = ReshapeAliasMode(), DirtyArguments(), StorageChangeMode()
 
     def observed(result: Any, leaves: list[Any]) -> list[Any]:
         copies.returned(result, leaves)
         dirty.check(leaves)
+        changes.returned(result)
         return observe(result, leaves)
 
     with (
@@ -163,6 +165,7 @@ def _export_joint(
         _aliases_named(),
         _observed_results(observed, inside),
         recorded_lines(entry="traced_model"),
+        changes,
         apply_fixes("aot_autograd", inputs=(args, kwargs)),
         OverlapMutationMode(),
         refused_gradient_writes(),

@@ -18,7 +18,8 @@ def of_error(error: BaseException) -> str:
 
     If that is a library's line, the text also names the user's line that called it.
     """
-    lines = _model_lines(traceback.extract_tb(error.__traceback__)) or _model_lines(_frames_in(str(error)))
+    told = getattr(error, "stack", "") or str(error).partition("from user code:")[2]
+    lines = _model_lines(traceback.extract_tb(error.__traceback__)) or _model_lines(_frames_in(told))
     own = [text for path, text in lines if origin.is_users_own(path)]
     if not lines:
         return ""
@@ -62,8 +63,8 @@ def _model_lines(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, st
 
 
 def _frames_in(text: str) -> list[traceback.FrameSummary]:
-    """Parse the model's lines from a message of Dynamo, which lists them below "from user code:"."""
-    lines = text.partition("from user code:")[2].splitlines()
+    """Parse the lines of a stack in a text: a node's, or what Dynamo lists below "from user code:"."""
+    lines = text.splitlines()
     return [
         traceback.FrameSummary(match.group(1), int(match.group(2)), "", line=code.strip())
         for line, code in itertools.pairwise(lines)

@@ -475,7 +475,26 @@ OUT_SIZES: dict[str, tuple[Any, ...]] = {
     "cat": (lambda x, out: torch.cat([x, x], out=out) + 1, (3, 3)),
     "inverse, in its own layout": (into(lambda x, out: torch.linalg.inv(x + 3 * torch.eye(2), out=out)), (3, 3)),
 }
-OUT_REFUSED = {"input mutation: out= of other sizes, a view": "resizes a view passed as out="}
+
+
+def set_to_another(x: Tensor) -> tuple[Tensor, Tensor]:
+    y, z = x * 2, torch.zeros(2)
+    z.set_(y)  # type: ignore[call-overload]
+    return y, z
+
+
+def shrunk_after_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[0]
+    y.resize_(3)
+    return y, row
+
+
+OUT_REFUSED = {
+    "input mutation: out= of other sizes, a view": "resizes a view passed as out=",
+    "outputs: an intermediate set to another one": r"set_ changes a tensor that is returned.*mutation\.py:\d+: z\.set_",
+    "outputs: an intermediate made smaller after a view": r"resize_ changes a tensor that is.*mutation\.py:\d+: y\.resize_",
+}
 TWO_OF_TWO = t(2, 2)
 
 CASES: list[Case] = [
@@ -484,6 +503,9 @@ CASES: list[Case] = [
     case("input mutation: out= of other sizes, intermediates", into_intermediate, TWO_OF_TWO),
     case("input mutation: out= of other sizes, two", into_two, TWO_OF_TWO, t(4, 2), ints(2)),
     case("input mutation: out= of other sizes, a view", into_view, TWO_OF_TWO, t(3, 3), methods=("infer",)),
+    case("outputs: an intermediate set to another one", set_to_another, TWO_OF_TWO),
+    case("outputs: an intermediate made smaller after a view", shrunk_after_a_view, TWO_OF_TWO),
+    case("outputs: an intermediate set to another one, alone", lambda x: set_to_another(x)[1], TWO_OF_TWO),
     case("outputs: a view in memory of its own, twice", lambda x: [(x * 2).as_strided((4,), (1,))] * 2, TWO_OF_TWO),
     case("input mutation: data", data, t(3, 4), calls=TWO),
     case("input mutation: data, next to a leaf that requires grad", data_of_one, t(3, 4), g(4)),
