@@ -32,6 +32,12 @@ _TRAIN_MODULE = _TRAIN.replace(
     "    torch.manual_seed(0)\n", "    f.train()\n    f.zero_grad()\n    torch.manual_seed(0)\n", 1
 ).replace("[x.grad for x in given if isinstance(x, torch.Tensor) and x.grad is not None]", "[x.grad for x in f.parameters()]")
 
+_ERROR_ON_RECOMPILE = """\
+import torch._dynamo.config
+
+torch._dynamo.config.error_on_recompile = True
+"""
+
 _WAYS = {
     "torch.compile": 'compiled = torch.compile(f, backend="{backend}"{dynamic})\n',
     "torch.export": """\
@@ -52,6 +58,17 @@ class Model(torch.nn.Module):
 {shapes}with torch.no_grad():
     exported = torch.export.export(Model(), args(){varied})
 compiled = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(exported))
+""",
+    "AOTAutograd": """\
+from functorch.compile import aot_function, nop
+
+compiled = aot_function(f, fw_compiler=nop, bw_compiler=nop)
+""",
+    "Dynamo's capture": """\
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+
+with torch.no_grad():
+    compiled = dynamo_graph_capture_for_export(f)(*args())
 """,
 }
 
@@ -103,7 +120,14 @@ def programs(fix: Any) -> list[Program]:
     names = ["torch.compile"]
     if not training:
         names.append("AOTInductor" if head.get("target") == "cpu" else "torch.export")
-    return [Program(name, definitions, _compiling(name, head), makers) for name in names]
+    names += {"aot_autograd": ["AOTAutograd"], "dynamo": ["Dynamo's capture"]}.get(fix.component, []) * (not training)
+    fixes_sizes = fix.severity == "refuses" and "other" in makers
+    return [Program(name, definitions, _once(name, fixes_sizes) + _compiling(name, head), makers) for name in names]
+
+
+def _once(way: str, fixes_sizes: bool) -> str:
+    """Where a guard fixes a size that varies, ``torch.compile`` compiles again, and only this setting shows it."""
+    return _ERROR_ON_RECOMPILE if fixes_sizes and way == "torch.compile" else ""
 
 
 def _compiling(way: str, head: dict[str, str]) -> str:

@@ -138,6 +138,7 @@ def _short(text: str) -> str:
 
 def _table(seen: Mapping[str, Seen]) -> str:
     fixes = ENTRIES.FIXES
+    shown = sum(_is_shown(fix, seen) for fix in fixes)
     unreported = sum(fix.upstream == "unreported" for fix in fixes)
     lines = [
         "# Fixes of torch",
@@ -147,7 +148,8 @@ def _table(seen: Mapping[str, Seen]) -> str:
         "",
         f"- Fixes: {len(fixes)}. A case of its own proves {sum(map(has_case, fixes))} of them: it fails without the fix and",
         "  passes with it (`tests/torch_fixes`). The others are tested elsewhere.",
-        f"- Not reported to PyTorch yet: {unreported}. Each page has a program without aotpack, ready to report.",
+        f"- Not reported to PyTorch yet: {unreported}. Programs without aotpack show {shown} of",
+        "  them, ready to report. Where a column names no compiler, the page's program shows nothing yet.",
         f"- Fixed in a release of torch: {_fixed(fixes)}. A build with that release or a later one leaves them out.",
         f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
         "",
@@ -156,6 +158,11 @@ def _table(seen: Mapping[str, Seen]) -> str:
     ]
     lines += [_row(fix, seen.get(fix.id, {})) for fix in fixes]
     return "\n".join(lines) + "\n"
+
+
+def _is_shown(fix: Any, seen: Mapping[str, Seen]) -> bool:
+    """Whether the program of a fix's report showed the fault, with some release of torch."""
+    return has_case(fix) and any(not result["agree"] for result in _current(fix, seen.get(fix.id, {}))[1].values())
 
 
 def _fixed(fixes: Sequence[Any]) -> str:
