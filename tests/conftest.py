@@ -61,7 +61,8 @@ def _owners_and_names(patches: Sequence[str]) -> Iterator[tuple[str, str]]:
     for patch in patches:
         owner, _, name = patch.partition("[")[0].rpartition(".")
         with contextlib.suppress(LookupError):  # not in this torch
-            yield dotted(resolve(owner)), name
+            # A package can hold a function with the name of one of its modules.
+            yield owner if owner in sys.modules else dotted(resolve(owner)), name
 
 
 @pytest.fixture

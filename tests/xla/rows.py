@@ -47,7 +47,7 @@ class Known:
 
 
 _EXAMPLES = ("every other row", "every other column", "contiguous")
-_UNDER_NO_GRAD = Known(_NO_GRAD, r"out(\[\d\])?\.is_leaf: eager True, bundle False|args\[0\]\.grad: .*")
+_UNDER_NO_GRAD = Known(_NO_GRAD, r"out(\[\d+\])?\.is_leaf: eager True, bundle False|args\[0\]\.grad: .*")
 _SIZES = Known(
     "torch.export of 2.9 returns a plain tuple for torch.Size: on portable too", r"structure: .*'Size\[2\]'.*, bundle .*"
 )
@@ -78,7 +78,13 @@ _LAYOUTS = {
 }
 KNOWN = {
     **{f"layouts: {name}": known for known, names in _LAYOUTS.items() for name in names},
+    "input mutation: factors of a product, by .data": Known(
+        "gradients are those of the product of what was written: on portable too", r"args\[0\]\.grad: .*"
+    ),
     "outputs: view of a view under no_grad": _UNDER_NO_GRAD,
+    "outputs: views without gradients": _UNDER_NO_GRAD,
+    "outputs: views without gradients, in place afterwards": _UNDER_NO_GRAD,
+    "outputs: views without gradients, cpu": _UNDER_NO_GRAD,
     "outputs: views that change requires_grad, view under no_grad": _UNDER_NO_GRAD,
     "outputs: views that change requires_grad, view of the input under no_grad": _UNDER_NO_GRAD,
     "outputs: multi-output views, unbind, in place afterwards (eager raises)": Known(

@@ -258,3 +258,37 @@ def test_branches_are_traced_by_torch_2_9_for_other_targets(tmp_path: Path) -> N
     loaded = load(tmp_path / "m")
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(loaded(x), branches(x))
+
+
+class Unchanged(torch.autograd.Function):
+    """It returns its argument as it is, and eager's result is in the argument's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 3
+    before = y[:1]
+    return before, y.t_()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (Unchanged.apply, "is in the memory of an argument, without being a view of it"),
+        (lambda x: x.unsafe_split(1), "is a part of a tensor that was split unsafely"),
+        (turned, "has an as_strided view, and is not contiguous"),
+    ],
+    ids=["function", "unsafe_split", "as_strided"],
+)
+def test_results_whose_memory_xla_cannot_share_are_refused(tmp_path: Path, function: Callable[..., Any], reason: str) -> None:
+    x = torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(BuildError, match=reason):
+        aotpack.build(lambda x: function(x), (x,), out=tmp_path / "m.aotpack", targets=("xla",), methods=("train",))
+    assert not [*tmp_path.iterdir()]

@@ -194,7 +194,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     from .check import problems
     from .normalise import normalise
     from .numbers import numbers_as_tensors
-    from .sharing import shared_outputs
+    from .sharing import refuse_shared_results, shared_outputs
     from .specialize import at_sizes
 
     methods = {_method_of(item): item.method for item in graphs if item.method is not None}
@@ -203,6 +203,8 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     _refuse_varying(graphs)
     modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
     for item in graphs:
+        if item.key.endswith(".forward") and item.method is not None:
+            refuse_shared_results(item.module, item.method)
         fixed_sizes = [at_sizes(item, sizes) for sizes in item.specializations] or [item.module]
         parts = item.key.endswith(".forward") and item.method is not None and has_subclasses(item.method)
         shared = [shared_outputs(module, item.private, parts=parts) for module in fixed_sizes]

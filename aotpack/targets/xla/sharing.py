@@ -7,6 +7,8 @@ that a graph's operators return.
 
 from __future__ import annotations
 
+import operator
+
 from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
@@ -18,6 +20,40 @@ from .nested import copy_of
 
 Views = dict[int, list[schema.ViewStep]]
 """Maps an output to the view steps that lead to it from the returned value."""
+
+
+_UNSAFE = {"aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
+"""They return views, although their schemas do not say so."""
+
+
+def refuse_shared_results(module: GraphModule, method: schema.Method) -> None:
+    """Refuse results in memory that only strides or operators describe, which XLA's tensors do not have.
+
+    Raises:
+        UnsupportedError: lists the user's lines. Such a result is in an argument's memory, is one of
+            several parts of ``unsafe_split``, or is an ``as_strided`` view of a turned result.
+    """
+    returned: list[object] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    problems: list[Problem] = []
+    for result in method.results:
+        if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
+            node = returned[result.output]
+            if isinstance(node, Node) and (reason := _reason(node, result)):
+                problems.append(Problem(source_line(node) or node.name, reason))
+    if problems:
+        raise UnsupportedError(
+            "XLA devices cannot return results that share memory in this way.", problems, hint="Return copies (clone())."
+        )
+
+
+def _reason(node: Node, result: schema.FreshResult | schema.AliasResult) -> str:
+    base = root(node)
+    if base.target is operator.getitem and isinstance(base.args[0], Node) and str(base.args[0].target) in _UNSAFE:
+        return "is a part of a tensor that was split unsafely"
+    if isinstance(result, schema.FreshResult):
+        return "is in the memory of an argument, without being a view of it" if base.op == "placeholder" else ""
+    turned = any(step.op == "aten.as_strided.default" for step in result.view) and not node.meta["val"].is_contiguous()
+    return "has an as_strided view, and is not contiguous" if turned else ""
 
 
 def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool = False) -> tuple[GraphModule, Views]:
