@@ -50,6 +50,8 @@ _compared: set[tuple[str, str, str]] = set()
 def registered_replacements() -> Iterator[None]:
     """Whatever a test lets the compiler replace in torch is in an entry of the register."""
     yield
+    if not torch.__version__.startswith("2.13."):
+        return  # the register has the names of the release that builds are tried on; some are older there
     for replacement in set(replacements()) - _compared:
         _compared.add(replacement)
         entry = next(entry for entry in (*FIXES, *HOOKS) if entry.id == replacement.identifier)
