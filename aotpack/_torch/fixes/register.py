@@ -27,7 +27,7 @@ process. ``compile-error``: an error while compiling. ``strides``: wrong strides
 
 Minor = tuple[int, int]
 
-SUPPORTED = ("2.9", "2.13", "2.15")
+SUPPORTED = ("2.9", "2.13", "2.14", "2.15")
 """The minor releases of torch that the compiler was tested on."""
 
 INDUCTOR_SUPPORTED = ("2.13", "2.15")

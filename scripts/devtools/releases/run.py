@@ -54,7 +54,8 @@ def run_group(
             left = None if end is None else max(0.0, end - time.monotonic())
             code = subprocess.run(words, cwd=ROOT, env=environment, check=False, timeout=left).returncode
         except subprocess.TimeoutExpired:
-            return counts(read(outcomes), interrupted=True)
+            forget_started(outcomes)
+            return counts(read(outcomes))
         if code in (0, _TESTS_FAILED, _NOTHING_LEFT):
             return counts(read(outcomes))
         if STARTED not in read(outcomes).values():
@@ -62,13 +63,18 @@ def run_group(
     raise SystemExit(f"{group.name}: {_RESTARTS} processes ended without finishing it")
 
 
-def counts(outcomes: Mapping[str, str], *, interrupted: bool = False) -> dict[str, Any]:
+def forget_started(outcomes: Path) -> None:
+    """Let the next run repeat the test that was stopped. It has not ended its process."""
+    kept = [line for line in outcomes.read_text().splitlines(keepends=True) if json.loads(line)["outcome"] != STARTED]
+    outcomes.write_text("".join(kept))
+
+
+def counts(outcomes: Mapping[str, str]) -> dict[str, Any]:
     """What is stored of a group: numbers of tests, and the names of those that failed.
 
-    ``interrupted``: a test that did not end was stopped by us. Otherwise it ended its process.
+    A test that started and did not end has ended its process.
     """
-    bad = ("failed",) if interrupted else ("failed", STARTED)
-    failed = sorted(test for test, outcome in outcomes.items() if outcome in bad)
+    failed = sorted(test for test, outcome in outcomes.items() if outcome in ("failed", STARTED))
     number = list(outcomes.values()).count
     return {
         "total": int(outcomes.get(TOTAL, 0)),
