@@ -503,6 +503,7 @@ def test_known_escapes_are_refused_within_bounds() -> None:
         assert found["imported"] == found["files"] == [], (name, found)
 
 
+@pytest.mark.filterwarnings("ignore::aotpack_loader.LayoutWarning")
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/hostile").glob("*.aotpack")), ids=lambda path: path.stem)
 def test_the_corpus(path: Path) -> None:
     """Mutants that once did what they should not."""

@@ -105,3 +105,25 @@ def test_indices_of_another_gradient_are_refused(tmp_path: Path) -> None:
     results = load(path)(torch.tensor([1, 1, 2]), torch.randn(3, 2, requires_grad=True))
     with pytest.raises(OperatorError):
         results.sum().backward()
+
+
+class _Gather(torch.nn.Module):
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.gather(x, 0, index, sparse_grad=True).sin()
+
+
+def test_an_argument_with_other_strides_gets_a_sparse_gradient(tmp_path: Path) -> None:
+    """It is copied to the strides of the build. ``scripts/fuzz`` found that torch's own copy has no sparse gradient."""
+    index = torch.tensor([[0, 1], [2, 1]])
+    aotpack.build(_Gather(), (torch.randn(3, 2, requires_grad=True), index), out=tmp_path / "m", targets=["portable"])
+    model = aotpack.load(tmp_path / "m")
+    x = torch.randn(2, 3).t().requires_grad_()
+    _Gather()(x, index).sum().backward()
+    assert x.grad is not None
+    expected, x.grad = x.grad, None
+    with pytest.warns(aotpack.LayoutWarning):
+        result = model(x, index)
+    result.sum().backward()
+    assert x.grad is not None
+    assert x.grad.layout == expected.layout == torch.sparse_coo
+    assert torch.equal(x.grad.to_dense(), expected.to_dense())

@@ -45,6 +45,10 @@ class Inputs:
         bound: set[str] = set()
         with_gradients = method.backward is not None or any(mode.grad for mode in method.serves)
         self.checks = [self._check_of(leaf, device, bound, method.symbols, with_gradients) for leaf in method.leaves]
+        for gradient in () if method.backward is None else method.backward.sparse:
+            primal = method.primals[gradient.primal]
+            if isinstance(primal, schema.InputPrimal) and isinstance(check := self.checks[primal.leaf], TensorCheck):
+                check.copy = _CopyOfSparse.apply
         self.binding = [(i, c) for i, c in enumerate(self.checks) if isinstance(c, (TensorCheck, IntegerCheck)) and c.determines]
         self._constraints = [(text, expressions.parse(text)) for text in method.constraints]
 
@@ -173,6 +177,7 @@ class TensorCheck:
         static = all(isinstance(size, int) for size in [*leaf.shape, *(leaf.stride or [])])
         self.shape = tuple(leaf.shape) if static else None
         self.warned = False
+        self.copy: Callable[[torch.Tensor, list[int]], torch.Tensor] = _copy
         self.stride = None if leaf.stride is None else tuple(leaf.stride)
         self.symbols = symbols
         limits = {symbol.name: symbol for symbol in symbols}
@@ -264,13 +269,29 @@ class TensorCheck:
         if not self.warned:
             self.warned = True
             warnings.warn(_copied(self.leaf.path, list(strides), known), LayoutWarning, stacklevel=2)
-        fresh = torch.empty_strided(value.shape, known, dtype=value.dtype, device=value.device)
-        return fresh.copy_(value)
+        return self.copy(value, known)
 
     def expected(self) -> str:
         labels, bound = _labels(self.symbols), {symbol.name: symbol for _, symbol in self.binds}
         sizes = [labels.range(bound[str(size)]) if str(size) in bound else labels.text(size) for size in self.leaf.shape]
         return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
+
+
+def _copy(value: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """A copy with other strides that autograd can follow."""
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+class _CopyOfSparse(torch.autograd.Function):
+    """Such a copy for a tensor whose gradient is sparse. Torch's own copy refuses that gradient, which eager passes on."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, strides: list[int]) -> torch.Tensor:
+        return _copy(value, strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
