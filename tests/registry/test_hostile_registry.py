@@ -234,7 +234,7 @@ def test_documents_are_bounded_before_they_are_fetched(cache: Path) -> None:
         }  # fmt: skip
         return routes, digest
 
-    for entries, message in (([hashed(raw)], "more than 1073741824 bytes"), ([hashed(raw)] * 1025, "1025 targets")):
+    for entries, message in (([hashed(raw)], "more than 268435456 bytes"), ([hashed(raw)] * 1025, "1025 targets")):
         routes, _ = serve(entries)
         with Raw(routes) as server, pytest.raises(RegistryContentError, match=message):
             pulled(server)
