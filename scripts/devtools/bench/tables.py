@@ -226,6 +226,9 @@ def overhead(result: Mapping[str, Any]) -> str:
     rows = [["**calls in native code**", f"{result['step_microseconds']:.1f}"]]
     beside = result["beside_microseconds"].items()
     rows += [[f"{part}, beside the compiled code and the engine", f"{value:.1f}"] for part, value in beside]
+    for count, found in result.get("tensors", {}).items():
+        spent = sum(found["beside_microseconds"].values())
+        rows.append([f"both, of a call that takes {count} tensors (goal: {found['goal']:.0f})", f"{spent:.1f}"])
     rows.append(["**calls in Python, with the clocks**", f"{result['step_with_wrappers_microseconds']:.1f}"])
     rows += [[part, f"{value:.1f}"] for part, value in result["parts_microseconds"].items()]
     return table(["a step of tiny, one thread", "µs"], rows)
