@@ -1,4 +1,4 @@
-"""Code that kernels have in place of Inductor's: additions into elements by index, masks as bytes, dropout."""
+"""The parts of compiled kernels that aotpack generates itself: additions into elements by index, masks as bytes, dropout."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class _Parts:
 def with_parts_of_gradients(joint: compat.Joint) -> compat.Joint:
     """Return the joint graph with sparse gradients in parts. :attr:`Joint.sparse_gradients` lists them.
 
-    The values are in the place of the gradient. The indices follow the gradients. Sums of a sparse
-    and a dense gradient are dense, as in eager. Other uses of sparse tensors stay in the graph, and
-    are refused later.
+    The graph returns the values where it returned the gradient. The indices follow the gradients.
+    Sums of a sparse and a dense gradient are dense, as in eager. Other uses of sparse tensors stay
+    in the graph, and are refused later.
     """
     graph = joint.graph_module.graph
     for node in graph.find_nodes(op="call_function", target=_aten.embedding.default):

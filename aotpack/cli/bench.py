@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option
+from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
 from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _write_page(page: Path, bundle: Path, figures: list[Figures], iterations: in
 
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{machine_text()}, torch {version('torch')}"
-    page.write_text(bench_page(bundle.name, figures, _description(figures, iterations), machine, date), encoding="utf-8")
+    write_page(page, bench_page(bundle.name, figures, _description(figures, iterations), machine, date))
 
 
 def _table(figures: list[Figures]) -> Table:

@@ -56,13 +56,13 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def write_page(path: str, page: str) -> None:
-    """Write an HTML page to a file, and say where it is."""
+def write_page(path: str | Path, page: str) -> None:
+    """Write an HTML page to a file, and say on stderr where it is: stdout may hold JSON."""
     try:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
         raise AotpackError(f"The page cannot be written to {path}: {error.strerror}.") from error
-    click.echo(f"{path}: {size_text(len(page.encode()))}")
+    click.echo(f"{path}: {size_text(len(page.encode()))}", err=True)
 
 
 def json_option(function: F) -> F:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aotpack_loader.format.events import ROOT
+
 from ..report.diff import Change, Difference, compare
 from .console import json_option, plain, print_json, size_text, stdout, write_page
 from .transfers import connection_options, documents, mirror_option
@@ -128,7 +130,7 @@ def _module_table(changes: Sequence[ModuleChange]) -> Table:
         counts = ", ".join(f"{sign}{count} {op}" for sign, found in parts for op, count in found.items())
         before, after = change.saved
         saved = "" if before == after else f"{size_text(before)}, now {size_text(after)}"
-        table.add_row(plain(change.graph), plain(change.module or "(model)"), plain(counts), saved)
+        table.add_row(plain(change.graph), plain(change.module or ROOT), plain(counts), saved)
     if len(changes) > _SHOWN:
         table.add_row(f"and {len(changes) - _SHOWN} more", "", "", "")
     return table

@@ -16,12 +16,11 @@ from rich.text import Text
 from rich.tree import Tree as RichTree
 
 from aotpack_loader.errors import AotpackError
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.format import schema
 
 from ..report.describe import (
-    blob_purposes,
+    blob_rows,
     code_blobs,
-    media_kind,
     platform_text,
     primal_name,
     requirements_of,
@@ -296,19 +295,12 @@ def _target_table(bundle: Bundle) -> Table:
 def _blob_table(bundle: Bundle) -> Table:
     table = Table("blob", "size", "unpacked", "of", "digest", box=None, pad_edge=False, header_style="bold")
     table.columns[1].justify = table.columns[2].justify = "right"
-    purposes = blob_purposes(bundle)
-    for descriptor in bundle.descriptors():
-        users = [
-            name
-            for name, found in bundle.manifests.items()
-            if descriptor.digest in {found.descriptor.digest, *(layer.digest for layer in found.manifest.layers)}
-        ]
-        raw = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
+    for blob in blob_rows(bundle):
         table.add_row(
-            plain(purposes.get(descriptor.digest) or media_kind(descriptor.media_type)),
-            size_text(descriptor.size),
-            size_text(int(raw)) if raw.isdecimal() else "",
-            plain("all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users)),
-            descriptor.digest.removeprefix("sha256:")[:12],
+            plain(blob.purpose),
+            size_text(blob.size),
+            "" if blob.raw is None else size_text(blob.raw),
+            plain(blob.users),
+            blob.digest.removeprefix("sha256:")[:12],
         )
     return table

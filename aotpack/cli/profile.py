@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from ..report.text import visible
-from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option
+from .console import json_option, plain, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
 from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ def command(
         from ..measure.machine import machine_text
         from ..measure.profile.page import profile_page
 
-        page.write_text(profile_page(profile, _notes(profile), machine_text()), encoding="utf-8")
+        write_page(page, profile_page(profile, _notes(profile), machine_text()))
     if as_json:
         print_json(_document(profile))
         return
@@ -128,14 +126,14 @@ def _summary(profile: Profile) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("bundle", Text(visible(f"{profile.bundle} ({profile.method}, {profile.backend})")))
+    table.add_row("bundle", plain(f"{profile.bundle} ({profile.method}, {profile.backend})"))
     threads = f"{profile.threads} thread{'s' if profile.threads != 1 else ''}"
     table.add_row("run", f"{profile.steps} steps, {threads}, inputs {profile.inputs}, torch {profile.torch}")
     halves = f" (forward {time_text(profile.forward)}, backward {time_text(profile.backward)})" if profile.backward else ""
     table.add_row("step", f"{time_text(profile.plain_step)}; with the profiler {time_text(profile.step)}{halves}")
     table.add_row("memory", f"at most {size_text(profile.peak)} beyond state and inputs; {size_text(profile.saved)} saved")
     for note in _notes(profile):
-        table.add_row("note", Text(note, "yellow"))
+        table.add_row("note", plain(note, "yellow"))
     return table
 
 
@@ -158,5 +156,5 @@ def _table(profile: Profile, by: By, rows: Sequence[Row]) -> Table:
         share = f"{row.time / total:.1%}" if total else ""
         sizes = [size_text(size) if size else "" for size in (row.saved, row.peak)]
         times = [time_text(time) if time else "" for time in (row.forward, row.backward)]
-        table.add_row(Text(visible(row.name)), time_text(row.time), share, *times, *sizes)
+        table.add_row(plain(row.name), time_text(row.time), share, *times, *sizes)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ..report.html import Page, Section, fragment, render
 from ..report.text import size_text, time_text
@@ -30,7 +30,7 @@ def bench_page(name: str, figures: Sequence[Figures], described: str, machine: s
         date: when it was measured.
     """
     sections = [
-        Section("summary", "Summary", fragment("bench/summary", rows=[_row(item) for item in figures], described=described)),
+        Section("summary", "Summary", fragment("bench/summary", rows=figures, described=described)),
         *[
             Section(key, title, fragment("bench/plot", key=key, title=title, rows=_spread(key, figures)), note.replace("`", ""))
             for key, title, note in _METRICS
@@ -43,17 +43,6 @@ def bench_page(name: str, figures: Sequence[Figures], described: str, machine: s
         for key, _, _ in _METRICS
     }
     return render(Page(f"{name}: bench", name, "start, step and memory", sections, {"bench": plots}, ["bench"], ["uplot"]))
-
-
-def _row(item: Figures) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "start": item.start,
-        "load": item.load,
-        "first_step": item.first_step,
-        "step": item.step,
-        "peak_memory": item.peak_memory,
-    }
 
 
 def _spread(key: str, figures: Sequence[Figures]) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aotpack_loader.format import media_types, schema, subclasses
@@ -120,6 +121,36 @@ def platform_text(platform: schema.Platform | None) -> str:
     if platform is None:
         return "any"
     return "/".join(part for part in (platform.os, platform.architecture, platform.variant) if part)
+
+
+@dataclass(frozen=True)
+class BlobRow:
+    """A blob as tables show it. ``size`` and ``raw``, the size when unpacked, are in bytes; null: it is not compressed."""
+
+    purpose: str
+    size: int
+    raw: int | None
+    users: str
+    digest: str
+
+
+def blob_rows(bundle: Bundle) -> Iterator[BlobRow]:
+    """Yield a row for each blob of a bundle. ``users`` are the targets that it belongs to."""
+    purposes = blob_purposes(bundle)
+    for blob in bundle.descriptors():
+        users = [
+            name
+            for name, found in bundle.manifests.items()
+            if blob.digest in {found.descriptor.digest, *(layer.digest for layer in found.manifest.layers)}
+        ]
+        raw = blob.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
+        yield BlobRow(
+            purposes.get(blob.digest) or media_kind(blob.media_type),
+            blob.size,
+            int(raw) if raw.isascii() and raw.isdecimal() and len(raw) < 20 else None,
+            "all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users),
+            blob.digest,
+        )
 
 
 def blob_purposes(bundle: Bundle) -> dict[str, str]:

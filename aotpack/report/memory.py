@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aotpack_loader.format import schema, subclasses
 
+from .describe import tensor_type
 from .operations import GraphView, Half, Sizes, references, result_makers
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def _saved(walk: _Walk, view: GraphView, saved: Mapping[str, bool]) -> list[Save
         value = values[name]
         text = operation.type if operation is not None and makers[name] == name else ""
         if not text and isinstance(value, schema.TensorValue):
-            text = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+            text = tensor_type(value.dtype, value.shape)
         op, module, line = (operation.op, operation.module, operation.line) if operation else ("", "", "")
         found.append(SavedTensor(name, op, text, module, line, size, donated))
     return found

@@ -7,13 +7,14 @@ Nothing here imports torch, and nothing that a graph calls has to exist here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import expressions, schema, subclasses
 from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.origins import lines_of, modules_of
 
 from .describe import primal_name, tensor_type
 from .graphs import element_size
@@ -87,7 +88,6 @@ def views(bundle: Bundle, name: str) -> dict[Half, GraphView]:
         return found
     forward = bundle.graph(method.forward)
     sizes = Sizes(method)
-    makers = result_makers(forward)
     found["forward"] = _view(
         f"{name}.forward",
         forward,
@@ -99,7 +99,7 @@ def views(bundle: Bundle, name: str) -> dict[Half, GraphView]:
     if method.backward is None or not bundle.has(method.backward.graph):
         return found
     backward = bundle.graph(method.backward.graph)
-    inputs = _backward_inputs(method, method.backward, forward, backward, sizes, makers)
+    inputs = _backward_inputs(method, method.backward, forward, backward, sizes)
     outputs = _backward_outputs(method, method.backward, backward)
     found["backward"] = _view(f"{name}.backward", backward, inputs, outputs, sizes, origins)
     return found
@@ -155,7 +155,8 @@ def _view(
     key: str, graph: schema.Graph, inputs: list[Input], outputs: list[Output], sizes: Sizes, origins: schema.Origins | None
 ) -> GraphView:
     makers = result_makers(graph)
-    modules, lines = _origins(graph, key, origins)
+    count = len(graph.nodes)
+    modules, lines = modules_of(origins, key, count), lines_of(origins, key, count)
     parts: dict[str, list[schema.Value]] = {}
     for node in graph.nodes:
         if makers[node.name] != node.name:
@@ -170,17 +171,6 @@ def _view(
         taken = tuple(dict.fromkeys(makers.get(name, name) for name in references(node)))
         operations.append(Operation(node.name, node.op, ", ".join(map(sizes.type, values)), total, taken, module, line))
     return GraphView(key, inputs, operations, outputs, any(modules) or any(lines))
-
-
-def _origins(graph: schema.Graph, key: str, origins: schema.Origins | None) -> tuple[list[str], list[str]]:
-    """The module and the line of each node. What does not fit is unknown, so the record cannot break a reader."""
-    count = len(graph.nodes)
-    found = origins.graphs.get(key) if origins is not None else None
-    if origins is None or found is None or len(found.modules) != count or len(found.lines) != count:
-        return [""] * count, [""] * count
-    modules = [origins.modules[i] if i < len(origins.modules) else "" for i in found.modules]
-    lines = [origins.lines[i] if i is not None and i < len(origins.lines) else "" for i in found.lines]
-    return modules, lines
 
 
 def _forward_inputs(bundle: Bundle, method: schema.Method, graph: schema.Graph, sizes: Sizes) -> list[Input]:
@@ -260,7 +250,6 @@ def _backward_inputs(
     forward: schema.Graph,
     graph: schema.Graph,
     sizes: Sizes,
-    makers: Mapping[str, str],
 ) -> list[Input]:
     names = output_names(method, forward)
     results = {
@@ -274,7 +263,7 @@ def _backward_inputs(
             described.append((_primal_kind(method.primals[item.primal]), primal_name(method, item.primal), ""))
         elif isinstance(item, schema.SavedOutput):
             source = next(iter(names[item.output]), "")
-            described.append(("saved", source, makers.get(source, source)))
+            described.append(("saved", source, source))
         else:
             described.append(("size", f"size {sizes.type(schema.IntValue(item.expr)).removeprefix('int ')}", ""))
     for tangent in backward.tangents:

@@ -10,12 +10,10 @@ scripts/bench/results/inspect.json.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ import aotpack
 from aotpack.report.html.inspect import inspect_page
 from aotpack_loader.archive.bundle import Bundle
 
+from .browser import chromium
+from .files import import_file
 from .large_bundle import write_large_bundle
 from .machine import provenance
 from .paths import RESULTS, ROOT
@@ -37,30 +37,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 ROUNDS = 3
 
 
-@contextmanager
-def browser(width: int, height: int) -> Iterator[Any]:
-    """Yield a headless Chromium of that size."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{argument}")
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
-    started.set_window_size(width, height)
-    try:
-        yield started
-    finally:
-        started.quit()
-
-
 def build(path: str, options: dict[str, Any], out: Path) -> None:
     """Build the network that the file ``path`` defines, for the portable target."""
-    spec = importlib.util.spec_from_file_location("model", ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = import_file(ROOT / path, "inspected_model")
     inputs = module.example_inputs()
     args, kwargs = inputs if inputs and isinstance(inputs[-1], dict) else (inputs, {})
     shapes = module.dynamic_shapes() if hasattr(module, "dynamic_shapes") else None
@@ -93,7 +72,7 @@ def measure() -> None:
         for name, case in NETWORKS.items()
     }
     makers["a graph of 100,000 operations"] = lambda out: write_large_bundle(out, 100_000)
-    with browser(1400, 1000) as driver, tempfile.TemporaryDirectory() as folder:
+    with chromium(1400, 1000) as driver, tempfile.TemporaryDirectory() as folder:
         version = driver.capabilities["browserVersion"]
         for name, make in makers.items():
             make(Path(folder) / "model.aotpack")
@@ -112,7 +91,7 @@ def draw(page: Path, picture: Path, section: str, width: int = 1500, height: int
     """Draw one section of a page, in light colours, with one operation chosen."""
     from PIL import Image, PngImagePlugin
 
-    with browser(width, height) as driver:
+    with chromium(width, height) as driver:
         driver.get(page.as_uri())
         driver.execute_script(
             "document.documentElement.dataset.theme = 'light'; document.documentElement.style.scrollBehavior = 'auto';"

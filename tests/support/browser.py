@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,27 +9,17 @@ from typing import Any
 
 import pytest
 
+from devtools import browser
+
 
 @contextmanager
-def chromium(width: int = 1400, height: int = 1000) -> Iterator[Any]:
-    """Yield a Selenium driver of a browser without a window, which has no network."""
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if browser is None or driver is None:
+def chromium() -> Iterator[Any]:
+    """Yield a Selenium driver of a browser without a window; skip where there is none."""
+    pytest.importorskip("selenium.webdriver")
+    if not browser.is_installed():
         pytest.skip("chromium and chromium-driver are not installed")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-        "--force-device-scale-factor=1", "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},{height}",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
+    with browser.chromium() as started:
         yield started
-    finally:
-        started.quit()
 
 
 class PageUnderTest:

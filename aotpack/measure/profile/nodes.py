@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from aotpack_loader.format.events import Event
 from aotpack_loader.format.origins import lines_of, modules_of
 
 from ...report.memory import VIEWS, step_memory
-from ...report.operations import views
+from ...report.operations import references, views
 
 _FREE: Final = VIEWS | {"aten.full", "aten.reshape", "aten.scalar_tensor", "aten.sym_size"}
 """Operators that make views, numbers or constants: beside others in a kernel they cost nothing."""
@@ -66,16 +66,11 @@ def _nodes(graph: schema.Graph, key: str, origins: schema.Origins | None, hints:
     weights = []
     for node in graph.nodes:
         sizes[node.name] = _elements(node.value, hints)
-        largest = max([sizes[node.name], *(sizes.get(name, 0.0) for name in _read(node))])
+        largest = max([sizes[node.name], *(sizes.get(name, 0.0) for name in references(node))])
         free = node.op.startswith("builtin.") or node.op.rpartition(".")[0] in _FREE
         weights.append(0.0 if free else largest)
     pairs = zip(modules_of(origins, key, count), lines_of(origins, key, count), strict=True)
     return GraphNodes([Origin(*pair) for pair in pairs], [node.op for node in graph.nodes], weights)
-
-
-def _read(node: schema.Node) -> Iterable[str]:
-    flat = [item for arg in (*node.args, *node.kwargs.values()) for item in (arg if isinstance(arg, list) else [arg])]
-    return [item.name for item in flat if isinstance(item, schema.ValueRef)]
 
 
 def _elements(value: schema.Value, hints: Mapping[str, int]) -> float:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.format import schema
 
 from ..describe import (
-    blob_purposes,
+    blob_rows,
     code_blobs,
-    media_kind,
     platform_text,
     requirements_of,
     subclass_types,
@@ -261,22 +260,4 @@ def _targets(bundle: Bundle) -> Markup:
 
 
 def _provenance(bundle: Bundle, attachments: Sequence[Any]) -> Markup:
-    purposes = blob_purposes(bundle)
-    blobs = []
-    for descriptor in bundle.descriptors():
-        users = [
-            name
-            for name, found in bundle.manifests.items()
-            if descriptor.digest in {found.descriptor.digest, *(layer.digest for layer in found.manifest.layers)}
-        ]
-        raw = descriptor.annotations.get(media_types.ANNOTATION_RAW_SIZE, "")
-        blobs.append(
-            {
-                "purpose": purposes.get(descriptor.digest) or media_kind(descriptor.media_type),
-                "size": descriptor.size,
-                "raw": int(raw) if raw.isascii() and raw.isdecimal() and len(raw) < 20 else None,
-                "users": "all" if len(users) in (0, len(bundle.manifests)) else ", ".join(users),
-                "digest": descriptor.digest,
-            }
-        )
-    return fragment("inspect/provenance", blobs=blobs, attachments=attachments)
+    return fragment("inspect/provenance", blobs=list(blob_rows(bundle)), attachments=attachments)

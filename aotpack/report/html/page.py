@@ -20,6 +20,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from aotpack_loader.format.events import ROOT
+
 from ..text import size_text, time_text, visible
 
 _HERE = Path(__file__).parent
@@ -112,6 +114,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals["ROOT"] = ROOT
     found.filters |= {"size": size_text, "time": time_text, "number": lambda count: f"{count:,}"}
     return found
 

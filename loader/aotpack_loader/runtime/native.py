@@ -104,7 +104,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it returns sparse tensors; return dense ones": any(
             isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results
         ),
-        "it has sparse gradients": backward is not None and bool(backward.sparse),
+        "it has sparse gradients; use sparse=False": backward is not None and bool(backward.sparse),
         "it returns views; return clones": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
