@@ -13,22 +13,17 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 from support.browser import PageUnderTest, chromium
+from support.hostile import HIDDEN, HOSTILE, hostile_bundle
 
 from aotpack.cli import main
 from aotpack.report.html.inspect import inspect_page
 from aotpack.report.text import visible
-from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.format import media_types
 from devtools.inspect_pages import CONTENT, NETWORKS, PICTURE, build
 from devtools.large_bundle import write_large_bundle
 from devtools.paths import ROOT
-from devtools.spec.documents import Documents, blob_name
-from devtools.spec.vectors import tar
 
 VECTORS = ROOT / "spec/vectors/v1/valid"
-HOSTILE = "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>\u202e\u200b"
-"""A name. The format forbids control characters in names of parameters, so they are in the other names only."""
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +124,19 @@ def test_the_theme_changes(browser: Any, digits_page: Path) -> None:
     assert page.complaints() == []
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_rules_of_axe(browser: Any, digits_page: Path, theme: str) -> None:
+    """axe-core checks roles, names, landmarks, focus order and contrast."""
+    axe = Path(str(pytest.importorskip("axe_core_python").__file__)).with_name("axe.min.js").read_text()
+    page = PageUnderTest(browser, digits_page)
+    page.script("document.documentElement.dataset.theme = arguments[0]", theme)
+    page.script("document.getElementById('graph-expand').click(); graphView.search('convolution')")
+    page.script(axe)
+    found = browser.execute_async_script("axe.run(document).then(arguments[arguments.length - 1])")
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    assert len(found["passes"]) > 25
+
+
 def test_what_a_screen_reader_needs(browser: Any, digits_page: Path) -> None:
     """Every control has a name, every table has heading cells, every section a heading."""
     page = PageUnderTest(browser, digits_page)
@@ -143,28 +151,6 @@ def test_what_a_screen_reader_needs(browser: Any, digits_page: Path) -> None:
 # ---------------------------------------------------------------- bundles by others
 
 
-def hostile_bundle(folder: Path) -> Path:
-    """A valid bundle whose names are HTML, scripts, control characters and right-to-left marks."""
-    documents = Documents(VECTORS / "origins/bundle.aotpack")
-    text = json.dumps(documents.program)
-    assert '"0.conv.weight"' in text
-    documents.program = json.loads(text.replace("0.conv", "0." + HOSTILE.replace(".", "_")).replace('"labels"', '"x"'))
-    program = documents.program
-    program["name"] = HOSTILE + "\x1b[31m"
-    program["requirements"]["operators"] = ["no_such_operators"]
-    method = program["methods"]["train"]
-    method["parameters"] = [HOSTILE + "\x1b[31m"]
-    method["notes"] = [HOSTILE + "\x07"]
-    origins = program["origins"]
-    size = int(origins["annotations"][media_types.ANNOTATION_RAW_SIZE])
-    raw = compression.decompress(documents.others[blob_name(origins["digest"])], size)
-    raw = raw.replace(b'"0.conv"', json.dumps("0." + HOSTILE.replace(".", "_")).encode())
-    documents.replace(origins, compression.compress(raw), raw)
-    path = folder / "hostile.aotpack"
-    path.write_bytes(tar(list(documents.files().items())))
-    return path
-
-
 def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     bundle = hostile_bundle(tmp_path)
     out = tmp_path / "hostile.html"
@@ -175,7 +161,7 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     assert page.script("return document.title").startswith(visible(HOSTILE))
     assert page.script("return document.querySelectorAll('img, iframe, object, embed, link').length") == 0
     shown = out.read_text()
-    assert not set(shown) & set("\x1b\x07\u202e\u200b")
+    assert not set(shown) & HIDDEN
     page.script("document.getElementById('graph-expand').click(); graphView.search('img')")
     assert page.script("return graphView.state().hits") > 0
     page.script("document.querySelector('#graph-results button').click()")
@@ -188,7 +174,7 @@ def test_hostile_names_are_inert_in_a_terminal(tmp_path: Path, options: list[str
     done = CliRunner().invoke(main, ["inspect", str(hostile_bundle(tmp_path)), *options], catch_exceptions=False)
     assert done.exit_code == 0
     assert visible(HOSTILE)[-12:] in done.output.replace("\n", "").replace(" ", "")
-    assert not set(done.output) & set("\x1b\x07\u202e\u200b")
+    assert not set(done.output) & HIDDEN
 
 
 def test_vectors_of_every_kind_have_a_page(tmp_path: Path) -> None:
@@ -247,7 +233,7 @@ def test_a_graph_of_a_hostile_bundle_is_inert(tmp_path: Path) -> None:
     bundle = hostile_bundle(tmp_path)
     for form in ("text", "dot"):
         shown = graph_of(bundle, "train.forward", "--format", form)
-        assert not set(shown) & set("\x1b\x07\u202e\u200b")
+        assert not set(shown) & HIDDEN
         assert r"\u202e" in shown
 
 

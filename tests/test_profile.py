@@ -25,7 +25,9 @@ from aotpack.report.memory import step_memory
 from aotpack.report.operations import views
 from aotpack.report.text import visible
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import AotpackError
 from aotpack_loader.format.events import Event, event_name
+from devtools.paths import ROOT
 
 HOSTILE = "\x1b[31m\u202eevil\u200b"
 
@@ -76,6 +78,12 @@ def test_a_bundle_without_origins_or_training(tiny_bundle: Path, tmp_path: Path,
     profile, _ = profile_bundle(out, steps=1, warmup=1)
     assert (profile.method, profile.backward, profile.saved) == ("infer", 0.0, 0)
     assert profile.forward > 0
+
+
+@pytest.mark.parametrize("backend", ["xla", "xla:vector"])
+def test_targets_for_xla_are_refused(backend: str) -> None:
+    with pytest.raises(AotpackError, match="XLA, whose kernels torch's profiler does not see"):
+        profile_bundle(ROOT / "spec/vectors/v1/valid/targets/bundle.aotpack", backend=backend)
 
 
 def test_names_of_a_bundle_are_inert(capsys: pytest.CaptureFixture[str], digits_bundle: Path) -> None:

@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from .. import _torch as compat
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api.constants import KnownConstants
+from .._torch.api.module_stack import recorded_modules
 from .._torch.randomness import no_python_random
 from . import containers
 from .dry_run import repeat
@@ -41,7 +42,13 @@ def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
     with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
-        with mode, checkpoints.kept_checkpoints() as regions, checkpoints.selected(regions), compat.traced_own_gradients():
+        with (
+            mode,
+            checkpoints.kept_checkpoints() as regions,
+            checkpoints.selected(regions),
+            compat.traced_own_gradients(),
+            recorded_modules(model),
+        ):
             joint = compat.export_joint(model, fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe)
     return with_dry_run(dry_run, joint), lost(regions, joint)
 

@@ -13,7 +13,7 @@ import click
 from aotpack_loader.errors import AotpackError
 
 from . import bench, build, cache, compile, copy, diff, inspect, keygen, list, profile, pull, push, run, sign, trust, verify
-from .console import as_options, print_json, print_version, wants_json, wants_tracebacks
+from .console import as_options, print_json, print_version, say, wants_json, wants_tracebacks
 
 
 class _Group(click.Group):
@@ -31,7 +31,7 @@ class _Group(click.Group):
             _show(AotpackError(str(error)), ctx)
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
+            say("Interrupted.", err=True)
             ctx.exit(130)
 
 
@@ -47,15 +47,16 @@ for _module in (build, compile, inspect, diff, verify, run, bench, profile, push
 
 def _show(error: AotpackError, ctx: click.Context) -> None:
     if wants_tracebacks(ctx) and error.__cause__ is not None:
-        click.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+        say("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
     command = main.commands.get(ctx.invoked_subcommand or "")
     summary, hint = as_options(error.summary, command), as_options(error.hint, command)
     if wants_json(ctx):
         problems = [{"where": problem.where, "message": problem.message} for problem in error.problems]
         print_json({"error": {"kind": type(error).__name__, "message": summary, "problems": problems, "hint": hint}})
         return
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {summary}", err=True)
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    say(summary, err=True)
     for problem in error.problems:
-        click.echo(f"  {problem}", err=True)
+        say(f"  {problem}", err=True)
     if hint:
-        click.echo(hint, err=True)
+        say(hint, err=True)

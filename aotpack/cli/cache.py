@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from .console import json_option, print_json, size_text, stdout
+from .console import json_option, plain, print_json, say, size_text, stdout
 
 
 @click.group("cache", short_help="Look after the local copies of bundles from registries.")
@@ -29,9 +28,11 @@ def list_bundles(as_json: bool) -> None:
         print_json([asdict(entry) for entry in found])
         return
     table = Table("program", "targets", "size", "used", "digest", box=None, pad_edge=False, header_style="bold")
+    table.columns[0].overflow = "fold"  # a name of any length leaves room for the digest
+    table.columns[-1].no_wrap, table.columns[-1].min_width = True, len("sha256:") + 64
     for entry in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        table.add_row(Text(entry.name), Text(", ".join(entry.targets)), size_text(entry.size), used, entry.digest)
+        table.add_row(plain(entry.name), plain(", ".join(entry.targets)), size_text(entry.size), used, entry.digest)
     stdout().print(table)
 
 
@@ -47,9 +48,7 @@ def verify_blobs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"ok": not wrong, "removed": wrong})
     else:
-        click.echo(
-            "\n".join(f"{digest}: {what}; removed" for digest, what in wrong.items()) or "All blobs are as they should be."
-        )
+        say("\n".join(f"{digest}: {what}; removed" for digest, what in wrong.items()) or "All blobs are as they should be.")
     if wrong:
         ctx.exit(1)
 
@@ -68,4 +67,4 @@ def prune_bundles(unused_for: float, dry_run: bool, as_json: bool) -> None:
         print_json(asdict(freed) | {"dryRun": dry_run})
     else:
         what = "Would remove" if dry_run else "Removed"
-        click.echo(f"{what} {len(freed.bundles)} bundles and {freed.blobs} blobs, {size_text(freed.size)}.")
+        say(f"{what} {len(freed.bundles)} bundles and {freed.blobs} blobs, {size_text(freed.size)}.")

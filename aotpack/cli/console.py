@@ -6,20 +6,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from aotpack_loader.errors import AotpackError
 
 from ..report.text import size_text as size_text
 from ..report.text import time_text as time_text
-from ..report.text import visible
+from ..report.text import visible, visible_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,18 +43,44 @@ def stderr() -> Console:
     return _console(sys.stderr.isatty(), stderr=True)
 
 
+class _Console(Console):
+    """A console on which invisible characters of every text are escapes. A terminal would obey them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
+
+
 def _console(terminal: bool, *, stderr: bool) -> Console:
-    return Console(stderr=stderr, width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+    return _Console(stderr=stderr, width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)
 
 
-def plain(text: str, style: str = "") -> Text:
-    """Return text of a bundle for a terminal: control characters in it are escapes that can be seen."""
-    return Text(visible(text), style)
+def plain(text: str, style: str = "", *, lines: bool = False) -> Text:
+    """Return text of a bundle for a table: invisible characters are escapes. ``lines``: line breaks are not."""
+    return Text(visible_lines(text) if lines else visible(text), style)
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text. Invisible characters in it are escapes."""
+    click.echo(visible_lines(text), err=err, nl=nl)
+
+
+def print_bytes(data: bytes) -> None:
+    """Print a binary file on stdout.
+
+    Raises:
+        AotpackError: stdout is a terminal.
+    """
+    if sys.stdout.isatty():
+        raise AotpackError("The file is binary, and stdout is a terminal.", hint="Write it to a file: > FILE")
+    click.echo(data, nl=False)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print one JSON document on stdout. Invisible characters in its strings are escapes of JSON."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    hidden = {c for c in set(text) if visible_lines(c) != c}
+    click.echo(text.translate({ord(c): json.dumps(c)[1:-1] for c in hidden}))
 
 
 def write_page(path: str | Path, page: str) -> None:
@@ -62,7 +89,7 @@ def write_page(path: str | Path, page: str) -> None:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
         raise AotpackError(f"The page cannot be written to {path}: {error.strerror}.") from error
-    click.echo(f"{path}: {size_text(len(page.encode()))}", err=True)
+    say(f"{path}: {size_text(len(page.encode()))}", err=True)
 
 
 def json_option(function: F) -> F:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .console import json_option, print_json, size_text
+from .console import json_option, print_json, say, size_text
 from .transfers import bars, connection_options, mirror_option, parsed, transport
 
 
@@ -32,6 +32,6 @@ def command(
     if as_json:
         print_json(report.to_json())
         return
-    click.echo(report.digest)
+    say(report.digest)
     for outcome, size in sorted(report.sizes.items()):
-        click.echo(f"{outcome} {size_text(size)} in {len(report.blobs[outcome])} blobs")
+        say(f"{outcome} {size_text(size)} in {len(report.blobs[outcome])} blobs")

@@ -31,7 +31,7 @@ from ..report.describe import (
 from ..report.signature import Row, argument_rows, mode_text, ranges, result_rows
 from ..report.text import visible
 from . import attached
-from .console import json_option, plain, print_json, size_text, stdout, verbose_option, write_page
+from .console import json_option, plain, print_bytes, print_json, say, size_text, stdout, verbose_option, write_page
 from .transfers import connection_options, documents, mirror_option
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page to FILE.")
 @click.option("--graph", "graph", metavar="METHOD.HALF", help="Print one graph: train.forward, train.backward, infer.forward.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "dot", "svg"]), default="text", show_default=True, help="Of --graph."
+    "--format", "form", type=click.Choice(["text", "dot", "svg", "onnx"]), default="text", show_default=True, help="Of --graph."
 )
 @mirror_option
 @connection_options
@@ -68,7 +68,7 @@ def command(
     manifests, the program and the targets' documents are fetched.
 
     --html writes one page that needs no network: signature, state, graphs by module, memory of a step, targets.
-    --graph prints the operations of one graph by module; SVG needs Graphviz.
+    --graph prints the operations of one graph by module; SVG needs Graphviz. ONNX is for viewers such as Netron.
     """
     from aotpack_loader.archive.bundle import Bundle
 
@@ -76,7 +76,8 @@ def command(
         if page is not None:
             _write_page(page, bundle, opened)
         elif graph is not None:
-            click.echo(_drawn(opened, graph, form), nl=False)
+            drawn = _drawn(opened, graph, form)
+            print_bytes(drawn) if isinstance(drawn, bytes) else say(drawn, nl=False)
         elif as_json:
             print_json(_as_json(bundle, opened))
         else:
@@ -89,7 +90,7 @@ def _write_page(path: str, name: str, bundle: Bundle) -> None:
     write_page(path, inspect_page(bundle, name, attached.rows(bundle)))
 
 
-def _drawn(bundle: Bundle, key: str, form: str) -> str:
+def _drawn(bundle: Bundle, key: str, form: str) -> str | bytes:
     """Return one graph in the form that was asked for."""
     from ..report import drawing
     from ..report.operations import views
@@ -103,6 +104,10 @@ def _drawn(bundle: Bundle, key: str, form: str) -> str:
         raise AotpackError(f"The graph {key} is not in this copy of the bundle.", hint="Pull the bundle, then inspect the copy.")
     if form == "text":
         return "".join(f"{line}\n" for line in drawing.as_text(view))
+    if form == "onnx":
+        from ..report.onnx_file import as_onnx
+
+        return as_onnx(view)
     return drawing.as_dot(view) if form == "dot" else drawing.as_svg(view)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .console import json_option, passphrase_of, print_json
+from .console import json_option, passphrase_of, print_json, say
 
 
 @click.command("keygen", short_help="Make keys that sign bundles.")
@@ -25,6 +25,6 @@ def command(out: Path, kind: str, passphrase: bool, as_json: bool) -> None:
     if as_json:
         print_json({"private": str(private), "public": str(public), "id": key.id, "kind": key.kind})
         return
-    click.echo(f"private key  {private}  (keep it secret)")
-    click.echo(f"public key   {public}")
-    click.echo(f"identifier   {key.id}")
+    say(f"private key  {private}  (keep it secret)")
+    say(f"public key   {public}")
+    say(f"identifier   {key.id}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .console import json_option, print_json
+from .console import json_option, print_json, say
 from .transfers import connection_options, parsed, transport
 
 
@@ -21,4 +21,4 @@ def command(reference: str, plain_http: tuple[str, ...], ca_file: str, concurren
     if as_json:
         print_json({"repository": f"oci://{name.host}/{name.repository}", "tags": tags})
     else:
-        click.echo("\n".join(tags))
+        say("\n".join(tags))

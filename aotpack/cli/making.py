@@ -11,9 +11,8 @@ import click
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
-from rich.text import Text
 
-from .console import F, print_json, size_text, stdout, time_text
+from .console import F, plain, print_json, size_text, stdout, time_text
 
 if TYPE_CHECKING:
     from aotpack.pipeline.progress import BuildReport
@@ -115,7 +114,7 @@ class Progress:
         self._line(f"warning: {message}", style="yellow")
 
     def _line(self, line: str, style: str = "") -> None:
-        self._console.print(Text(line, style), soft_wrap=True)
+        self._console.print(plain(line, style, lines=True), soft_wrap=True)
 
     def _spin(self) -> None:
         """Show the running stages in the spinner. Without a terminal, there is no spinner."""
@@ -123,10 +122,10 @@ class Progress:
         if not self._console.is_terminal:
             return
         if self._status is None and label:
-            self._status = self._console.status(Text(label))
+            self._status = self._console.status(plain(label))
             self._status.start()
         elif self._status is not None and label:
-            self._status.update(Text(label))
+            self._status.update(plain(label))
         elif self._status is not None:
             self._status.stop()
             self._status = None
@@ -145,14 +144,14 @@ def _summary(report: BuildReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("bundle", Text(str(report.out)))
+    table.add_row("bundle", plain(str(report.out)))
     table.add_row("size", size_text(report.size))
     table.add_row("digest", report.digest)
-    table.add_row("targets", Text(", ".join(report.targets)))
-    table.add_row("methods", Text(", ".join(report.methods)))
+    table.add_row("targets", plain(", ".join(report.targets)))
+    table.add_row("methods", plain(", ".join(report.methods)))
     stages = [f"{stage.name} {time_text(stage.seconds)}" for stage in report.stages]
     total = sum(stage.seconds for stage in report.stages)
-    table.add_row("time", Text(f"{time_text(total)} ({', '.join(stages)})" if stages else time_text(total)))
+    table.add_row("time", plain(f"{time_text(total)} ({', '.join(stages)})" if stages else time_text(total)))
     for note in report.notes:
-        table.add_row("note", Text(note))
+        table.add_row("note", plain(note, lines=True))
     return table

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from .console import json_option, print_json, size_text, stdout
+from .console import json_option, plain, print_json, say, size_text, stdout
 from .transfers import bars, connection_options, mirror_option, parsed, transport
 
 
@@ -65,9 +64,9 @@ def command(
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("bundle", Text(str(pulled.path)))
+    table.add_row("bundle", plain(str(pulled.path)))
     table.add_row("digest", pulled.digest)
-    table.add_row("targets", Text(", ".join(pulled.targets)))
+    table.add_row("targets", plain(", ".join(pulled.targets)))
     table.add_row("fetched", f"{size_text(pulled.fetched)}, {size_text(pulled.reused)} were in the cache")
     stdout().print(table)
 
@@ -87,4 +86,4 @@ def _pull_file(url: str, out: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        click.echo(f"{path}: {bundle.digest}")
+        say(f"{path}: {bundle.digest}")

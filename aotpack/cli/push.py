@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from .console import json_option, print_json, size_text, stdout
+from .console import json_option, plain, print_json, size_text, stdout
 from .transfers import bars, connection_options, parsed, transport
 
 
@@ -73,7 +72,7 @@ def command(
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("digest", report.digest)
-    table.add_row("pinned", Text(str(name.at(report.digest))))
+    table.add_row("pinned", plain(str(name.at(report.digest))))
     for outcome, size in sorted(report.sizes.items()):
         table.add_row(outcome, f"{size_text(size)} in {len(report.blobs[outcome])} blobs")
     if report.attachments:

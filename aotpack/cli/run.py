@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from .console import json_option, print_json, stdout, time_text, trust_option
+from .console import json_option, plain, print_json, stdout, time_text, trust_option
 from .importing import import_modules, import_option
 
 if TYPE_CHECKING:
@@ -173,9 +172,9 @@ def _table(report: StepReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("backend", Text(f"{report.backend} ({report.reason})"))
+    table.add_row("backend", plain(f"{report.backend} ({report.reason})"))
     for target, reason in report.rejected.items():
-        table.add_row("", Text(f"not {target}: {reason}", "yellow"))
+        table.add_row("", plain(f"not {target}: {reason}", "yellow"))
     table.add_row("inputs", report.inputs)
     table.add_row("loss", ", ".join(f"{loss:.6g}" for loss in report.losses))
     if report.gradient_norm is not None:

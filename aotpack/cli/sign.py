@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .console import json_option, passphrase_of, print_json
+from .console import json_option, passphrase_of, print_json, say
 
 if TYPE_CHECKING:
     from aotpack_loader.signing.keys import PrivateKey
@@ -41,9 +41,9 @@ def command(bundle: Path, key_file: Path, detached: Path | None, statements: boo
         made = {"attachment": signed.attachment, "statements": list(signed.statements)}
         print_json({"bundle": str(bundle), "digest": signed.digest, "key": signed.key.id, **made})
         return
-    click.echo(f"signed {signed.digest} with the key {signed.key.id}")
+    say(f"signed {signed.digest} with the key {signed.key.id}")
     for digest in signed.statements:
-        click.echo(f"signed a statement about it: {digest}")
+        say(f"signed a statement about it: {digest}")
 
 
 def _sign_detached(bundle: Path, key: PrivateKey, out: Path, *, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def _sign_detached(bundle: Path, key: PrivateKey, out: Path, *, as_json: bool) -
     if as_json:
         print_json({"bundle": str(bundle), "key": key.public.id, "signature": str(out)})
         return
-    click.echo(f"signed {bundle} with the key {key.public.id}: {out}")
+    say(f"signed {bundle} with the key {key.public.id}: {out}")
 
 
 def read_private_key(path: Path) -> PrivateKey:

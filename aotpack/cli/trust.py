@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .console import json_option, print_json
+from .console import json_option, print_json, say
 
 
 @click.group("trust", short_help="The keys whose bundles may run native code.")
@@ -27,7 +27,7 @@ def add(key: Path, name: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"name": name or key.stem, "id": read.id, "path": str(path)})
         return
-    click.echo(f"trusted: {name or key.stem}  {read.kind}  {read.id}")
+    say(f"trusted: {name or key.stem}  {read.kind}  {read.id}")
 
 
 @command.command("list")
@@ -41,9 +41,9 @@ def list_keys(as_json: bool) -> None:
         print_json({"keys": [{"name": key.name, "kind": key.kind, "id": key.id} for key in keys]})
         return
     for key in keys:
-        click.echo(f"{key.name}  {key.kind}  {key.id}")
+        say(f"{key.name}  {key.kind}  {key.id}")
     if not keys:
-        click.echo(f"No key is trusted. They are kept in {store.config_directory() / 'keys'}.", err=True)
+        say(f"No key is trusted. They are kept in {store.config_directory() / 'keys'}.", err=True)
 
 
 @command.command("remove")
@@ -57,4 +57,4 @@ def remove(name: str, as_json: bool) -> None:
     if as_json:
         print_json({"name": key.name, "id": key.id})
         return
-    click.echo(f"no longer trusted: {key.name}  {key.id}")
+    say(f"no longer trusted: {key.name}  {key.id}")

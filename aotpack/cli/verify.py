@@ -256,5 +256,5 @@ def _self_test(path: Path, target: str, asked: Asked, subclasses: Sequence[type]
 def _table(checks: list[Check]) -> Table:
     table = Table("check", "result", "detail", box=None, pad_edge=False)
     for check in checks:
-        table.add_row(plain(check.name), plain(check.status, STYLES[check.status]), plain(check.detail))
+        table.add_row(plain(check.name), plain(check.status, STYLES[check.status]), plain(check.detail, lines=True))
     return table

@@ -111,10 +111,15 @@ class Sizes:
     def __init__(self, method: schema.Method) -> None:
         self._labels = Labels(method.symbols)
         self._hints = {symbol.name: symbol.hint for symbol in method.symbols if symbol.hint is not None}
+        self._types: dict[tuple[object, ...], str] = {}
+        self._bytes: dict[tuple[object, ...], int | None] = {}
 
     def type(self, value: schema.Value | None) -> str:
         if isinstance(value, schema.TensorValue):
-            return self._labels.text(tensor_type(value.dtype, value.shape))
+            key = value.dtype, *value.shape
+            if key not in self._types:
+                self._types[key] = self._labels.text(tensor_type(value.dtype, value.shape))
+            return self._types[key]
         if isinstance(value, schema.IntValue):
             return f"int {self._labels.text(value.expr)}"
         return "" if value is None else value.kind
@@ -123,6 +128,12 @@ class Sizes:
         """The memory of a tensor; of one with repeated elements (stride 0), that of its own elements."""
         if not isinstance(value, schema.TensorValue):
             return 0
+        key = value.dtype, *value.shape, *value.stride
+        if key not in self._bytes:
+            self._bytes[key] = self._counted(value)
+        return self._bytes[key]
+
+    def _counted(self, value: schema.TensorValue) -> int | None:
         try:
             shape, stride = ([expressions.evaluate(d, self._hints) for d in dims] for dims in (value.shape, value.stride))
         except (AotpackError, KeyError):  # a size without a hint

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aotpack_loader.format.text import visible as visible
+from aotpack_loader.text import visible as visible
+from aotpack_loader.text import visible_lines as visible_lines
 
 
 def size_text(count: int) -> str:

@@ -250,6 +250,11 @@ class Watched(nn.Module):
     _apply = nn.Module._apply
     __setstate__ = nn.Module.__setstate__
 
+    def __repr__(self) -> str:
+        from .text import visible_lines  # only to print
+
+        return visible_lines(super().__repr__())
+
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
         """Start to check edits."""
         ours = _ANY_MODULE.union(vars(self)) if known else ()

@@ -19,23 +19,29 @@ class Problem(Struct, frozen=True):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
+        from .text import visible, visible_lines  # only where something is wrong
+
+        message = visible_lines(self.message)
+        return f"{visible(self.where)}: {message}" if self.where else message
 
 
 class AotpackError(Exception):
     """Base of all errors raised by aotpack.
 
     ``problems`` holds each problem separately, for programs that handle the error. ``hint`` says
-    what to do.
+    what to do. In the text of an error, control characters and other invisible ones are escapes,
+    since names in a bundle may hold anything.
     """
 
     def __init__(self, summary: str, problems: Iterable[Problem] = (), *, hint: str = "") -> None:
+        from .text import visible_lines
+
         self.summary = summary
         self.problems = tuple(problems)
         self.hint = hint
-        lines = [summary, *(f"  {problem}" for problem in self.problems)]
+        lines = [visible_lines(summary), *(f"  {problem}" for problem in self.problems)]
         if hint:
-            lines.append(hint)
+            lines.append(visible_lines(hint))
         super().__init__("\n".join(lines))
 
 

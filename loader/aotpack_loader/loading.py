@@ -108,7 +108,9 @@ def load(
     with _collector.paused():
         module, fallback = load_with(bundle, options)
     if fallback:
-        warnings.warn(fallback, BackendWarning, stacklevel=2)
+        from .text import visible_lines  # only for warnings
+
+        warnings.warn(visible_lines(fallback), BackendWarning, stacklevel=2)
     return module
 
 

@@ -57,9 +57,9 @@ class Submodule(Watched):
 
 def shown(text: str) -> str:
     """A text of a bundle as ``repr`` shows it. Its lines are kept, and invisible characters are escaped."""
-    from .format.text import visible  # nothing is shown at a start
+    from .text import visible_lines  # nothing is shown at a start
 
-    return "\n".join(map(visible, text.split("\n")))
+    return visible_lines(text)
 
 
 def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from .format import schema
 from .format.labels import Labels
-from .format.text import visible
+from .text import visible
 
 _MOST = 24
 """How many arguments of a method are listed."""

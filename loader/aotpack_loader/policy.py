@@ -186,8 +186,10 @@ def apply_policies(bundle: Bundle, options: LoadOptions, *, warn: bool = True) -
         )
     for each in found if warn else ():
         if each.problems and each.rule.rule.mode == "warn":
+            from .text import visible_lines  # only for warnings
+
             lines = "".join(f"\n  {problem}" for problem in _labelled(each))
-            warnings.warn(f"The bundle {options.source} breaks a policy:{lines}", PolicyWarning, stacklevel=4)
+            warnings.warn(visible_lines(f"The bundle {options.source} breaks a policy:{lines}"), PolicyWarning, stacklevel=4)
     return replace(options, vouched=next((each.accepted for each in found if each.accepted), ""))
 
 

@@ -1,7 +1,8 @@
 """Figures of ``aotpack inspect --html``, and the README's picture of its page.
 
-    python -m devtools.inspect_pages             builds portable bundles of four networks, and measures their pages
-    python -m devtools.inspect_pages --picture   draws docs/inspect.png from the page of examples/digits
+    python -m devtools.inspect_pages                     builds portable bundles of four networks, and measures their pages
+    python -m devtools.inspect_pages --bundles FOLDER    builds only the bundles that are not in FOLDER yet
+    python -m devtools.inspect_pages --picture           draws docs/inspect.png from the page of examples/digits
 
 Needs the Debian packages chromium and chromium-driver, and selenium. Writes
 scripts/bench/results/inspect.json.
@@ -37,13 +38,13 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 ROUNDS = 3
 
 
-def build(path: str, options: dict[str, Any], out: Path) -> None:
-    """Build the network that the file ``path`` defines, for the portable target."""
+def build(path: str, options: dict[str, Any], out: Path, *, targets: tuple[str, ...] = ("portable",), cache: bool = True) -> None:
+    """Build the network that the file ``path`` defines."""
     module = import_file(ROOT / path, "inspected_model")
     inputs = module.example_inputs()
     args, kwargs = inputs if inputs and isinstance(inputs[-1], dict) else (inputs, {})
     shapes = module.dynamic_shapes() if hasattr(module, "dynamic_shapes") else None
-    aotpack.build(module.model(**options), args, kwargs, out=out, targets=("portable",), dynamic_shapes=shapes)
+    aotpack.build(module.model(**options), args, kwargs, out=out, targets=targets, dynamic_shapes=shapes, cache=cache)
 
 
 def measured(driver: Any, bundle: Path, page: Path) -> dict[str, Any]:
@@ -65,18 +66,22 @@ def measured(driver: Any, bundle: Path, page: Path) -> dict[str, Any]:
     return {"operations": operations, "page_bytes": page.stat().st_size, "write_seconds": min(wrote), "open_seconds": min(opens)}
 
 
-def measure() -> None:
+def measure(folder: Path) -> None:
+    """Measure the page of each network. Bundles are built where ``folder`` does not have them."""
     found: dict[str, Any] = {}
     makers: dict[str, Callable[[Path], None]] = {
         name: lambda out, case=case: build(*case, out)  # type: ignore[misc]
         for name, case in NETWORKS.items()
     }
     makers["a graph of 100,000 operations"] = lambda out: write_large_bundle(out, 100_000)
-    with chromium(1400, 1000) as driver, tempfile.TemporaryDirectory() as folder:
+    folder.mkdir(parents=True, exist_ok=True)
+    with chromium(1400, 1000) as driver:
         version = driver.capabilities["browserVersion"]
         for name, make in makers.items():
-            make(Path(folder) / "model.aotpack")
-            found[name] = measured(driver, Path(folder) / "model.aotpack", Path(folder) / "page.html")
+            bundle = folder / f"{name} page.aotpack".replace(" ", "-")
+            if not bundle.exists():
+                make(bundle)
+            found[name] = measured(driver, bundle, folder / "page.html")
             print(name, found[name], flush=True)
     facts = provenance()
     facts["versions"]["chromium"] = version
@@ -109,10 +114,12 @@ def draw(page: Path, picture: Path, section: str, width: int = 1500, height: int
 def main() -> None:
     parser = argparse.ArgumentParser(prog="inspect_pages", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--picture", action="store_true", help=f"draw {PICTURE.relative_to(ROOT)} only")
-    if not parser.parse_args().picture:
-        measure()
-        return
+    parser.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep the bundles in this folder")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if not given.picture:
+            measure(given.bundles or Path(folder))
+            return
         bundle, page = Path(folder) / "digits.aotpack", Path(folder) / "digits.html"
         build(*NETWORKS["digits"], bundle)
         with Bundle.open(bundle) as opened:

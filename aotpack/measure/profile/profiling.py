@@ -132,8 +132,10 @@ def profile_bundle(
         subclasses: the tensor subclasses that the bundle requires.
 
     Raises:
-        AotpackError: the bundle cannot be loaded or run.
+        AotpackError: the bundle cannot be loaded or run, or the target is for XLA.
     """
+    with Bundle.open(path) as bundle:
+        _refuse_xla(bundle, backend)
     if threads:
         torch.set_num_threads(threads)
     with warnings.catch_warnings():
@@ -176,6 +178,16 @@ def profile_bundle(
         cells=_merged(cells),
     )
     return profile, Trace(recording, graphs)
+
+
+def _refuse_xla(bundle: Bundle, backend: str | None) -> None:
+    """Refuse a target whose kernels torch's profiler does not see."""
+    for name, target in bundle.targets.items():
+        if backend in (name, name.partition(":")[0]) and target.kind == "xla":
+            raise AotpackError(
+                f"The target {name} is for XLA, whose kernels torch's profiler does not see.",
+                hint="Profile another target (--backend portable), or use torch_xla.debug.profiler.",
+            )
 
 
 def _span(step: StepTrace, half: str) -> float:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,16 @@ def render(page: Page) -> str:
     )
 
 
+_NOT_PLAIN = re.compile(r"\\[bfnrtu]|[^ -~]")
+"""What JSON writes for characters that are not printable ASCII."""
+
+
 def json_text(value: Any) -> Markup:
     """Return ``value`` as JSON that may stand in a ``<script>``. Strings in it are made visible."""
-    text = json.dumps(_visible(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    dumps = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    text = dumps(value)
+    if _NOT_PLAIN.search(text):  # rare; a large graph has a million strings
+        text = dumps(_visible(value), ensure_ascii=False)
     return Markup(text.translate(_JSON_ESCAPES))
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from ..text import visible
+
 ROOT: Final = "(model)"
 """What stands for the root module, whose path is empty."""
 _SHOWN: Final = 3
@@ -27,7 +29,7 @@ class Event(NamedTuple):
 
 
 def event_name(modules: Iterable[str], key: str, code: str, nodes: Iterable[int]) -> str:
-    """The name of an event.
+    """The name of an event. It has no quotes: torch would write them into its trace as they are.
 
     Args:
         modules: paths of modules of the original. The first three are shown.
@@ -35,7 +37,8 @@ def event_name(modules: Iterable[str], key: str, code: str, nodes: Iterable[int]
         code: the kernel or operator, without spaces.
         nodes: indices of the graph's nodes.
     """
-    return f"{shown_modules(modules)} [{key}] {code} #{_ranges(sorted(set(nodes)))}"
+    shown = visible(shown_modules(modules)).replace('"', "'")
+    return f"{shown} [{key}] {code} #{_ranges(sorted(set(nodes)))}"
 
 
 def shown_modules(modules: Iterable[str]) -> str:

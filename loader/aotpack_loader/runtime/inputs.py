@@ -267,8 +267,10 @@ class TensorCheck:
             problems.append(Problem(self.leaf.path, f"{message}; pass a tensor with the expected strides"))
             return value
         if not self.warned:
+            from ..text import visible  # only for warnings
+
             self.warned = True
-            warnings.warn(_copied(self.leaf.path, list(strides), known), LayoutWarning, stacklevel=2)
+            warnings.warn(visible(_copied(self.leaf.path, list(strides), known)), LayoutWarning, stacklevel=2)
         return self.copy(value, known)
 
     def expected(self) -> str:
