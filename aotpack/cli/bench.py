@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
 from .importing import import_modules, import_option
+from .paths import BundlePath
 
 if TYPE_CHECKING:
     from ..measure import Figures
@@ -20,7 +21,7 @@ COMPARED = "warm torch.compile"
 
 
 @click.command("bench", short_help="Measure a bundle's start and step.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--model", metavar="MODEL.PY[:FACTORY]", help="The model's source: measure eager and torch.compile too.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Processes of each; medians count.")
 @click.option("--iterations", type=click.IntRange(min=1), default=30, show_default=True, help="Steps in each process.")

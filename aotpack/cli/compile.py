@@ -20,10 +20,11 @@ from .making import (
     specialize_option,
     untested_torch_option,
 )
+from .paths import BundlePath
 
 
 @click.command("compile", short_help="Add targets to a bundle.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("-o", "--out", required=True, metavar="PATH", help="The bundle to write; it may be BUNDLE itself.")
 @click.option(
     "--target",

@@ -16,7 +16,7 @@ from aotpack_loader.format.events import ROOT
 
 from ..report.diff import Change, Difference, compare
 from .console import json_option, plain, print_json, size_text, stdout, write_page
-from .transfers import connection_options, documents, mirror_option
+from .transfers import connection_options, mirror_option, open_bundle
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -47,19 +47,12 @@ def command(
     """Say what changed from bundle FIRST to bundle SECOND.
 
     Exit code 0: calls and checkpoints of FIRST fit SECOND. 1: they do not, or a bundle cannot be
-    read. Bundles are files, directories, or oci://HOST/REPOSITORY:TAG. Of those in a registry the
-    weights are not compared.
+    read. Bundles are files, directories, oci://HOST/REPOSITORY:TAG, or URLs such as
+    s3://bucket/model.aotpack. Of those in a registry the weights are not compared.
     """
-    from aotpack_loader.archive.bundle import Bundle
-
-    remote = "://" in first or "://" in second
+    remote = any(path.startswith("oci://") for path in (first, second))
     with contextlib.ExitStack() as stack:
-        opened = [
-            stack.enter_context(
-                documents(path, plain_http, ca_file, concurrency, mirrors) if "://" in path else Bundle.open(path)
-            )
-            for path in (first, second)
-        ]
+        opened = [stack.enter_context(open_bundle(path, plain_http, ca_file, concurrency, mirrors)) for path in (first, second)]
         found = compare(*opened)
         weights = None if no_weights or remote else _weights(*opened)
         if page is not None:

@@ -32,7 +32,7 @@ from ..report.signature import Row, argument_rows, mode_text, ranges, result_row
 from ..report.text import visible
 from . import attached
 from .console import json_option, plain, print_bytes, print_json, say, size_text, stdout, verbose_option, write_page
-from .transfers import connection_options, documents, mirror_option
+from .transfers import connection_options, mirror_option, open_bundle
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -63,16 +63,14 @@ def command(
 ) -> None:
     """Show what is in BUNDLE: methods, signatures, state, targets, sizes. With -v, every parameter and buffer too.
 
-    Attachments are listed with the trusted key that signed them. BUNDLE is a file, a directory, or
-    oci://HOST/REPOSITORY:TAG. Of a bundle in a registry only the
-    manifests, the program and the targets' documents are fetched.
+    Attachments are listed with the trusted key that signed them. BUNDLE is a file, a directory,
+    oci://HOST/REPOSITORY:TAG, or a URL such as s3://bucket/model.aotpack. Of a bundle in a registry
+    only the manifests, the program and the targets' documents are fetched.
 
     --html writes one page that needs no network: signature, state, graphs by module, memory of a step, targets.
     --graph prints the operations of one graph by module; SVG needs Graphviz. ONNX is for viewers such as Netron.
     """
-    from aotpack_loader.archive.bundle import Bundle
-
-    with documents(bundle, plain_http, ca_file, concurrency, mirrors) if "://" in bundle else Bundle.open(bundle) as opened:
+    with open_bundle(bundle, plain_http, ca_file, concurrency, mirrors) as opened:
         if page is not None:
             _write_page(page, bundle, opened)
         elif graph is not None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from .console import json_option, plain, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
 from .importing import import_modules, import_option
+from .paths import BundlePath
 
 if TYPE_CHECKING:
     from ..measure.profile import Profile, Row
@@ -23,7 +24,7 @@ By = Literal["module", "line", "kernel"]
 
 
 @click.command("profile", short_help="Show time and memory by module and line.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
 @click.option(
     "--by",

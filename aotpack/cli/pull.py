@@ -6,7 +6,7 @@ import click
 from rich.table import Table
 
 from .console import json_option, plain, print_json, say, size_text, stdout
-from .transfers import bars, connection_options, mirror_option, parsed, transport
+from .transfers import bars, connection_options, is_other_store, mirror_option, parsed, transport
 
 
 @click.command("pull", short_help="Bring a bundle from a registry.")
@@ -44,7 +44,7 @@ def command(
 
     if no_cache and out is None:
         raise click.UsageError("--no-cache goes with -o.")
-    if "://" in reference and not reference.startswith("oci://"):
+    if is_other_store(reference):
         if targets or locked or lock:
             raise click.UsageError("--target, --lock and --locked are for registries.")
         _pull_file(reference, out, as_json=as_json)

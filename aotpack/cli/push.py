@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from .console import json_option, plain, print_json, size_text, stdout
-from .transfers import bars, connection_options, parsed, transport
+from .console import json_option, plain, print_json, say, size_text, stdout
+from .paths import BundlePath
+from .transfers import bars, connection_options, is_other_store, parsed, transport
 
 
 @click.command("push", short_help="Send a bundle to a registry.")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("reference", metavar="oci://HOST/REPOSITORY:TAG")
+@click.argument("bundle", type=BundlePath())
+@click.argument("reference", metavar="oci://HOST/REPOSITORY:TAG|URL")
 @click.option(
     "--as",
     "profile",
@@ -43,14 +44,17 @@ def command(
     concurrency: int,
     as_json: bool,
 ) -> None:
-    """Send BUNDLE to a registry. Blobs that it has already are not sent again."""
+    """Send BUNDLE to a registry. Blobs that it has already are not sent again.
+
+    A bundle file goes to a URL of another store, such as s3://bucket/model.aotpack, through fsspec.
+    """
     from aotpack.registry.image import push_image
     from aotpack.registry.push import push
 
-    if "://" in reference and not reference.startswith("oci://"):
-        from aotpack_loader.registry.files import put_file
-
-        put_file(bundle, reference)
+    if is_other_store(reference):
+        if profile == "image" or mounts or chunk_size or dry_run or lock:
+            raise click.UsageError("--as image, --mount, --chunk-size, --dry-run and --lock are for registries.")
+        _push_file(bundle, reference, as_json=as_json)
         return
     name = parsed(reference)
     connections = transport(plain_http, ca_file, concurrency, chunk_size=chunk_size)
@@ -78,3 +82,19 @@ def command(
     if report.attachments:
         table.add_row("attached", f"{len(report.attachments)} documents")
     stdout().print(table)
+
+
+def _push_file(path: Path, url: str, *, as_json: bool) -> None:
+    """Copy a bundle file to another store, after a look at its documents."""
+    from aotpack_loader.archive.bundle import Bundle
+    from aotpack_loader.registry.files import put_file
+
+    if path.is_dir():
+        raise click.UsageError(f"{path} is a directory. A store of files takes a bundle file: `aotpack build -o model.aotpack`.")
+    with Bundle.open(path) as bundle:
+        put_file(path, url)
+        found = {"reference": url, "bundle": str(path), "digest": bundle.digest}
+    if as_json:
+        print_json(found)
+    else:
+        say(f"{url}: {bundle.digest}")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from .console import json_option, plain, print_json, stdout, time_text, trust_option
 from .importing import import_modules, import_option
+from .paths import BundlePath
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,7 +39,7 @@ class StepReport:
 
 
 @click.command("run", short_help="Train a bundle for one step.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps of plain SGD.")
 @click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate.")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from .console import json_option, passphrase_of, print_json, say
+from .paths import BundlePath
 
 if TYPE_CHECKING:
     from aotpack_loader.signing.keys import PrivateKey
 
 
 @click.command("sign", short_help="Sign a bundle.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--key", "key_file", required=True, type=click.Path(path_type=Path), help="The private key, in PEM.")
 @click.option(
     "--model-signing",

@@ -57,8 +57,24 @@ def parsed(text: str) -> Reference:
     return Reference.parse(text)
 
 
-def documents(text: str, plain_http: Sequence[str], ca_file: str, concurrency: int, mirrors: Sequence[str]) -> Bundle:
-    """Open a bundle in a registry, of which only the documents are fetched."""
+def is_other_store(text: str) -> bool:
+    """Whether a reference is a URL of a store of files, such as ``s3://``."""
+    return "://" in text and not text.startswith("oci://")
+
+
+def open_bundle(text: str, plain_http: Sequence[str], ca_file: str, concurrency: int, mirrors: Sequence[str]) -> Bundle:
+    """Open a bundle to look at it: a path, a URL of a store of files, or a reference of a registry.
+
+    Of a bundle in a registry only the documents are fetched. A file of a store is copied to the cache.
+    """
+    from aotpack_loader.archive.bundle import Bundle
+
+    if "://" not in text:
+        return Bundle.open(text)
+    if is_other_store(text):
+        from aotpack_loader.registry.files import fetch_file
+
+        return Bundle.open(fetch_file(text)[0])
     from aotpack_loader.registry.pull import Puller
 
     return Puller(parsed(text), transport=transport(plain_http, ca_file, concurrency, mirrors=mirrors)).documents()

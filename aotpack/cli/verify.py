@@ -14,6 +14,7 @@ from aotpack_loader.errors import AotpackError, BundleNotFoundError, SubclassErr
 
 from .console import json_option, plain, print_json, stdout, trust_option
 from .importing import import_modules, import_option
+from .paths import BundlePath
 
 if TYPE_CHECKING:
     from aotpack_loader.archive.bundle import Bundle
@@ -54,7 +55,7 @@ class Keyless:
 
 
 @click.command("verify", short_help="Check a bundle's digests, documents and results.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="Require a signature of this key (file in PEM, or name).")
 @click.option(
     "--model-signing",

@@ -26,6 +26,31 @@ def test_a_bundle_goes_to_a_store_and_comes_back(bundle: Path, tmp_path: Path, c
     assert len(list((cache / "registry" / "files").iterdir())) == 1  # a local file is not copied
 
 
+def test_bundles_of_stores_are_pushed_and_looked_at(bundle: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    url = "memory://bucket/seen.aotpack"
+    pushed = json.loads(run(main, ["push", str(bundle), url, "--json"], catch_exceptions=False).stdout)
+    shown = json.loads(run(main, ["inspect", url, "--json"], catch_exceptions=False).stdout)
+    assert pushed == {"reference": url, "bundle": str(bundle), "digest": shown["digest"]}
+    compared = run(main, ["diff", url, str(bundle), "--json"], catch_exceptions=False)
+    assert compared.exit_code == 0
+    assert json.loads(compared.stdout)["weights"] == []  # they were compared
+    for options in (["--dry-run"], ["--lock"], ["--as", "image"], ["--mount", "other"], ["--chunk-size", "1"]):
+        assert run(main, ["push", str(bundle), "memory://bucket/refused.aotpack", *options]).exit_code == 2
+    (tmp_path / "text.aotpack").write_text("no bundle")
+    for path, code in ((tmp_path / "text.aotpack", 1), (tmp_path / "none", 1), (tmp_path, 2)):
+        assert run(main, ["push", str(path), "memory://bucket/refused.aotpack"]).exit_code == code
+    with pytest.raises(BundleNotFoundError):
+        fetch_file("memory://bucket/refused.aotpack")
+
+
+@pytest.mark.parametrize("command", ["bench", "compile", "profile", "push", "run", "sign", "verify"])
+def test_commands_that_need_a_bundle_here_say_how_to_bring_it(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "oci://127.0.0.1:5000/team/model:v1"])
+    assert result.exit_code == 2
+    assert "aotpack pull oci://127.0.0.1:5000/team/model:v1 -o PATH" in " ".join(result.output.split())
+
+
 def test_what_is_not_there_or_not_known() -> None:
     with pytest.raises(BundleNotFoundError, match="memory://bucket/none"):
         fetch_file("memory://bucket/none")
