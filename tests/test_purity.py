@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack import _torch as compat
+from aotpack._torch import inductor, toolchain
 from aotpack.targets.cpu import CpuTarget
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -94,7 +94,7 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return (scores @ x * positions[:, None]).double().sum() + pooled.square().sum() + F.layer_norm(x, x.shape[-1:]).var()
 
 
-class NoCode(compat.Library):
+class NoCode(toolchain.Library):
     """A library that nothing compiles."""
 
     def finish(self) -> None:
@@ -107,11 +107,11 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[compat.OutputLayout]]:
-        return NoCode(folder / "code.so"), [compat.OutputLayout([], own=False)] * (max(call.outputs) + 1)
+    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[inductor.OutputLayout]]:
+        return NoCode(folder / "code.so"), [inductor.OutputLayout([], own=False)] * (max(call.outputs) + 1)
 
     monkeypatch.setattr(CpuTarget, "_lower", lower)
-    monkeypatch.setattr(compat, "imports_from_torch", lambda library: [])
+    monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])
     example = torch.zeros(2, 4, 4, requires_grad=True)
     aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
     code = """

@@ -14,11 +14,11 @@ from torch.fx import Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
+from .._torch import aot_autograd
 from ..graph import source_line
 
 
-def with_tangent_writes(joint: compat.Joint) -> compat.Joint:
+def with_tangent_writes(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     """Return the joint graph without writes. :attr:`Joint.tangent_writes` lists the written tangents.
 
     Raises:
@@ -51,7 +51,7 @@ def with_tangent_writes(joint: compat.Joint) -> compat.Joint:
     return dataclasses.replace(joint, tangent_writes=tuple(values))
 
 
-def _tangents(joint: compat.Joint) -> list[Node]:
+def _tangents(joint: aot_autograd.Joint) -> list[Node]:
     """The placeholders of the tangents, in order."""
     placeholders: list[Node] = joint.graph_module.graph.find_nodes(op="placeholder")
     after = placeholders[joint.tokens + len(joint.primal_descriptors) :]

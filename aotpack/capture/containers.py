@@ -21,8 +21,9 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
 from .. import origin
+from .._torch import fake_run
+from .._torch.api import fake_tensors, messages
 from . import source_lines
 from .container_changes import Containers, Inside, Run, is_container, shown
 from .dry_run import repeat
@@ -40,9 +41,9 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     if not any(is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
-    with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _watched(model) as seen:
+    with repeat.unchanged(model), fake_run.kept_state_changes(), messages.quiet_torch_logs(), _watched(model) as seen:
         try:
-            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+            fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         except Exception:  # a front end reports the error later
             if not on_copies:
                 return Containers()
@@ -50,8 +51,8 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     containers, problems = seen[0].after()
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
-        with repeat.unchanged(model), compat.kept_state_changes(), compat.quiet_torch_logs(), _lines(model) as lines:
-            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+        with repeat.unchanged(model), fake_run.kept_state_changes(), messages.quiet_torch_logs(), _lines(model) as lines:
+            fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         raise _refusal(problems, lines)
     return containers
 

@@ -11,45 +11,55 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .. import _torch as compat
+from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api import fake_tensors, own_gradients
 from .._torch.api.constants import KnownConstants
 from .._torch.api.module_stack import recorded_modules
 from .._torch.randomness import no_python_random
+from .._torch.refusals import lost_gradients
 from . import containers
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, lost, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
 
-def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
     model, args, kwargs = source.model, source.args, source.kwargs
     shapes = source.shapes
-    mode = compat.fake_mode_with_shapes()
+    mode = fake_tensors.fake_mode_with_shapes()
     dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
     fakes: dict[int, torch.Tensor] = {}
 
     def fake(leaf: Any) -> Any:
         if id(leaf) not in fakes:
-            fakes[id(leaf)] = compat.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
+            fakes[id(leaf)] = fake_tensors.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
         return fakes[id(leaf)]
 
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    integers = {i: compat.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
+    integers = {i: fake_tensors.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
+    with (
+        fake_run.kept_state_changes(),
+        lost_gradients.plain_saving(),
+        no_python_random(),
+        containers.refused(model),
+        KnownConstants(),
+    ):
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with (
             mode,
             checkpoints.kept_checkpoints() as regions,
             checkpoints.selected(regions),
-            compat.traced_own_gradients(),
+            own_gradients.traced_own_gradients(),
             recorded_modules(model),
         ):
-            joint = compat.export_joint(model, fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe)
+            joint = aot_autograd.export_joint(
+                model, fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
+            )
     return with_dry_run(dry_run, joint), lost(regions, joint)
 
 

@@ -13,40 +13,41 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .. import _torch as compat
+from .._torch import aot_autograd, dynamo, fake_run
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api import fake_tensors, writes
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes
 
 
-def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints it does not recompute."""
     model, args, kwargs = source.model, source.args, source.kwargs
-    with compat.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
+    with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
         refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
-                compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
-        with compat.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
-            joint = compat.export_joint(captured, args, kwargs, source.decompositions, observe=source.returned.observe)
+                fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs)
+        with dynamo.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
+            joint = aot_autograd.export_joint(captured, args, kwargs, source.decompositions, observe=source.returned.observe)
         if joint.side_effects:
             repeat.check_repeats(model, args, kwargs)
-        if joint.metadata.mutated_inp_runtime_indices or compat.may_move_versions(captured.graph):
+        if joint.metadata.mutated_inp_runtime_indices or writes.may_move_versions(captured.graph):
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
 
 
-def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.VersionedWrites | None:
+def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.VersionedWrites | None:
     """Return whose version counters the captured graph moves.
 
     None if the graph does not run on fake tensors.
     """
     try:
-        return compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), captured, args, kwargs).touched
+        return fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), captured, args, kwargs).touched
     except Exception:  # the graph may depend on data; then every write is assumed to move a counter
         return None
 
@@ -58,12 +59,12 @@ def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     call runs to set something up is often behind a lock, and Dynamo cannot enter locks.
     """
     try:
-        return compat.capture_with_dynamo(model, args, kwargs)
+        return dynamo.capture_with_dynamo(model, args, kwargs)
     except torch._dynamo.exc.Unsupported as error:
         if "`lock`" not in str(error):
             raise
-    compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-    return compat.capture_with_dynamo(model, args, kwargs)
+    fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+    return dynamo.capture_with_dynamo(model, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -86,7 +87,7 @@ def _lines_of_outputs(graph: torch.fx.Graph) -> Iterator[None]:
     """Add the user's lines to an error that names outputs by position."""
     try:
         yield
-    except compat.AliasedOutputsError as error:
+    except aot_autograd.AliasedOutputsError as error:
         nodes = pytree.tree_leaves(graph.output_node().args)
         found = [nodes[position] if position < len(nodes) else None for position in error.positions]
         lines = [source_line(node) if isinstance(node, torch.fx.Node) else "" for node in found]

@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
-from .. import _torch as compat
+from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api import fake_tensors
 from .._torch.api.constants import KnownConstants
+from .._torch.api.lines import recorded_lines
 from .._torch.randomness import no_python_random
+from .._torch.refusals import lost_gradients
 from ..graph import source_line, views
 from . import containers
 from .dry_run import repeat
@@ -23,7 +26,7 @@ from .functions import FunctionModule
 from .inputs.examples import spelled_out
 
 
-def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
+def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
     model, args, kwargs = source.model, source.args, source.kwargs
     shapes = source.shapes
@@ -31,18 +34,26 @@ def traced(source: FrontEndInput) -> tuple[compat.Joint, tuple[str, ...]]:
         raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with compat.kept_state_changes(), compat.plain_saving(), no_python_random(), containers.refused(model), KnownConstants():
+    with (
+        fake_run.kept_state_changes(),
+        lost_gradients.plain_saving(),
+        no_python_random(),
+        containers.refused(model),
+        KnownConstants(),
+    ):
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         if dry_run.reads_nodes:
-            raise compat.LostGradientError("reads grad_fn of a tensor, where hooks may be registered; torch.export drops these")
+            raise lost_gradients.LostGradientError(
+                "reads grad_fn of a tensor, where hooks may be registered; torch.export drops these"
+            )
         # torch.export records source lines of modules only, so for a plain function they are recorded here.
-        lines = compat.recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
-        with checkpoints.kept_checkpoints() as regions, compat.kept_gradients(), lines:
+        lines = recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
+        with checkpoints.kept_checkpoints() as regions, lost_gradients.kept_gradients(), lines:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     refuse_storage_changes(exported.graph)
-    mode, fake_args, fake_kwargs = compat.fake_inputs_of(exported, args, kwargs)
+    mode, fake_args, fake_kwargs = fake_tensors.fake_inputs_of(exported, args, kwargs)
     with mode, checkpoints.selected(regions):
-        joint = compat.export_joint(
+        joint = aot_autograd.export_joint(
             exported.module(check_guards=False), fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
         )
     _check_bounds(joint.graph_module.graph)

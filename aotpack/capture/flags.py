@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from .. import _torch as compat
+from .._torch import fake_run
+from .._torch.api import fake_tensors
 from .._torch.api.module_attributes import recorded_modes
 from .dry_run import repeat
 
@@ -26,7 +27,7 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     read = others
     if others:
         with contextlib.suppress(Exception), repeat.unchanged(model), recorded_modes() as recorded:
-            compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+            fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
             read = recorded
     return {
         name: module.training

@@ -10,7 +10,7 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
+from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line
 from . import source_lines
@@ -32,7 +32,7 @@ class FrontEndInput:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shapes: DynamicShapes
-    decompositions: compat.Decompositions | None
+    decompositions: aot_autograd.Decompositions | None
     returned: Returned
 
 
@@ -71,10 +71,10 @@ def refuse_storage_changes(graph: torch.fx.Graph) -> None:
         raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
 
 
-def with_dry_run(dry_run: repeat.DryRun, joint: compat.Joint) -> compat.Joint:
+def with_dry_run(dry_run: repeat.DryRun, joint: aot_autograd.Joint) -> aot_autograd.Joint:
     return dataclasses.replace(joint, compares=dry_run.compares, touched=dry_run.touched, side_effects=dry_run.changed)
 
 
-def lost(regions: checkpoints.Regions, joint: compat.Joint) -> tuple[str, ...]:
+def lost(regions: checkpoints.Regions, joint: aot_autograd.Joint) -> tuple[str, ...]:
     """Return the user's lines of checkpoints that are missing from the joint graph."""
     return tuple(dict.fromkeys(source_lines.of_stack(stack) for stack in regions.lost(joint.graph_module.graph)))

@@ -20,14 +20,17 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
-from .. import _torch as compat
+from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.recurrent import PackedSequenceError, refused_packing
 from .._torch.decompose import decomposed_as_eager
+from .._torch.fixes.aot_autograd import overlaps
 from .._torch.randomness import traced_random
+from .._torch.refusals import dirty_arguments, gradient_writes, undefined_gradients
 from ..graph import source_line
 from . import direct, dynamo, export
 from .backward_writes import with_tangent_writes
@@ -53,7 +56,7 @@ class Captured:
     ``branches`` are the Python branches that were taken as on the example inputs.
     """
 
-    joint: compat.Joint
+    joint: aot_autograd.Joint
     returned: Returned
     front_end: str
     rejected: tuple[Problem, ...] = field(default=())
@@ -69,7 +72,7 @@ def capture(
     *,
     training: bool,
     grad: bool,
-    decompositions: compat.Decompositions | None = None,
+    decompositions: aot_autograd.Decompositions | None = None,
     exact_random: bool = False,
     front_ends: Sequence[str] = FRONT_ENDS,
     follow_example: bool = False,
@@ -110,18 +113,18 @@ def capture(
                 _check_constants(joint)
                 joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
                 _check_layouts(joint)
-        except (AotpackError, compat.SetsRequiresGradError):
+        except (AotpackError, fake_run.SetsRequiresGradError):
             raise
-        except compat.AliasedOutputsError as error:
+        except aot_autograd.AliasedOutputsError as error:
             raise _refused_aliases(error) from error
-        except compat.OverlapError as error:
+        except overlaps.OverlapError as error:
             with _mode(model, training), torch.set_grad_enabled(grad):
                 raise _refused_overlap(model, args, kwargs, error) from error
-        except compat.GradientWriteError as error:
+        except gradient_writes.GradientWriteError as error:
             raise _refused_gradient_write(error) from error
-        except compat.DirtyArgumentError as error:
+        except dirty_arguments.DirtyArgumentError as error:
             raise _refused_dirty_argument(error) from error
-        except compat.UndefinedGradientError as error:
+        except undefined_gradients.UndefinedGradientError as error:
             if name != "dynamo":  # its graph loses the request for None, also where tracing keeps it
                 raise _refused_undefined_gradients(error) from error
             refused.append(reason(name, error))
@@ -179,8 +182,8 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
     """Put the model into its mode inside the block, and apply the changes to torch that tracing needs."""
     with (
         _mode(model, training),
-        compat.own_warnings(),
-        compat.quiet_torch_logs(),
+        messages.own_warnings(),
+        messages.quiet_torch_logs(),
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
@@ -191,7 +194,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         yield
 
 
-def _can_follow(capture_again: Callable[..., Captured], decompositions: compat.Decompositions | None) -> bool:
+def _can_follow(capture_again: Callable[..., Captured], decompositions: aot_autograd.Decompositions | None) -> bool:
     """Whether the model can be traced if its branches are followed as on the example inputs."""
     try:
         capture_again(decompositions=decompositions, follow_example=True)
@@ -228,7 +231,7 @@ _NUMBER_HINT = (
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 
-def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
+def _refused_aliases(error: aot_autograd.AliasedOutputsError) -> UnsupportedError:
     return UnsupportedError(
         "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
         [Problem(where, "is a view of another result") for where in error.paths],
@@ -237,14 +240,14 @@ def _refused_aliases(error: compat.AliasedOutputsError) -> UnsupportedError:
 
 
 def _refused_overlap(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: compat.OverlapError
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: overlaps.OverlapError
 ) -> UnsupportedError:
     where = line_of(error)
     if not where:  # Dynamo's graph has no lines of the user's, so run the model itself
         with contextlib.suppress(Exception):  # on fake tensors the model may fail earlier, for another reason
             try:
-                compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs)
-            except compat.OverlapError as found:
+                fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs)
+            except overlaps.OverlapError as found:
                 where = line_of(found)
     return UnsupportedError(
         "One operation of the model writes to overlapping memory: eager raises, or its result depends on the order of loops.",
@@ -253,7 +256,7 @@ def _refused_overlap(
     )
 
 
-def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedError:
+def _refused_gradient_write(error: gradient_writes.GradientWriteError) -> UnsupportedError:
     where = error.line if error.node is None else source_line(error.node)
     return UnsupportedError(
         f"The model has {error.writer} writes to a gradient that is also used elsewhere.",
@@ -262,7 +265,7 @@ def _refused_gradient_write(error: compat.GradientWriteError) -> UnsupportedErro
     )
 
 
-def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedError:
+def _refused_dirty_argument(error: dirty_arguments.DirtyArgumentError) -> UnsupportedError:
     return UnsupportedError(
         "The model has an autograd.Function that writes to an argument of the model.",
         [Problem(error.line or "the model", str(error))],
@@ -270,7 +273,7 @@ def _refused_dirty_argument(error: compat.DirtyArgumentError) -> UnsupportedErro
     )
 
 
-def _refused_undefined_gradients(error: compat.UndefinedGradientError) -> UnsupportedError:
+def _refused_undefined_gradients(error: undefined_gradients.UndefinedGradientError) -> UnsupportedError:
     return UnsupportedError(
         "The model has an autograd.Function whose gradients may be undefined.",
         [Problem(error.line or "the model", str(error))],
@@ -287,20 +290,20 @@ def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
     )
 
 
-def _check_constants(joint: compat.Joint) -> None:
+def _check_constants(joint: aot_autograd.Joint) -> None:
     """Check that the tensors that a graph closes over have values.
 
     A front end that lost values did not trace the model.
     """
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(joint.graph_module)
-        if isinstance(value, torch.Tensor) and compat.real_tensor(value) is None:
-            raise compat.SideEffectError(
+        if isinstance(value, torch.Tensor) and fake_tensors.real_tensor(value) is None:
+            raise fake_run.SideEffectError(
                 f"{source_line(node) or node.target}: the front end lost the value of a tensor while tracing"
             )
 
 
-def _check_layouts(joint: compat.Joint) -> None:
+def _check_layouts(joint: aot_autograd.Joint) -> None:
     """Check that all values of a graph are strided tensors.
 
     Raises:

@@ -13,10 +13,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Node
 
-from .. import _torch as compat
+from .._torch import aot_autograd
 
 
-def with_dense_results(joint: compat.Joint) -> compat.Joint:
+def with_dense_results(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     """Return the joint graph with a dense copy in place of each sparse result. :attr:`Joint.sparse` lists these results.
 
     The graph returns a copy because the loader writes to arguments before it makes results. A

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .. import _torch as compat
+from .._torch import aot_autograd
 
 _aten = torch.ops.aten
 _MEAN = 1
@@ -30,7 +30,7 @@ class _Parts:
     values: Node
 
 
-def with_parts_of_gradients(joint: compat.Joint) -> compat.Joint:
+def with_parts_of_gradients(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     """Return the joint graph with sparse gradients in parts. :attr:`Joint.sparse_gradients` lists them.
 
     The graph returns the values where it returned the gradient. The indices follow the gradients.

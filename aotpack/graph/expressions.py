@@ -14,7 +14,8 @@ import torch
 from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import expressions
 
-from .._torch import SIZE_FUNCTIONS, ShapeEnv, divided, int_oo, modulo
+from .._torch.api.shape_env import SIZE_FUNCTIONS, divided, modulo
+from .._torch.api.torch_types import ShapeEnv, int_oo
 
 _CALLS = {"Max": "max", "Min": "min"}
 _REAL_FUNCTIONS = {"ToFloat": "float", "TruncToInt": "trunc", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}

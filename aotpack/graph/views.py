@@ -16,7 +16,8 @@ from torch.fx import Node
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.memory import extent
 
-from .._torch import ShapeEnv, hint_of
+from .._torch.api.fake_tensors import hint_of
+from .._torch.api.torch_types import ShapeEnv
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, literal_argument
 

@@ -15,8 +15,8 @@ from msgspec import structs
 
 from aotpack_loader.format import expressions, schema
 
-from .. import _torch as compat
 from .. import signature
+from .._torch.api import shape_env
 from ..capture.calls import Call, Calls, is_one_program
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from . import zero_one
@@ -52,7 +52,7 @@ def with_ones(
                 tied += equal
                 break
     for name in freed:
-        compat.allow_one(convention.shape_env, name)
+        shape_env.allow_one(convention.shape_env, name)
     return _free(_with_constraints(convention, tied), freed, guards)
 
 

@@ -22,8 +22,10 @@ from msgspec import structs
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
 from .. import signature
+from .._torch import fake_run
+from .._torch.api import fake_tensors, messages
+from .._torch.api.torch_types import StorageWeakRef
 from ..capture.dry_run import repeat
 from ..capture.inputs.aliasing import dense_stride, like, replaced
 from ..capture.returned import result_leaves
@@ -188,12 +190,12 @@ class _Seen(NamedTuple):
     ``results`` has for each result the leaf number of the argument whose storage it shares.
     """
 
-    operators: list[compat.OperatorCall]
+    operators: list[fake_run.OperatorCall]
     touched: frozenset[int]
     results: list[int | None]
 
     @property
-    def address_computations(self) -> list[compat.OperatorCall]:
+    def address_computations(self) -> list[fake_run.OperatorCall]:
         """The operators that compute addresses from strides, such as ``as_strided``."""
         return [called for called in self.operators if called.strides is not None]
 
@@ -203,24 +205,24 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
     Return None if that fails.
     """
-    mode, operators = compat.fake_mode_with_shapes(), list[compat.OperatorCall]()
+    mode, operators = fake_tensors.fake_mode_with_shapes(), list[fake_run.OperatorCall]()
     flat = pytree.tree_leaves((args, kwargs))
     with mode:
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
     call_inputs = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
     try:
-        with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
-            run = compat.run_on_fake_tensors(mode, model, *call_inputs, operators=operators)
+        with messages.quiet_torch_logs(), repeat.unchanged(model), fake_run.kept_state_changes():
+            run = fake_run.run_on_fake_tensors(mode, model, *call_inputs, operators=operators)
     except Exception as error:  # eager rejects this layout (view), or the model depends on data
         repeat.refuse_if_broken(error)
         return None
-    owners = [(compat.StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]
+    owners = [(StorageWeakRef(run.leaves[i].untyped_storage()), i) for i in strides]
     results = [_owner(result, owners) for result in result_leaves(run.result)]
     return _Seen(operators, run.touched.leaves, results)
 
 
-def _owner(result: Any, owners: Sequence[tuple[compat.StorageWeakRef, int]]) -> int | None:
-    if not isinstance(result, torch.Tensor) or not compat.is_plain_tensor(result) or result.layout != torch.strided:
+def _owner(result: Any, owners: Sequence[tuple[StorageWeakRef, int]]) -> int | None:
+    if not isinstance(result, torch.Tensor) or not fake_tensors.is_plain_tensor(result) or result.layout != torch.strided:
         return None
-    storage = compat.StorageWeakRef(result.untyped_storage())
+    storage = StorageWeakRef(result.untyped_storage())
     return next((i for other, i in owners if other == storage), None)

@@ -24,8 +24,10 @@ from aotpack_loader.errors import CorruptBundleError
 from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
-from .. import _torch as compat
 from .. import signature
+from .._torch import fake_run
+from .._torch.api import fake_tensors, messages
+from .._torch.api.torch_types import FakeTensorMode, StorageWeakRef, statically_known_true
 from ..capture.calls import Calls
 from ..capture.dry_run import repeat
 from ..capture.returned import result_leaves
@@ -121,7 +123,7 @@ _COPIES = {torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default}
 
 def _has_memory(value: Any) -> bool:
     """Whether a value is a plain strided tensor, with a single storage."""
-    return isinstance(value, torch.Tensor) and compat.is_plain_tensor(value) and value.layout == torch.strided
+    return isinstance(value, torch.Tensor) and fake_tensors.is_plain_tensor(value) and value.layout == torch.strided
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
@@ -170,7 +172,7 @@ class SizeRun:
     convention: signature.Convention
     sizes: Sizes
     strict: bool = False
-    mode: compat.FakeTensorMode = field(default_factory=compat.fake_mode_with_shapes)
+    mode: FakeTensorMode = field(default_factory=fake_tensors.fake_mode_with_shapes)
     ran: bool = False
     operators: list[torch._ops.OpOverload] = field(default_factory=list)
     empty: bool = False
@@ -180,14 +182,14 @@ class SizeRun:
 
     def run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model and its graphs, and record how they differ."""
-        with compat.quiet_torch_logs():
+        with messages.quiet_torch_logs():
             self.differs = self._difference(model, args, kwargs)
 
     def calls(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Calls) -> bool:
         """Run the model and record its calls in ``watch``. Return False if it does not run."""
         try:
-            with compat.quiet_torch_logs(), repeat.unchanged(model), compat.kept_state_changes():
-                watch.returned(compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
+            with messages.quiet_torch_logs(), repeat.unchanged(model), fake_run.kept_state_changes():
+                watch.returned(fake_run.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
         except Exception as error:  # the model takes no such size, or it depends on data
             repeat.refuse_if_broken(error)
             return False
@@ -231,11 +233,11 @@ class SizeRun:
         }
         return {kind: reason for kind, reason in kinds.items() if reason}
 
-    def _fake_run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.FakeRun | None:
-        called = list[compat.OperatorCall]()
+    def _fake_run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.FakeRun | None:
+        called = list[fake_run.OperatorCall]()
         try:
-            with repeat.unchanged(model), compat.kept_state_changes():
-                run = compat.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), operators=called)
+            with repeat.unchanged(model), fake_run.kept_state_changes():
+                run = fake_run.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), operators=called)
             if self.convention.backward is not None:
                 self._run_backward(run.result)
         except Exception as error:  # the model takes no such size, or it depends on data
@@ -243,17 +245,17 @@ class SizeRun:
             return None
         self.ran = True
         results = [x for x in pytree.tree_leaves(run.result) if isinstance(x, torch.Tensor)]
-        self.empty = all(compat.statically_known_true(result.numel() == 0) for result in results)
+        self.empty = all(statically_known_true(result.numel() == 0) for result in results)
         self.marks = (run.touched.leaves, [result.requires_grad for result in results])
         self.operators = [one.operator for one in called if one.operator not in _COPIES]
         return run
 
-    def _other_memory(self, run: compat.FakeRun) -> str:
+    def _other_memory(self, run: fake_run.FakeRun) -> str:
         """Return how a result shares an argument's storage differently than at the example's sizes, or an empty string."""
         method = self.convention.method
-        owners = {compat.StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
+        owners = {StorageWeakRef(x.untyped_storage()): i for i, x in run.leaves.items() if _has_memory(x)}
         for i, (result, described) in enumerate(zip(result_leaves(run.result), method.results, strict=False)):
-            owner = owners.get(compat.StorageWeakRef(result.untyped_storage())) if _has_memory(result) else None
+            owner = owners.get(StorageWeakRef(result.untyped_storage())) if _has_memory(result) else None
             if owner is None or isinstance(described, schema.InputResult):
                 continue
             path = method.leaves[owner].path

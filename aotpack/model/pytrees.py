@@ -12,7 +12,7 @@ import torch
 from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import schema
 
-from .._torch import tree_children
+from .._torch.aot_autograd import tree_children
 from ..capture.returned import Opened
 from ..origin import class_name
 

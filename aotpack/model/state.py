@@ -14,7 +14,7 @@ from aotpack_loader.format.validate import RESERVED
 from aotpack_loader.program import LoadedProgram
 from aotpack_loader.runtime.memory import bytes_of
 
-from .._torch import is_plain_tensor, is_wrapper_subclass
+from .._torch.api.fake_tensors import is_plain_tensor, is_wrapper_subclass
 from ..graph.literals import dtype_name
 from . import subclasses
 

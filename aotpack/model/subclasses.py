@@ -10,7 +10,8 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from .._torch import ShapeEnv, StorageWeakRef, is_nested_size, is_plain_tensor, is_wrapper_subclass
+from .._torch.api.fake_tensors import is_nested_size, is_plain_tensor, is_wrapper_subclass
+from .._torch.api.torch_types import ShapeEnv, StorageWeakRef
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, dtype_name, literal_argument
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import with_effects
+from .._torch.api.torch_types import with_effects
 from ..graph import source_line
 
 

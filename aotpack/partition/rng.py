@@ -17,8 +17,10 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
+from .._torch import aot_autograd
+from .._torch.api import fake_tensors
 from .._torch.api.random_operators import in_backward, is_random, keep_in_backward
+from .._torch.api.torch_types import desc
 from ..graph import source_line
 
 KEPT = "aotpack_kept"
@@ -33,7 +35,7 @@ class Pinned:
     backward: int = 0
 
 
-def pin(joint: compat.Joint) -> Pinned:
+def pin(joint: aot_autograd.Joint) -> Pinned:
     """Keep every random operator in its pass.
 
     An operator that no output of its pass needs becomes an output itself.
@@ -60,7 +62,7 @@ def pin(joint: compat.Joint) -> Pinned:
             keep_in_backward(node)
     for start, nodes in ((len(outputs), lone_backward), (count, lone_forward)):
         outputs[start:start] = [_tensor(node) for node in nodes]
-        descriptors[start:start] = [compat.desc.PlainAOTOutput(len(outputs) + i) for i in range(len(nodes))]
+        descriptors[start:start] = [desc.PlainAOTOutput(len(outputs) + i) for i in range(len(nodes))]
     output.args = (tuple(outputs),)
     output.meta["desc"] = descriptors
     joint.graph_module.recompile()
@@ -106,7 +108,7 @@ def _tensor(node: Node) -> Node:
     return first
 
 
-def keep_order(joint: compat.Joint, forward: GraphModule, backward: GraphModule) -> None:
+def keep_order(joint: aot_autograd.Joint, forward: GraphModule, backward: GraphModule) -> None:
     """Restore the joint graph's order of random operators, which is the model's: partitioners move
     nodes.
     """
@@ -185,5 +187,5 @@ def _share(first: Node, second: Node) -> tuple[Node, Node]:
 
 
 def _state_value(node: Node) -> torch.Tensor:
-    with compat.fake_mode_of(node.graph):
+    with fake_tensors.fake_mode_of(node.graph):
         return torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)

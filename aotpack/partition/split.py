@@ -19,7 +19,10 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import BuildError, Problem
 
-from .. import _torch as compat
+from .._torch import aot_autograd
+from .._torch.api.torch_types import StorageWeakRef
+from .._torch.partitioner import Split, renumber_calls, split_regions
+from .._torch.partitioner import partition as torch_partition
 from ..graph import views
 from . import effects, rng, subgraphs
 from .stacked import stack_parts
@@ -47,7 +50,9 @@ class Partitioned:
     chains: list[views.Chain]
 
 
-def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | None, exact_random: bool = False) -> Partitioned:
+def partition(
+    joint: aot_autograd.Joint, *, partitioner: str, memory_budget: float | None, exact_random: bool = False
+) -> Partitioned:
     """Split ``joint``; without autograd the joint graph is the forward.
 
     ``memory_budget`` in 0..1: the share of activation memory that may be saved (null: torch's
@@ -67,7 +72,7 @@ def partition(joint: compat.Joint, *, partitioner: str, memory_budget: float | N
     stack_parts(joint.graph_module)
     chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
     try:
-        forward, backward = compat.partition(
+        forward, backward = torch_partition(
             joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
         )
     except RuntimeError as error:  # torch's: about values that it can neither save nor recompute
@@ -184,7 +189,7 @@ def _is_impure(node: Node) -> bool:
     return (
         node.op in ("placeholder", "output")
         or rng.KEPT in node.meta
-        or compat.has_effect(node.target)
+        or aot_autograd.has_effect(node.target)
         or node.target in _ASSERTIONS
     )
 
@@ -249,7 +254,7 @@ def _replay(graph: torch.fx.Graph, base: Node, alias: Node, source: Node) -> Nod
     return graph.node_copy(alias, lambda _: inner)
 
 
-def _split_regions(module: GraphModule, split: compat.Split) -> None:
+def _split_regions(module: GraphModule, split: Split) -> None:
     """Split nested compile regions, innermost first; a region's caller saves the inputs that the
     region saves.
     """
@@ -257,7 +262,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
     def of_region(
         joint: GraphModule, inputs: object, *, num_fwd_outputs: int, **options: object
     ) -> tuple[GraphModule, GraphModule]:
-        compat.renumber_calls(joint)
+        renumber_calls(joint)
         _split_regions(joint, split)
         forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         parts = _halves(forward, backward, [()] * num_fwd_outputs)
@@ -267,7 +272,7 @@ def _split_regions(module: GraphModule, split: compat.Split) -> None:
         set_outputs(forward, [*parts.forward_outputs, *tensors, *symbols])
         return forward, backward
 
-    compat.split_regions(module, of_region)
+    split_regions(module, of_region)
     _return_no_operands(module)
 
 
@@ -319,7 +324,7 @@ def _mark_shared_values(items: Mapping[Any, Node]) -> None:
     sharing: dict[Any, list[Any]] = {}
     for result in items:
         if isinstance(result, Node) and isinstance(result.meta["val"], torch.Tensor):
-            sharing.setdefault(compat.StorageWeakRef(result.meta["val"].untyped_storage()), []).append(result)
+            sharing.setdefault(StorageWeakRef(result.meta["val"].untyped_storage()), []).append(result)
     for result in (result for results in sharing.values() if len(results) > 1 for result in results):
         items[result].meta["val"] = result.meta["val"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _torch as compat
+from .._torch.api import fake_tensors
 
 _ATEN = torch.ops.aten
 
@@ -39,7 +39,7 @@ def stack_parts(module: GraphModule) -> None:
         parts = _parts(node)
         if parts is None or not _cover(parts, node):
             continue
-        with graph.inserting_before(node), compat.fake_mode_of(graph):
+        with graph.inserting_before(node), fake_tensors.fake_mode_of(graph):
             ordered = sorted(parts, key=lambda part: part.index)
             pieces = [_call(graph, node, _ATEN.unsqueeze.default, part.value, part.dim) for part in ordered]
             stacked = _call(graph, node, _ATEN.cat.default, pieces, ordered[0].dim)

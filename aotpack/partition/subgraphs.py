@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
+from .._torch import partitioner
 from ..graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -30,7 +30,7 @@ def make_self_contained(module: GraphModule) -> None:
     for call in _calls(module):
         if call.target is _HIGHER_ORDER.auto_functionalized_v2 and _is_higher_order(call.args[0]):
             _make_functional(module, call)
-        elif compat.is_plain_call(call.target) and not any(isinstance(arg, (list, tuple)) for arg in call.args):
+        elif partitioner.is_plain_call(call.target) and not any(isinstance(arg, (list, tuple)) for arg in call.args):
             _name_plainly(call)
     for call in _calls(module):
         for _, region in _subgraphs(module, call.args):
@@ -48,7 +48,7 @@ def drop_options(module: GraphModule) -> None:
     They are objects, which a forward cannot save.
     """
     for call in _calls(module):
-        if compat.is_plain_call(call.target):
+        if partitioner.is_plain_call(call.target):
             options = [value for value in call.kwargs.values() if isinstance(value, Node)]
             call.kwargs = {}
             for node in options:

@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
 from .. import partition
+from .._torch.api import fake_tensors
 from .._torch.api.random_operators import is_random
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.returned import result_leaves
@@ -96,9 +96,13 @@ class Gradients(torch.nn.Module):
             )
         assert first.backward is not None
         nodes = first.backward.graph.find_nodes(op="placeholder")[-len(first.tangents) :]
-        tangents = [compat.example_like(node.meta["val"]).requires_grad_() for node in nodes]
+        tangents = [fake_tensors.example_like(node.meta["val"]).requires_grad_() for node in nodes]
         dims = {
-            t: {dim: compat.Bounds(None, None, automatic=True) for dim, size in enumerate(tangent.shape) if isinstance(size, str)}
+            t: {
+                dim: fake_tensors.Bounds(None, None, automatic=True)
+                for dim, size in enumerate(tangent.shape)
+                if isinstance(size, str)
+            }
             for t, tangent in enumerate(first.tangents)
         }
         dims |= {len(tangents) + k: shapes.dims[i] for k, i in enumerate(self._tensors) if i in shapes.dims}

@@ -20,7 +20,7 @@ from aotpack_loader.format.validate import validate_target
 from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.selftest import run_self_test
 
-from .._torch import mark_origins
+from .._torch.events import mark_origins
 from ..targets import GraphToCompile, Target
 from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache

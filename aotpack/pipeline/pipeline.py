@@ -25,17 +25,13 @@ from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
 from .. import __version__
-from .._torch import (
-    Decompositions,
-    apply_fixes,
-    check_torch,
-    decomposed_like_kernels,
-    decompositions,
-    fix_table,
-    free_sizes,
-    record_of_fixes,
-)
+from .._torch import decompositions
+from .._torch.aot_autograd import Decompositions
+from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.recurrent import own_gru, recurrent_layers
+from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
+from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
+from .._torch.fixes.gate import check_torch
 from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
 from ..capture.dry_run.eager import warmed_up

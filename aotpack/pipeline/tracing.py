@@ -19,7 +19,8 @@ from aotpack_loader.format import schema
 from aotpack_loader.format.labels import Labels
 
 from .. import capture, partition, signature
-from .._torch import Decompositions, SetsRequiresGradError
+from .._torch.aot_autograd import Decompositions
+from .._torch.fake_run import SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
 from ..capture.container_changes import Containers

@@ -17,8 +17,9 @@ from torch.fx import Node
 from aotpack_loader.format import schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
-from .. import _torch as compat
 from .. import partition
+from .._torch import aot_autograd
+from .._torch.api import fake_tensors
 from ..capture.container_changes import Containers
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
@@ -43,7 +44,7 @@ NO_CONTAINERS = Containers()
 
 
 def assemble(
-    joint: compat.Joint,
+    joint: aot_autograd.Joint,
     returned: Returned,
     parts: partition.Partitioned,
     model: torch.nn.Module,
@@ -139,7 +140,7 @@ def _result_tree(trace: PartitionedMethod, containers: Containers) -> tuple[sche
     spec = trace.returned.spec
     if not containers:
         return pytrees.describe(spec, "result")[0], []
-    result, changes = compat.tree_children(spec)
+    result, changes = aot_autograd.tree_children(spec)
     return containers.trees(pytrees.describe(result, "result")[0], pytrees.describe(changes, "changed arguments")[0])
 
 
@@ -158,12 +159,12 @@ def _symbols(trace: PartitionedMethod, leaves: Sequence[schema.InputLeaf]) -> li
         return []
     names = {dim for leaf in leaves for dim in leaf_sizes(leaf) if isinstance(dim, str)}
     symbols = []
-    for symbol in sorted({s for name in names for s in compat.symbols_of(env, name)}, key=str):
+    for symbol in sorted({s for name in names for s in fake_tensors.symbols_of(env, name)}, key=str):
         if str(symbol) not in names:
             trace.refuse(str(symbol), "a size that appears only inside an expression")
             continue
         limits = env.var_to_range[symbol]
-        symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), compat.hint(env, symbol)))
+        symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), fake_tensors.hint(env, symbol)))
     return symbols
 
 

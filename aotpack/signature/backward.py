@@ -11,8 +11,9 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
 from .. import partition
+from .._torch.api import fake_tensors
+from .._torch.api.torch_types import StorageWeakRef, desc
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from . import subclass_leaves
@@ -68,13 +69,13 @@ def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
     Storages of primals do not count.
     """
     arguments = {
-        compat.StorageWeakRef(value.untyped_storage())
+        StorageWeakRef(value.untyped_storage())
         for value in map(tensor_of, subclass_leaves.flat(primals.nodes))
         if value is not None
     }
     saved = [value.untyped_storage() for node, _ in trace.parts.saved if (value := tensor_of(node)) is not None]
-    kept = {compat.StorageWeakRef(storage): storage for storage in saved}
-    return sum(compat.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in arguments)
+    kept = {StorageWeakRef(storage): storage for storage in saved}
+    return sum(fake_tensors.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in arguments)
 
 
 # ------------------------------------------------------------------ saved tensors
@@ -129,14 +130,14 @@ def _donated(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs
     """
     gradients = [gradient for gradient in trace.parts.gradients if isinstance(gradient, Node)]
     others = subclass_leaves.flat([*primals.nodes, *outputs.nodes, *gradients])
-    taken = {compat.StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
+    taken = {StorageWeakRef(value.untyped_storage()) for value in map(tensor_of, others) if value is not None}
     roots = {views.origin(node) for node in others if isinstance(node, Node)}
     return {
         node
         for node, _ in trace.parts.saved
         if views.origin(node) not in roots
         and (value := tensor_of(node)) is not None
-        and compat.StorageWeakRef(value.untyped_storage()) not in taken
+        and StorageWeakRef(value.untyped_storage()) not in taken
     }
 
 
@@ -185,7 +186,7 @@ def _tangent_output(
     mutations: Sequence[schema.Mutation],
 ) -> int:
     """Return the index of the forward output that a tangent belongs to."""
-    of, names = descriptor.output, compat.desc
+    of, names = descriptor.output, desc
     if isinstance(of, names.InputMutationAOTOutput):
         primal = primals.index(trace.joint.primal_descriptors.index(of.mutated_input))
         return next(mutation.output for mutation in mutations if mutation.primal == primal)

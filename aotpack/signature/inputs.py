@@ -12,7 +12,9 @@ from torch.fx import Node
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
+from .._torch import aot_autograd
+from .._torch.api import fake_tensors
+from .._torch.api.torch_types import desc
 from ..capture.inputs.examples import argument_names
 from ..graph import tensor_value
 from ..graph.expressions import size_expression
@@ -39,14 +41,14 @@ class Inputs:
 def describe_inputs(trace: PartitionedMethod) -> Inputs:
     """Describe the arguments of a call."""
     flat, spec = pytree.tree_flatten((trace.args, trace.kwargs))
-    args_spec, kwargs_spec = compat.tree_children(spec)
+    args_spec, kwargs_spec = aot_autograd.tree_children(spec)
     args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(trace.model, len(trace.args)))
     kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*trace.kwargs])
     paths = [*args_paths, *kwargs_paths]
     nodes = {
         descriptor.idx - len(trace.arrangement.bases): node
         for descriptor, node in zip(trace.joint.primal_descriptors, trace.parts.primals, strict=False)
-        if isinstance(descriptor, compat.desc.PlainAOTInput)
+        if isinstance(descriptor, desc.PlainAOTInput)
     }
     varying = _varying_integers(trace, nodes)
     leaves = [
@@ -60,7 +62,7 @@ def _varying_integers(trace: PartitionedMethod, nodes: Mapping[int, Node]) -> di
     found = {
         i: size_expression(node.meta["val"], trace.shape_env)
         for i, node in nodes.items()
-        if compat.is_varying_integer(node.meta.get("val"))
+        if fake_tensors.is_varying_integer(node.meta.get("val"))
     }
     return {i: size for i, size in found.items() if isinstance(size, str)}
 
@@ -88,4 +90,4 @@ def _has_free_strides(node: Node) -> bool:
     Dynamo keeps the strides of a slice symbolic until they matter.
     """
     value: torch.Tensor = node.meta["val"]
-    return not node.users and bool(compat.symbols_in(value.stride()) - compat.symbols_in(value.shape))
+    return not node.users and bool(fake_tensors.symbols_in(value.stride()) - fake_tensors.symbols_in(value.shape))

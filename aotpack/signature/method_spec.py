@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
+from .._torch.api.torch_types import ShapeEnv
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,6 @@ class Convention:
     sparse: list[schema.SparseGradient]
     tangent_writes: list[schema.TangentWrite]
     subclasses: list[schema.Subclass | None]
-    shape_env: compat.ShapeEnv | None
+    shape_env: ShapeEnv | None
     saved_bytes: int
     written_in_checkpoints: list[str]

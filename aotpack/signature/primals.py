@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
 from .. import partition
+from .._torch.api import fake_tensors
+from .._torch.api.torch_types import desc
 from ..graph import source_line, views
 from ..graph.literals import dtype_name
 from . import subclass_leaves
@@ -120,14 +121,14 @@ def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
     bases, prefix = trace.arrangement.bases, trace.arrangement.prefix
     found: list[schema.Primal | None] = []
     for node, descriptor in zip(trace.parts.primals, trace.joint.primal_descriptors, strict=True):
-        if isinstance(descriptor, compat.desc.ParamAOTInput):
+        if isinstance(descriptor, desc.ParamAOTInput):
             name = descriptor.target.removeprefix(prefix)
             found.append(schema.ParameterPrimal(name))
             if name not in params:
                 trace.refuse(name, "a parameter the model does not own")
-        elif isinstance(descriptor, compat.desc.BufferAOTInput):
+        elif isinstance(descriptor, desc.BufferAOTInput):
             found.append(schema.BufferPrimal(descriptor.target.removeprefix(prefix)))
-        elif isinstance(descriptor, compat.desc.PlainAOTInput):
+        elif isinstance(descriptor, desc.PlainAOTInput):
             leaf = descriptor.idx - len(bases)
             found.append(schema.InputPrimal(leaf) if leaf >= 0 else bases[descriptor.idx])
         else:
@@ -141,7 +142,7 @@ def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
 def _path(trace: PartitionedMethod, inputs: Inputs, index: int) -> str:
     descriptor = trace.joint.primal_descriptors[index]
     bases = len(trace.arrangement.bases)
-    if isinstance(descriptor, compat.desc.PlainAOTInput) and descriptor.idx >= bases:
+    if isinstance(descriptor, desc.PlainAOTInput) and descriptor.idx >= bases:
         return inputs.paths[descriptor.idx - bases]
     return str(getattr(descriptor, "target", None) or f"input {index}")
 
@@ -208,7 +209,7 @@ class _Kept:
 
     def _constant(self, node: Node, value: torch.Tensor) -> Node:
         """Return the forward's input for a tensor that ``node`` reads, and add it if needed."""
-        real = compat.real_tensor(value)
+        real = fake_tensors.real_tensor(value)
         if real is None:
             self._trace.refuse(source_line(node) or node.name, "a tensor whose value is only known while tracing")
             real = torch.zeros(())

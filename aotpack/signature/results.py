@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
+from .._torch import aot_autograd
+from .._torch.api.torch_types import OutputType, statically_known_true
 from ..capture.inputs.synthetic_bases import count_twins, returned_argument
 from ..graph import source_line, views
 from ..graph.expressions import size_expression
@@ -25,7 +26,7 @@ from .shared_views import share_views, with_detach
 from .sizes import DataDependentSizes
 from .trace import PartitionedMethod
 
-_OUT = compat.OutputType
+_OUT = OutputType
 FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
 """The kinds of results whose backward is in the graph. Others are rebuilt as views."""
 
@@ -131,8 +132,8 @@ class _Results:
             return None
         now, before = origin.meta["val"], root.meta["val"]
         steps = views.steps_between(root, view, self.trace.shape_env)
-        same = compat.statically_known_true(now.numel() == before.numel())
-        if steps is None or not same or not compat.statically_known_true(now.storage_offset() == before.storage_offset()):
+        same = statically_known_true(now.numel() == before.numel())
+        if steps is None or not same or not statically_known_true(now.storage_offset() == before.storage_offset()):
             return None
         return [views.same_start_step(before, self.trace.shape_env), *steps]
 
@@ -284,4 +285,4 @@ def _has_history(info: Any) -> bool:
 
     False for a view taken with gradients off, which only inherits ``requires_grad``.
     """
-    return compat.participates_in_backward(info) or not info.requires_grad
+    return aot_autograd.participates_in_backward(info) or not info.requires_grad

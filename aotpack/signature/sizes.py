@@ -11,7 +11,7 @@ from torch.fx import Node
 from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
-from .. import _torch as compat
+from .._torch.api import fake_tensors
 from ..graph.expressions import bound, size_expression
 from .forward_outputs import ForwardOutputs
 from .trace import PartitionedMethod, tensor_of
@@ -90,7 +90,7 @@ class DataDependentSizes:
     def _limits(self, name: str) -> tuple[int | None, int | None]:
         """Return the bounds of a data-dependent size that the trace knows."""
         assert self._shape_env is not None
-        (symbol,) = compat.symbols_of(self._shape_env, name)
+        (symbol,) = fake_tensors.symbols_of(self._shape_env, name)
         limits = self._shape_env.var_to_range[symbol]
         least, most = bound(limits.lower), bound(limits.upper)
         return least, None if most is None or most >= sys.maxsize - 1 else most  # torch's value for "no bound"

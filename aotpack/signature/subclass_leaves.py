@@ -21,8 +21,10 @@ from torch.fx import Graph, Node
 
 from aotpack_loader.format import schema
 
-from .. import _torch as compat
 from .. import partition
+from .._torch import aot_autograd
+from .._torch.api import fake_tensors
+from .._torch.api.torch_types import ShapeEnv
 from ..graph import views
 from ..model import subclasses
 
@@ -59,13 +61,13 @@ class Folded:
     AOTAutograd passes them beside the inner tensors.
     """
 
-    joint: compat.Joint
+    joint: aot_autograd.Joint
     parts: partition.Partitioned
     tangents: list[Node]
     sizes: list[Node] = field(default_factory=list)
 
 
-def fold(joint: compat.Joint, parts: partition.Partitioned) -> Folded:
+def fold(joint: aot_autograd.Joint, parts: partition.Partitioned) -> Folded:
     """Replace the inner tensors of each subclass by one node.
 
     Without subclasses, nothing changes.
@@ -111,7 +113,7 @@ def folded_like(node: Node, parts: Sequence[Node]) -> Node:
     return folded
 
 
-def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schema.Subclass | None:
+def describe(node: Node, where: str, shape_env: ShapeEnv | None) -> schema.Subclass | None:
     """Describe the subclass of a node, with the graph's sizes and strides of the inner tensors.
 
     None for a plain value.
@@ -129,7 +131,7 @@ def describe(node: Node, where: str, shape_env: compat.ShapeEnv | None) -> schem
     return subclasses.describe(node.meta["val"], where, shape_env, inner)
 
 
-def view_steps(base: Node, alias: Node, shape_env: compat.ShapeEnv | None) -> list[schema.ViewStep] | None:
+def view_steps(base: Node, alias: Node, shape_env: ShapeEnv | None) -> list[schema.ViewStep] | None:
     """Return the view operators that turn the subclass ``base`` into ``alias``, or None if there are none.
 
     The operators must be the same for all inner tensors. Applied to the subclass itself, they must
@@ -158,7 +160,7 @@ def _applied(view: Node, value: Any) -> Any:
 def _is_same(value: Any, expected: torch.Tensor) -> bool:
     if type(value) is not type(expected) or value.shape != expected.shape or value.stride() != expected.stride():
         return False
-    if not compat.is_wrapper_subclass(value):
+    if not fake_tensors.is_wrapper_subclass(value):
         return bool(value.storage_offset() == expected.storage_offset())
     (names, metadata), (other_names, other_metadata) = value.__tensor_flatten__(), expected.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = [(getattr(value, name), getattr(expected, name)) for name in names]

@@ -13,8 +13,9 @@ from torch.fx import Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .. import _torch as compat
 from .. import partition
+from .._torch import aot_autograd
+from .._torch.api.torch_types import ShapeEnv, ViewAndMutationMeta
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
 from ..model.state import StoredTensors
@@ -31,7 +32,7 @@ class PartitionedMethod:
     rearrangement.
     """
 
-    joint: compat.Joint
+    joint: aot_autograd.Joint
     parts: partition.Partitioned
     tangents: list[Node]
     subclass_sizes: list[Node]
@@ -44,11 +45,11 @@ class PartitionedMethod:
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def metadata(self) -> compat.ViewAndMutationMeta:
+    def metadata(self) -> ViewAndMutationMeta:
         return self.joint.metadata
 
     @property
-    def shape_env(self) -> compat.ShapeEnv | None:
+    def shape_env(self) -> ShapeEnv | None:
         return self.joint.shape_env
 
     @cached_property
@@ -104,7 +105,7 @@ class PartitionedMethod:
 
 
 def fold_subclasses(
-    joint: compat.Joint,
+    joint: aot_autograd.Joint,
     parts: partition.Partitioned,
     returned: Returned,
     model: torch.nn.Module,

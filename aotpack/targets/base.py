@@ -11,7 +11,7 @@ import torch
 
 from aotpack_loader.format import schema
 
-from .._torch import Decompositions
+from .._torch.aot_autograd import Decompositions
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 import aotpack
-from aotpack._torch import free_sizes
+from aotpack._torch.api.fake_tensors import free_sizes
 from aotpack.capture import FRONT_ENDS
 from aotpack.graph import from_fx
 from aotpack.graph.restore import symbols_of, to_fx

@@ -10,8 +10,9 @@ from unittest import mock
 
 from torch._inductor import codecache
 
-from aotpack._torch import check_torch, toolchain
+from aotpack._torch import toolchain
 from aotpack._torch.api.counting import reached
+from aotpack._torch.fixes.gate import check_torch
 
 
 class Lowered(BaseException):

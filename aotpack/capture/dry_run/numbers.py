@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ... import _torch as compat
 from ... import origin
+from ..._torch.api import shape_env
 from .. import source_lines
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
@@ -68,13 +68,13 @@ def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
     original = torch.SymBool.__bool__
 
     def truth(expression: torch.SymBool) -> bool:
-        line = _line() if compat.depends_on_data(expression) else ""
+        line = _line() if shape_env.depends_on_data(expression) else ""
         return decide(expression, line) if line else original(expression)  # type: ignore[no-untyped-call]
 
     def nonzero(number: torch.SymFloat) -> bool:
         return bool(number != 0.0)
 
-    with compat.symbolic_truths(truth, nonzero):
+    with shape_env.symbolic_truths(truth, nonzero):
         yield
 
 

@@ -20,8 +20,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
-from ... import _torch as compat
 from ... import origin
+from ..._torch import fake_run
 from ..._torch.api.module_attributes import watched_attributes
 from .. import source_lines
 
@@ -101,7 +101,7 @@ def _watched_attributes(model: torch.nn.Module, seen: Watched) -> Iterator[None]
 
     watch()
     try:
-        with compat.suspended_while_compiling((reading.__code__, writing.__code__), watching.close, watch):
+        with fake_run.suspended_while_compiling((reading.__code__, writing.__code__), watching.close, watch):
             yield
     finally:
         watching.close()
@@ -132,7 +132,7 @@ class Steps(TorchFunctionMode):
         self._earlier = {} if earlier is None else earlier.made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if compat.is_compiling():  # eager compiles the branches of control flow, and would compile this as well
+        if fake_run.is_compiling():  # eager compiles the branches of control flow, and would compile this as well
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
         if name not in _SILENT:

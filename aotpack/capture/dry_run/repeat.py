@@ -16,8 +16,10 @@ import torch
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 
-from ... import _torch as compat
 from ... import origin
+from ..._torch import fake_run
+from ..._torch.api import fake_tensors
+from ..._torch.refusals import changes
 from . import python_state
 from .snapshot import Snapshot
 
@@ -32,7 +34,7 @@ class DryRun:
     """
 
     compares: bool
-    touched: compat.VersionedWrites
+    touched: fake_run.VersionedWrites
     changed: tuple[str, ...]
     reads_nodes: bool
 
@@ -99,7 +101,7 @@ def _on_fake_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
         error = _repeat_error(steps, model, args, kwargs)
         counted = second.counted()
         changed |= second.changed()
-    compat.refuse_changes(seen.changed | counted)
+    changes.refuse_changes(seen.changed | counted)
     if error is not None:
         raise error
     return DryRun(seen.compares, run.touched, tuple(sorted(changed)), run.reads_nodes)
@@ -122,16 +124,16 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the model does something else if the caller has turned gradients off, or turns them on by itself."""
     steps, without = python_state.Steps(), python_state.Steps()
-    with unchanged(model), compat.kept_state_changes(), torch.enable_grad():
+    with unchanged(model), fake_run.kept_state_changes(), torch.enable_grad():
         _run(steps, model, args, kwargs)
-    with unchanged(model), compat.kept_state_changes(), torch.no_grad():
+    with unchanged(model), fake_run.kept_state_changes(), torch.no_grad():
         run = _run(without, model, args, kwargs)
     return run.records or python_state.first_difference(steps, without) is not None
 
 
-def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> compat.FakeRun:
+def _run(steps: python_state.Steps, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.FakeRun:
     """Run the model on fake tensors, and record its steps in ``steps``, up to an error if there is one."""
-    run = compat.run_on_fake_tensors(compat.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
+    run = fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, watch=steps)
     steps.returned(run.result)
     return run
 

@@ -18,7 +18,8 @@ import torch.utils._pytree as pytree
 from aotpack_loader._torch_compat import is_plain_tensor
 from aotpack_loader.runtime.memory import overlap
 
-from ..._torch import StorageWeakRef, blank_like
+from ..._torch.api.fake_tensors import blank_like
+from ..._torch.api.torch_types import StorageWeakRef
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import BuildError, Problem
 
-from ..._torch import Bounds
+from ..._torch.api.fake_tensors import Bounds
 from .examples import argument_names, parameters, spelled_out
 
 

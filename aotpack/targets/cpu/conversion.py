@@ -14,7 +14,9 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import donations, schema
 
-from ... import _torch as compat
+from ..._torch import inductor
+from ..._torch.api import fake_tensors
+from ..._torch.events import origins_in
 from ..._torch.randomness import call_generator_operators
 from ..base import GraphToCompile
 
@@ -63,7 +65,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
-                value = node.meta["val"] = compat.with_stride_order(value, order)
+                value = node.meta["val"] = inductor.with_stride_order(value, order)
             bindings.append((node, schema.GivenInput(index)))
         elif not _read_off_a_tensor(graph, node, placeholders):
             bindings.append((_to_carrier(graph, node), schema.SizeCarrier(index)))
@@ -93,7 +95,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
     consumed = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and source.index in item.saved]
     donated = [i for i in consumed if inputs[i].index in donatable]
-    events = hashlib.sha256(json.dumps([item.key, *compat.origins_in(item.module.graph)]).encode()).hexdigest()
+    events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
     fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
     return ConvertedGraph(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
 
@@ -111,7 +113,7 @@ def _as_tensor(graph: torch.fx.Graph, node: Node) -> Node:
     dtype = torch.float64 if isinstance(node.meta["val"], (float, torch.SymFloat)) else torch.int64
     with graph.inserting_before(graph.output_node()):
         tensor = graph.call_function(torch.ops.aten.scalar_tensor.default, (node,), {"dtype": dtype})
-    with compat.fake_mode_of(graph):
+    with fake_tensors.fake_mode_of(graph):
         tensor.meta["val"] = torch.empty((), dtype=dtype)
     return tensor
 
@@ -148,9 +150,9 @@ def _to_carrier(graph: torch.fx.Graph, node: Node) -> Node:
     integers in a backward.
     """
     size = node.meta["val"]
-    if compat.hint_of(size) < 0:
+    if fake_tensors.hint_of(size) < 0:
         raise BuildError(f"The backward needs {node.name}, an integer below 0; the cpu target cannot pass negative integers.")
-    mode = compat.fake_mode_of(graph)
+    mode = fake_tensors.fake_mode_of(graph)
     with mode:
         carrier = torch.empty((size, 0), dtype=torch.float32, device="cpu")
     with graph.inserting_before(node):

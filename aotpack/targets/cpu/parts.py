@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from aotpack_loader.format import schema, subgraphs
 
-from ... import _torch as compat
+from ..._torch.api import fake_tensors
 from ...graph import from_fx
 from ..base import GraphToCompile
 
@@ -68,7 +68,7 @@ def _named(item: GraphToCompile, modules: Sequence[GraphModule]) -> list[GraphTo
     known: list[schema.Graph] = []
     named = []
     for module in modules:
-        converted = from_fx(module, compat.fake_mode_of(module.graph).shape_env)
+        converted = from_fx(module, fake_tensors.fake_mode_of(module.graph).shape_env)
         if converted not in known:
             known.append(converted)
         key = f"{item.key}.{known.index(converted)}"

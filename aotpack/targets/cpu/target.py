@@ -19,7 +19,9 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ... import _torch as compat
+from ..._torch import aot_autograd, inductor, toolchain
+from ..._torch.api import messages
+from ..._torch.fixes import applying
 from ...graph import source_line
 from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
@@ -32,7 +34,7 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _FACTS = "layouts, own, constraints, imports"
 """Names of the facts that are stored with compiled code; part of the cache's key."""
-_SOURCES = (Path(compat.__file__).parent, Path(__file__).parent.parent)
+_SOURCES = (Path(toolchain.__file__).parent, Path(__file__).parent.parent)
 """Sources that decide which code a graph gets.
 
 Their hash and the applied torch fixes are part of the cache's key.
@@ -54,7 +56,7 @@ class CpuTarget:
             self.level, self.march = "native", None
             self.needed = tuple(sorted(cpuinfo.features()))
             return
-        if not compat.can_name_instruction_set():
+        if not inductor.can_name_instruction_set():
             raise BuildError(
                 f"torch {torch.__version__} cannot compile for a named instruction set.",
                 hint="Build with a newer torch, or with --target portable.",
@@ -70,9 +72,9 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{self.level}"
 
-    def decompositions(self, *, exact_random: bool) -> compat.Decompositions:
+    def decompositions(self, *, exact_random: bool) -> aot_autograd.Decompositions:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
-        return compat.inductor_decompositions(exact_random=exact_random)
+        return inductor.inductor_decompositions(exact_random=exact_random)
 
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
@@ -83,10 +85,10 @@ class CpuTarget:
         layers: list[schema.Descriptor] = []
         constraints: dict[str, set[str]] = {}
         imports: set[str] = set()
-        toolchain = compat.inductor_fingerprint()
+        used = toolchain.inductor_fingerprint()
         with temporary_directory(Path(tempfile.gettempdir())) as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
             library = workers.submit(library_bytes)
-            jobs = self._start(graphs, cache, toolchain, folder, workers)
+            jobs = self._start(graphs, cache, used, folder, workers)
             for item, call, finish in jobs:
                 files = finish()
                 facts = json.loads(files["facts"])
@@ -116,7 +118,7 @@ class CpuTarget:
             instruction_set=self.level,
             cpu_features=list(self.needed),
             torch=f"=={release}.*",
-            toolchain=toolchain,
+            toolchain=used,
             call=calls,
             imports=sorted(imports),
         )
@@ -128,7 +130,7 @@ class CpuTarget:
         return {"march": str(self.march), "bits": str(self._bits())}
 
     def _bits(self) -> int | None:
-        return None if self.march is None else compat.x86_vector_bits(self.level)
+        return None if self.march is None else inductor.x86_vector_bits(self.level)
 
     def _start(
         self,
@@ -151,7 +153,7 @@ class CpuTarget:
             made_by = {
                 "facts": _FACTS,
                 "revision": revision_of(*_SOURCES),
-                **compat.record_of_fixes(inductor=True, untested=False),
+                **applying.record_of_fixes(inductor=True, untested=False),
             }
             options = {**toolchain, **self._options, "call": call.fingerprint, **made_by}
             found = cache.find(item.graph, options)
@@ -163,7 +165,7 @@ class CpuTarget:
                 )
             else:
                 facts = json.loads(found["facts"])
-                written = [compat.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+                written = [inductor.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
                 jobs.append((item, call, partial(dict, found)))
             outputs = {i: written[position] for i, position in enumerate(call.outputs)}
             layouts = {i: output.order for i, output in outputs.items() if output.order}
@@ -171,13 +173,13 @@ class CpuTarget:
             own = set() if item.method is None else {i for i, output in outputs.items() if output.own}
         return jobs
 
-    def _lower(self, call: ConvertedGraph, key: str, folder: Path) -> tuple[compat.Library, list[compat.OutputLayout]]:
+    def _lower(self, call: ConvertedGraph, key: str, folder: Path) -> tuple[toolchain.Library, list[inductor.OutputLayout]]:
         """Lower a graph; returns its library sources, and the layout of each output that the code
         writes.
         """
-        target = partial(compat.lower_with_aoti, key=key, march=self.march, vector_bits=self._bits())
+        target = partial(inductor.lower_with_aoti, key=key, march=self.march, vector_bits=self._bits())
         lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
-        with compat.own_warnings(), self._refusing(key):
+        with messages.own_warnings(), self._refusing(key):
             library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
             plain = [position for position in call.free if written[position].order is not None]
             if plain != call.free:  # padded: a backward could not be compiled for such strides
@@ -185,13 +187,13 @@ class CpuTarget:
         return library, written
 
     def _finish(
-        self, key: str, library: compat.Library, written: Sequence[compat.OutputLayout], keep: Callable[[_Files], None]
+        self, key: str, library: toolchain.Library, written: Sequence[inductor.OutputLayout], keep: Callable[[_Files], None]
     ) -> _Files:
         with self._refusing(key):
             library.finish()
         constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
         layouts, own = [item.order for item in written], [item.own for item in written]
-        imports = compat.imports_from_torch(library.output)
+        imports = toolchain.imports_from_torch(library.output)
         facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints, "imports": imports})
         files = {"code": library.output.read_bytes(), "facts": facts.encode()}
         for fallbacks in library.output.parent.glob("*.wrapper.json"):
@@ -206,7 +208,7 @@ class CpuTarget:
         except BuildError:
             raise
         except Exception as error:
-            nodes = error.nodes if isinstance(error, compat.LoweringError) else []
+            nodes = error.nodes if isinstance(error, inductor.LoweringError) else []
             line = next(filter(None, map(source_line, nodes)), "")
             names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
             reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
@@ -222,7 +224,7 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "f
 
 def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
     """Reject control flow that AOTInductor has no code for."""
-    known = {compat.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
+    known = {aot_autograd.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
     problems = [
         Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
         for item in graphs

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._torch import Decompositions
+from ..._torch.aot_autograd import Decompositions
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.decompose import core_decompositions
 from . import attention, pools

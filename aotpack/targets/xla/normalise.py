@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
-from ..._torch import fake_mode_of
+from ..._torch.api.fake_tensors import fake_mode_of
 from ..._torch.decompose import trace
 from . import decompositions
 from .nested import copy_of, regions

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from ..._torch import fake_mode_of
+from ..._torch.api.fake_tensors import fake_mode_of
 from ...graph import source_line
 from .nested import copy_of, regions
 
