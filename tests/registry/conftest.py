@@ -82,8 +82,9 @@ def proxy(registry: Registry) -> Iterator[Proxy]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no credentials but those a test writes."""
+    """An empty cache, no trusted keys, and no credentials but those a test writes."""
     monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AOTPACK_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "AOTPACK_MIRRORS", "AOTPACK_PLAIN_HTTP", "AOTPACK_CA_FILE"):

@@ -70,8 +70,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, registry: Registry, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def scene(tmp_path: Path, registry: Registry, proxy: Proxy) -> Scene:
     return Scene(tmp_path, registry, proxy)
 
 

@@ -67,8 +67,7 @@ class Runner:
         return found
 
 
-def test_the_fields_of_each_command(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def test_the_fields_of_each_command(registry: Registry, tmp_path: Path) -> None:
     run = Runner()
     (tmp_path / "model.py").write_text(MODEL)
     bundle, name, key = tmp_path / "a.aotpack", registry.reference("json/bundle:v1"), tmp_path / "a.key"
