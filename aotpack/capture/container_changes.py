@@ -81,7 +81,7 @@ class Containers:
 
 
 def _with_sources(tree: schema.Tree, inside: Sequence[tuple[Path, Path]]) -> schema.Tree:
-    """Return ``tree`` with the caller's objects in place of the trace's empty tuples."""
+    """Return ``tree`` with the caller's objects instead of the trace's empty tuples."""
     if not inside:
         return tree
     if not inside[0][0]:

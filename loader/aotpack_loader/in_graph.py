@@ -33,7 +33,7 @@ _programs: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
 
 def call_in_graph(program: Any, args: Any, kwargs: Any) -> Any:
-    """What Dynamo traces in place of a call. Values of the plan are constants of the trace."""
+    """What Dynamo traces instead of a call. Values of the plan are constants of the trace."""
     if is_exported():
         graph_break("torch.export cannot trace a loaded bundle: its graphs are compiled; export the model itself")
     plan = _plan(program, program.training)

@@ -258,8 +258,6 @@ def _natively(call: MethodCall, device: Device) -> str:
     library, reason = device.call_library
     if library is None:
         return f"python: {reason}"
-    if call.method.backward is not None and call.method.backward.tangent_writes:
-        return "python: its backward writes to the gradient it is given; write to a clone"
     from .runtime.native import use  # not imported without a library
 
     return use(call, library)

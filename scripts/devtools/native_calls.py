@@ -32,8 +32,6 @@ def load_native(path: Path, **options: Any) -> LoadedProgram:
     loaded = aotpack.load(path, backend="portable", **options)
     bundle = Bundle.open(path)
     for name, method in loaded.aotpack.program.methods.items():
-        if method.backward is not None and method.backward.tangent_writes:
-            continue  # calls in Python only
         for call in {id(call): call for call in loaded._aotpack_calls.values() if call.method is method}.values():
             parts: list[tuple[Any, schema.Descriptor]] = [(call.forward, method.forward)]
             if call.differentiable is not None and method.backward is not None:

@@ -105,6 +105,8 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
             isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results
         ),
         "it has sparse gradients; use sparse=False": backward is not None and bool(backward.sparse),
+        "its backward writes to the gradient it is given; write to a clone": backward is not None
+        and bool(backward.tangent_writes),
         "it returns views; return clones": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
