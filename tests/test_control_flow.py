@@ -29,8 +29,8 @@ from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import AotpackError, CorruptBundleError, UnsupportedVersionError
 from aotpack_loader.format import media_types, schema, subgraphs
 from aotpack_loader.format.schema import GraphArg, ValueRef
-from aotpack_loader.format.validate import validate_target
 from aotpack_loader.format.validate_graph import validate_graph
+from aotpack_loader.format.validate_target import validate_target
 
 CPU = torch.device("cpu")
 VALUE = schema.TensorValue("float32", [4], [1])

@@ -15,7 +15,7 @@ import aotpack
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import CorruptBundleError
 from aotpack_loader.format import media_types, schema
-from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_target import validate_target
 
 ROWS, WIDTH = 64, 48
 HIDDEN = ROWS * WIDTH * 4

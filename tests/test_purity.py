@@ -54,12 +54,13 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 START = frozenset({
     "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "options",
     "original_class", "own_class", "program", "trust",
-    "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.private",
-    "archive.tar", "archive.weights",
+    "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
+    "archive.private", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",
-    "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.validate", "format.versions",
-    "runtime", "runtime.arguments", "runtime.autograd", "runtime.call", "runtime.epilogue",
+    "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.validate",
+    "format.validate_target", "format.versions",
+    "runtime", "runtime.arguments", "runtime.autograd", "runtime.backward_inputs", "runtime.call", "runtime.epilogue",
     "runtime.identity", "runtime.inputs", "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native",
     "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip

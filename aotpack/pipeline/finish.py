@@ -16,7 +16,7 @@ from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.errors import BuildError, Problem, TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.format.origins import modules_of
-from aotpack_loader.format.validate import validate_target
+from aotpack_loader.format.validate_target import validate_target
 from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.selftest import run_self_test
 

@@ -33,18 +33,6 @@ _MAX_MARKER_BYTES = 4096
 _CHUNK = 1 << 20
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a FIFO must not hang the loader
 
-_LOOKS_LIKE = (
-    (b"PK\x03\x04", "a zip archive (torch.save and torch.export write such files)"),
-    (b"\x1f\x8b", "a gzip file"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file"),
-    (b"\x7fELF", "a shared library or program"),
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"GGUF", "a GGUF file"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"{", "a JSON file"),
-)
-
 
 class Layout(ABC):
     """An open bundle container. Its views stay valid after :meth:`close`.
@@ -151,7 +139,11 @@ class _TarLayout(Layout):
         self.path = path
         self._handle = handle
         size = os.fstat(handle).st_size
-        _refuse_foreign(path, os.pread(handle, tar.BLOCK, 0))
+        block = os.pread(handle, tar.BLOCK, 0)
+        if not (tar.is_tar(block) and tar.is_ours(block)):
+            from .foreign import foreign_file  # not needed for a bundle
+
+            raise foreign_file(path, block)
         try:
             data = memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
@@ -378,23 +370,6 @@ def _check_marker(path: str, marker: bytes | None) -> None:
     version = document.get("imageLayoutVersion") if isinstance(document, dict) else None
     if version != "1.0.0":
         raise CorruptBundleError(f"oci-layout of the bundle has imageLayoutVersion {version!r}, expected '1.0.0'.")
-
-
-def _refuse_foreign(path: str, block: bytes) -> None:
-    """Raise an error that names the kind of a file, from its first 512 bytes, unless it is the tar of a bundle."""
-    if tar.is_tar(block):
-        if tar.is_ours(block):
-            return
-        what = "a tar archive, but not one of an OCI image layout in plain ustar form"
-    elif not block:
-        what = "an empty file"
-    else:
-        what = next((text for magic, text in _LOOKS_LIKE if block.startswith(magic)), "a file of an unknown kind")
-        if block[8:9] == b"{":
-            what = "a safetensors file"
-    raise NotABundleError(
-        f"{path!r} is not a bundle: it is {what}.", hint="Write one with `aotpack build model.py -o model.aotpack`."
-    )
 
 
 def _closed(path: str) -> BundleError:

@@ -7,10 +7,10 @@ opened, so that all later code can rely on its indices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, donations, expressions, interface, modules, schema, subclasses
+from . import containers, expressions, interface, modules, schema, subclasses
 from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
@@ -39,66 +39,6 @@ def validate_program(program: schema.Program, where: str) -> None:
 
         problems += tangent_writes.problems(program)
     refuse(where, problems)
-
-
-def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
-    """Check a target against its program.
-
-    C14: its executables take and return the same values as the program's graphs. C27: they
-    overwrite only what is donated. C13: its constraints are valid.
-
-    Raises:
-        CorruptBundleError: lists every executable and constraint that does not fit.
-    """
-    problems: list[Problem] = []
-    for name, constraints in target.constraints.items():
-        known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
-        problems += _unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
-    entries = {entry.name: entry for entry in program.state}
-    for name, method in program.methods.items():
-        arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
-        if method.backward is not None:
-            arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
-        for key, (inputs, outputs) in arities.items():
-            sequence, executable = target.sequences.get(key), target.executables.get(key)
-            if sequence is not None:
-                problems += _sequence_problems(sequence, target, inputs, outputs, f"$.sequences[{key!r}]")
-            if executable is None:
-                continue
-            at = f"$.executables[{key!r}]"
-            if sequence is not None:
-                problems.append(Problem(at, "C14: the graph is run by a sequence as well"))
-            problems += in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
-            if len(executable.outputs) != outputs:
-                problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
-            problems += _overwritten_problems(executable, donations.private(method) if key.endswith(".backward") else (), at)
-        parts = {call.part for key in arities if key in target.sequences for call in target.sequences[key].calls}
-        for part in sorted(parts & target.executables.keys()):
-            problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")
-    refuse(where, problems)
-
-
-def _overwritten_problems(executable: schema.Executable, allowed: Collection[int], at: str) -> Iterator[Problem]:
-    """C27: code overwrites only what is donated to it."""
-    inputs = [item.index if isinstance(item, schema.GivenInput) else None for item in executable.inputs]
-    return donations.problems("C27", executable.donated, inputs, allowed, at)
-
-
-def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
-    """C14: each part is an executable, takes only values that exist by then, and returns the values that are used."""
-    values = inputs
-    for i, call in enumerate(sequence.calls):
-        where = f"{at}.calls[{i}]"
-        part = target.executables.get(call.part)
-        if part is None:
-            yield Problem(where, f"C14: there is no executable {call.part!r}")
-            return
-        yield from in_range(where, "C14", [(number, values) for number in call.inputs])
-        yield from in_range(where, "C14", [(item.index, len(call.inputs)) for item in part.inputs])
-        values += len(part.outputs)
-    yield from in_range(at, "C14", [(number, values) for number in sequence.outputs])
-    if len(sequence.outputs) != outputs:
-        yield Problem(at, f"C14: {len(sequence.outputs)} outputs for a graph with {outputs}")
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
@@ -267,7 +207,11 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
             yield Problem(where, f"C7: {primal.name!r} is not a buffer")
         elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-            yield from _base_problems(primal, method.leaves, where)
+            from . import bases  # few programs have them
+
+            if isinstance(primal, schema.ViewBasePrimal):
+                yield from _sizes_problems([*primal.shape], [*primal.stride], where)
+            yield from bases.problems(primal, method.leaves, where)
     for i, group in enumerate(method.identical):
         yield from in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
         if len(group) < 2:
@@ -291,35 +235,6 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
                 yield Problem(
                     f"{at}.results[{i}].shared", "C17: it is not an earlier alias of the same base with the same first steps"
                 )
-
-
-def _base_problems(
-    base: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf], at: str
-) -> Iterator[Problem]:
-    """C18: each member is a tensor argument of known sizes and strides, stored inside the base."""
-    if isinstance(base, schema.ViewBasePrimal):
-        yield from _sizes_problems([*base.shape], [*base.stride], at)
-        size = _extent([*base.shape], [*base.stride])
-    else:
-        size = base.size
-    if len(base.members) < 2 or len({member.leaf for member in base.members}) < len(base.members):
-        yield Problem(at, "C18: a base has two members or more, each once")
-    if isinstance(base, schema.ViewBasePrimal) and all(member.detached for member in base.members):
-        yield Problem(at, "C18: no member is a view of the base")
-    for member in base.members:
-        leaf = leaves[member.leaf] if member.leaf < len(leaves) else None
-        if not isinstance(leaf, schema.TensorLeaf) or leaf.stride is None or leaf.dtype != base.dtype:
-            yield Problem(at, f"C18: leaf {member.leaf} is not a strided tensor argument of the base's type")
-        elif not all(isinstance(n, int) for n in (*leaf.shape, *leaf.stride)):
-            yield Problem(at, f"C18: the sizes or strides of leaf {member.leaf} vary")
-        elif member.offset + _extent(leaf.shape, leaf.stride) > size:
-            yield Problem(at, f"C18: leaf {member.leaf} reaches beyond the base")
-
-
-def _extent(shape: Sequence[schema.Dim], stride: Sequence[schema.Dim]) -> int:
-    """Number of elements from the first to the last, inclusive; 0 if there are none."""
-    pairs = [(int(size), int(step)) for size, step in zip(shape, stride, strict=False)]
-    return 0 if any(size == 0 for size, _ in pairs) else 1 + sum((size - 1) * step for size, step in pairs)
 
 
 def _result_problems(result: schema.Result, primals: int, outputs: int, at: str) -> Iterator[Problem]:
@@ -388,7 +303,7 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
     for symbol in known:
         if not expressions.is_symbol(symbol):
             yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
-    yield from _unknown_symbols(_expressions_before(method), known, at)
+    yield from unknown_symbols(_expressions_before(method), known, at)
     measured = Counter(symbol.name for symbol in method.output_symbols)
     for i, size in enumerate(method.output_symbols):
         where = f"{at}.output_symbols[{i}]"
@@ -398,10 +313,10 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
         if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
             yield Problem(where, "C24: the maximum is below the minimum")
     needed = {symbol.name for symbol in method.output_symbols if symbol.needed}
-    yield from _unknown_symbols(_expressions_after(method), known | needed, at)
+    yield from unknown_symbols(_expressions_after(method), known | needed, at)
 
 
-def _unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
+def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
     for where, text in found:
         try:
             expressions.parse(text)

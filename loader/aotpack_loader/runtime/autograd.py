@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked
-from ..errors import AutogradError
 from ..format import expressions, schema
+from .backward_inputs import Environment, SavedValues, Tangent
 from .views import detach_outputs, detached_outputs
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .tangent_writes import Write, Writes
 
 Executable = Callable[[list[Any]], list[Any]]
-Environment = Mapping[str, int]
 
 
 class Differentiable:
@@ -42,7 +41,7 @@ class Differentiable:
         self.second: SecondDerivative | None = None
         self.order = "first"
         self.visible = _visible_outputs(method)
-        self.saved = _Saved(convention.saved)
+        self.saved = SavedValues(convention.saved)
         self.gradients = convention.gradients
         self.sparse = [
             (gradient.primal, position, gradient.indices)
@@ -120,30 +119,6 @@ def _visible_outputs(method: schema.Method) -> list[int]:
     return sorted(seen)
 
 
-class _Saved:
-    """What the backward needs of a call, by how it is kept.
-
-    Autograd saves the primals and the ``checked`` outputs. Other outputs are kept on the call.
-    Sizes are computed again.
-    """
-
-    def __init__(self, saved: list[schema.Saved]) -> None:
-        kinds: tuple[list[int], ...] = ([], [], [], [])
-        for i, item in enumerate(saved):
-            if isinstance(item, schema.SavedOutput):
-                kinds[1 if item.check_version else 2].append(i)
-            else:
-                kinds[0 if isinstance(item, schema.SavedPrimal) else 3].append(i)
-        self.primals = [item.primal for item in saved if isinstance(item, schema.SavedPrimal)]
-        outputs = [item for item in saved if isinstance(item, schema.SavedOutput)]
-        self.checked = [item.output for item in outputs if item.check_version]
-        self.unchecked = [item.output for item in outputs if not item.check_version]
-        self.sizes = [item.expr for item in saved if isinstance(item, schema.SavedSize)]
-        positions = {i: index for index, i in enumerate(i for kind in kinds for i in kind)}
-        order = [positions[i] for i in range(len(saved))]
-        self.order = None if order == list(range(len(order))) else order
-
-
 class _Call:
     """One call in progress.
 
@@ -176,37 +151,6 @@ class _Call:
         self.remembered: Remembered = []
         self.primals: list[torch.Tensor] = []
         self.before: Before = ([], None)
-
-
-class Tangent:
-    """Converts an incoming gradient to the layout the backward graph was compiled for. A missing one becomes zeros."""
-
-    def __init__(self, position: int, tangent: schema.Tangent) -> None:
-        self.position = position
-        self.dtype: torch.dtype = getattr(torch, tangent.dtype)
-        self.memory_format: torch.memory_format = getattr(torch, tangent.memory_format)
-        stride = tangent.stride
-        static = stride is not None and all(isinstance(step, int) for step in stride)
-        self.static = tuple(stride) if stride is not None and static else None
-        self.symbolic = stride if not static else None
-
-    def __call__(
-        self, gradient: torch.Tensor | None, shape: torch.Size, environment: Environment, device: torch.device
-    ) -> torch.Tensor:
-        stride: Any = self.static
-        if self.symbolic is not None:
-            stride = tuple([expressions.evaluate(step, environment) for step in self.symbolic])
-        if gradient is not None and (gradient.is_neg() or gradient.is_conj()):
-            gradient = gradient.resolve_conj().resolve_neg()  # compiled code reads memory, not flags
-        if gradient is None:
-            if stride is not None:
-                return torch.empty_strided(shape, stride, dtype=self.dtype, device=device).zero_()
-            return torch.zeros(shape, dtype=self.dtype, device=device).contiguous(memory_format=self.memory_format)
-        if stride is None:
-            return gradient.contiguous(memory_format=self.memory_format)
-        if gradient.stride() == stride:
-            return gradient
-        return torch.empty_strided(gradient.shape, stride, dtype=self.dtype, device=device).copy_(gradient)
 
 
 class _Step(torch.autograd.Function):
@@ -248,6 +192,8 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
     if not received:
         return (None,) * (1 + len(method.gradients))
     if method.native and any(is_batched(gradient) for gradient in gradients if gradient is not None):
+        from .refused_gradients import batched_gradient_error  # an error, so not imported at every start
+
         raise batched_gradient_error()
     arguments = _unpack(ctx, call)  # raises torch's own errors: freed, or modified in place
     if not method.untrusted:
@@ -275,7 +221,7 @@ def _computed_gradients(
         for tangent, shape in zip(method.tangents, call.shapes, strict=True)
     ]
     if method.second is not None and torch.is_grad_enabled():
-        return _differentiate_again(call, method.second, tangents, received)
+        return (None, *_differentiated_again(call, method.second, tangents, received))
     written = _writes(ctx, method, gradients, arguments) if method.tangent_writes else None
     arguments += tangents
     results = _run(_backward_of(call), arguments, device)
@@ -284,7 +230,9 @@ def _computed_gradients(
     if method.sparse:
         _make_sparse(results, call)
     if torch.is_grad_enabled():
-        results = _refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
+        from .refused_gradients import refuse_second_derivative  # only under create_graph=True
+
+        results = refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
     if method.untrusted:
         from .untrusted_calls import require_gradients  # not imported for trusted bundles
 
@@ -315,9 +263,7 @@ def _make_sparse(results: list[Any], call: _Call) -> None:
         results[position] = gradient
 
 
-def _differentiate_again(
-    call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]
-) -> tuple[Any, ...]:
+def _differentiated_again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]) -> list[Any]:
     """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
     found = iter(second(call.primals, tangents, received, call.before))
@@ -325,7 +271,7 @@ def _differentiate_again(
     for i, position in enumerate(method.gradients):
         if position is not None and method.depends and method.depends[position] and not method.depends[position] & received:
             values[i] = None
-    return (None, *values)
+    return values
 
 
 def _backward_of(call: _Call) -> Executable:
@@ -381,6 +327,8 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
     """
     found = [*ctx.saved_tensors]
     if call.unchecked is None:
+        from .refused_gradients import graph_freed_error
+
         raise graph_freed_error()
     saved = call.method.saved
     found += call.unchecked
@@ -411,52 +359,3 @@ def _leaves(ctx: Any) -> list[torch.Tensor]:
 
 def _differentiable(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     return [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
-
-
-class _SecondDerivative(torch.autograd.Function):
-    """A node where a second derivative would start. It raises an error when one is requested."""
-
-    @staticmethod
-    def forward(ctx: Any, order: str, count: int, *values: Any) -> tuple[Any, ...]:
-        ctx.order = order
-        return values[:count]
-
-    @staticmethod
-    @opaque
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        raise higher_order_error(ctx.order)
-
-
-def _refuse_second_derivative(order: str, results: list[Any], anchors: list[torch.Tensor]) -> list[Any]:
-    """Make gradients under ``create_graph=True`` usable as they are, and an error when differentiated again.
-
-    ``anchors`` are the tensors whose second derivative could be requested: leaves, earlier nodes,
-    incoming gradients.
-    """
-    if not results:
-        return results
-    return list(_SecondDerivative.apply(order, len(results), *results, *anchors))  # type: ignore[no-untyped-call]
-
-
-def batched_gradient_error() -> AutogradError:
-    """The error for an incoming gradient without memory that compiled code could read."""
-    return AutogradError(
-        "Compiled code computes one gradient at a time: is_grads_batched=True and vmap are not for it.",
-        hint="Load the bundle with backend='portable', or loop over the gradients.",
-    )
-
-
-def graph_freed_error() -> AutogradError:
-    """The error for a second backward after the first has freed the saved tensors."""
-    return AutogradError(
-        "The backward of this call has already run, and what it needs has been freed.",
-        hint="Pass retain_graph=True to the first backward to run it twice.",
-    )
-
-
-def higher_order_error(order: str) -> AutogradError:
-    """The error for a derivative of a higher order than ``order``."""
-    return AutogradError(
-        f"This bundle holds {order} derivatives only: a gradient of its gradients was asked for.",
-        hint="Build it with second_derivatives=True, or use the original model where higher ones are needed.",
-    )

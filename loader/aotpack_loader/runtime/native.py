@@ -18,7 +18,8 @@ from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
 from ..devices.literals import literal
 from ..errors import AutogradError, Problem
 from ..format import expressions, schema
-from .autograd import Differentiable, Environment, batched_gradient_error, graph_freed_error, higher_order_error
+from .autograd import Differentiable
+from .backward_inputs import Environment
 from .call import MethodCall
 from .identity import Memory, Pattern
 from .inputs import TensorCheck
@@ -252,6 +253,8 @@ def _result(result: schema.Result, environment: Environment) -> tuple[str, Any]:
 
 def refuse(what: str, gradient: torch.Tensor | None) -> None:
     """Raise the same error as the Python path does in a backward. The library calls this."""
+    from .refused_gradients import batched_gradient_error, graph_freed_error, higher_order_error
+
     errors: dict[str, Callable[[], AutogradError]] = {
         "second derivative": lambda: higher_order_error("first"),
         "released": graph_freed_error,

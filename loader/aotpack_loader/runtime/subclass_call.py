@@ -19,7 +19,8 @@ from .._torch_compat import is_plain_tensor
 from ..errors import AutogradError, Problem
 from ..format import expressions, schema
 from ..format.subclasses import of_primals
-from .autograd import Differentiable, Executable, Tangent
+from .autograd import Differentiable, Executable
+from .backward_inputs import Tangent
 from .call import MethodCall
 from .identity import Memory, StateMemory, shared
 from .inputs import Inputs

@@ -1,0 +1,69 @@
+"""Rules of a target: whether its executables fit the graphs of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from ..errors import Problem
+from . import donations, schema, subclasses
+from .validate import in_range, refuse, unknown_symbols
+
+
+def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
+    """Check a target against its program.
+
+    C14: its executables take and return the same values as the program's graphs. C27: they
+    overwrite only what is donated. C13: its constraints are valid.
+
+    Raises:
+        CorruptBundleError: lists every executable and constraint that does not fit.
+    """
+    problems: list[Problem] = []
+    for name, constraints in target.constraints.items():
+        known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
+        problems += unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
+    entries = {entry.name: entry for entry in program.state}
+    for name, method in program.methods.items():
+        arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
+        if method.backward is not None:
+            arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)
+        for key, (inputs, outputs) in arities.items():
+            sequence, executable = target.sequences.get(key), target.executables.get(key)
+            if sequence is not None:
+                problems += _sequence_problems(sequence, target, inputs, outputs, f"$.sequences[{key!r}]")
+            if executable is None:
+                continue
+            at = f"$.executables[{key!r}]"
+            if sequence is not None:
+                problems.append(Problem(at, "C14: the graph is run by a sequence as well"))
+            problems += in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
+            if len(executable.outputs) != outputs:
+                problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
+            problems += _overwritten_problems(executable, donations.private(method) if key.endswith(".backward") else (), at)
+        parts = {call.part for key in arities if key in target.sequences for call in target.sequences[key].calls}
+        for part in sorted(parts & target.executables.keys()):
+            problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")
+    refuse(where, problems)
+
+
+def _overwritten_problems(executable: schema.Executable, allowed: Collection[int], at: str) -> Iterator[Problem]:
+    """C27: code overwrites only what is donated to it."""
+    inputs = [item.index if isinstance(item, schema.GivenInput) else None for item in executable.inputs]
+    return donations.problems("C27", executable.donated, inputs, allowed, at)
+
+
+def _sequence_problems(sequence: schema.Sequence, target: schema.Target, inputs: int, outputs: int, at: str) -> Iterator[Problem]:
+    """C14: each part is an executable, takes only values that exist by then, and returns the values that are used."""
+    values = inputs
+    for i, call in enumerate(sequence.calls):
+        where = f"{at}.calls[{i}]"
+        part = target.executables.get(call.part)
+        if part is None:
+            yield Problem(where, f"C14: there is no executable {call.part!r}")
+            return
+        yield from in_range(where, "C14", [(number, values) for number in call.inputs])
+        yield from in_range(where, "C14", [(item.index, len(call.inputs)) for item in part.inputs])
+        values += len(part.outputs)
+    yield from in_range(at, "C14", [(number, values) for number in sequence.outputs])
+    if len(sequence.outputs) != outputs:
+        yield Problem(at, f"C14: {len(sequence.outputs)} outputs for a graph with {outputs}")
