@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import aotpack
-from devtools.harness import build, check_restored, compare
+from devtools.harness import build, compare
+from devtools.restored import check_restored
 
 from .table import CASES
 

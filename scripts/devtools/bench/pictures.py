@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 
-from devtools.bench import tables
+from devtools.bench import cells
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -29,7 +29,7 @@ COLORS = {
 Panels = Mapping[str, Mapping[str, float]]
 
 
-def draw(results: tables.Results, folder: Path) -> None:
+def draw(results: cells.Results, folder: Path) -> None:
     for name, make in PICTURES.items():
         if name in results:
             make(results[name])
@@ -39,7 +39,7 @@ def draw(results: tables.Results, folder: Path) -> None:
 
 def _start(result: Mapping[str, Any]) -> None:
     panels = {
-        tables.NETWORKS[name]: {kind: network["train"][kind][tables.WHOLE] for kind in COLORS if kind in network["train"]}
+        cells.NETWORKS[name]: {kind: network["train"][kind][cells.WHOLE] for kind in COLORS if kind in network["train"]}
         for name, network in result["networks"].items()
     }
     _bars("After `import torch`, to the end of the first training step", panels, "seconds", log=True)
@@ -56,15 +56,14 @@ def _step(result: Mapping[str, Any]) -> None:
 
 def _memory(result: Mapping[str, Any]) -> None:
     panels = {
-        tables.NETWORKS[name]: {kind: value / 1e6 for kind, value in found.items()}
-        for name, found in result["peak_bytes"].items()
+        cells.NETWORKS[name]: {kind: value / 1e6 for kind, value in found.items()} for name, found in result["peak_bytes"].items()
     }
     _bars("Peak memory of a training step", panels, "megabytes")
 
 
 def _build(result: Mapping[str, Any]) -> None:
     panels = {
-        tables.NETWORKS[name]: {"compile_cold": found["compile_seconds"], "cpu": found["build_seconds"]}
+        cells.NETWORKS[name]: {"compile_cold": found["compile_seconds"], "cpu": found["build_seconds"]}
         for name, found in result["networks"].items()
     }
     _bars("Compiling from nothing: one step of torch.compile, or a build", panels, "seconds")
@@ -112,7 +111,7 @@ def _weights(result: Mapping[str, Any]) -> None:
 
 def _share(result: Mapping[str, Any]) -> None:
     figures = {"weights in memory, MB": ("weights_pss_bytes", 1e-6), "until all have run, s": ("seconds", 1.0)}
-    _, axes = _panels(len(figures), f"Processes that load {tables.NETWORKS[result['network']]} at once")
+    _, axes = _panels(len(figures), f"Processes that load {cells.NETWORKS[result['network']]} at once")
     for axis, (title, (key, factor)) in zip(axes, figures.items(), strict=True):
         counts = result["processes"]
         axis.bar(list(counts), [found[key] * factor for found in counts.values()], color=COLORS["cpu"])
@@ -135,7 +134,7 @@ def _bars(title: str, panels: Panels, unit: str, *, log: bool = False) -> None:
     _, axes = _panels(len(panels), title)
     for axis, (name, values) in zip(axes, panels.items(), strict=True):
         kinds = list(values)[::-1]
-        names = [tables.KINDS[kind].replace("`", "") for kind in kinds]
+        names = [cells.KINDS[kind].replace("`", "") for kind in kinds]
         drawn = axis.barh(names, [values[kind] for kind in kinds], color=[COLORS[kind] for kind in kinds], log=log)
         axis.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
         axis.set_title(name, fontsize=9)

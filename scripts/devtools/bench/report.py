@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from devtools.bench import tables
+from devtools.bench import overview, tables
 from devtools.machine import measured_on
 from devtools.pages import replace
 from devtools.paths import RESULTS, ROOT
@@ -30,12 +30,12 @@ def main() -> None:
         from devtools.bench import pictures
 
         pictures.draw(results, RESULTS)
-    replaced = {ROOT / "README.md": {"bench": tables.short(results)}}
+    replaced = {ROOT / "README.md": {"bench": overview.short(results)}}
     for page, sections in tables.PAGES.items():
         replaced[ROOT / "docs" / page] = {
             name: _section(name, results[name], make) for name, make in sections.items() if name in results
         }
-    replaced[ROOT / "docs" / "performance.md"]["overview"] = tables.overview(results)
+    replaced[ROOT / "docs" / "performance.md"]["overview"] = overview.overview(results)
     for path, texts in replaced.items():
         for mark, text in texts.items():
             if options.write:

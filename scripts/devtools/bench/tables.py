@@ -1,161 +1,11 @@
-"""Formats results as Markdown tables.
-
-They are the README's five rows, the overview of docs/performance.md, and one or two for each
-benchmark.
-"""
+"""Formats results as the Markdown tables of docs/performance.md and docs/xla.md: one or two for each benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-Results = Mapping[str, Mapping[str, Any]]
-
-NETWORKS = {
-    "tiny": "tiny",
-    "digits": "digits",
-    "digits-1024": "digits, batch 1024",
-    "digits-dynamic": "digits",
-    "gpt": "GPT, 4 layers",
-    "gpt2": "GPT-2 small",
-    "resnet50": "ResNet-50",
-}
-KINDS = {
-    "eager": "eager",
-    "compile_cold": "`torch.compile`, cold",
-    "compile_warm": "`torch.compile`, warm",
-    "compile": "`torch.compile`",
-    "aot_compile": "`aot_compile`",
-    "export": "`torch.export`",
-    "aoti": "AOTInductor",
-    "bundle_portable": "bundle, portable",
-    "bundle_cpu": "bundle, cpu",
-    "portable": "bundle, portable",
-    "cpu": "bundle, cpu",
-    "bundle": "bundle, `xla`",
-    "bundle_compiled": "bundle, `xla:cpu`",
-    "lazy": "torch_xla",
-    "openxla": '`backend="openxla"`',
-}
-NETWORKS |= {
-    "recommender": "recommender, 26 tables of 1,000 by 16",
-    "encoder": "`nn.TransformerEncoder`, 3 layers of 128, dropout",
-    "resnet": "ResNet, 32 by 32, batch 32",
-    "llama": "Llama, 6 layers of 256, batch 4 by 64",
-    "graph": "graph network, 500 nodes, 3,000 edges",
-    "lstm": "LSTM, 2 layers of 64, batch 16 by 32",
-    "gru": "GRU, 2 layers of 64, batch 16 by 32",
-    "lstm_wide": "LSTM, bidirectional, 256, batch 16 by 16",
-    "text": "embedding, 1-D convolution, dropout",
-    "embedding_bag": "`nn.EmbeddingBag`",
-    "experts": "mixture of 4 experts",
-    "attention_512": "attention over 512 positions",
-    "attention_2048": "attention over 2,048 positions",
-    "cross_attention": "`nn.MultiheadAttention`, dropout",
-    "vision_transformer": "vision transformer, 3 layers of 128",
-    "bf16_encoder": "encoder under bf16 autocast",
-    "bf16_mlp": "perceptron under bf16 autocast",
-    "convolutions_3d": "3-D convolutions",
-    "depthwise": "depthwise convolutions",
-    "channels_last": "ResNet, channels-last",
-    "unet": "U-Net of diffusion",
-    "tiny_mlp": "perceptron, 16-32-4",
-    "tiny_batch_norm": "perceptron, 16-32-4, BatchNorm",
-    "dropout_mlp": "perceptron, 256-512-512-10, dropout",
-    "parameters_1000": "1,000 parameters of 8",
-    "dynamic_digits": "digits, dynamic batch",
-    "dynamic_encoder": "encoder, dynamic batch",
-}
-WHOLE = "t_from_import_to_first_step"
-
-
-# ---------------------------------------------------------------- README
-
-
-README_ROWS = {
-    "first step after `import torch`, digits": "first training step after `import torch`, small CNN",
-    "first step after `import torch`, GPT-2 small": "first training step after `import torch`, GPT-2 small",
-    "a step, digits, batch 64": "a later step, small CNN, batch 64",
-    "a step, GPT-2 small, batch 1": "a later step, GPT-2 small",
-    "peak memory of a step, GPT-2 small": "peak memory of a step, GPT-2 small",
-}
-"""Rows of the overview that the README shows, and what it calls them."""
-
-
-def short(results: Results) -> str:
-    """The README's rows, without the columns that the README does not explain."""
-    rows = {row[0]: row[1:4] for row in _overview_rows(results)}
-    lines = [[title, *rows[name]] for name, title in README_ROWS.items()]
-    return f"{table(['', 'eager', '`torch.compile`', 'bundle'], lines)}\n\n{_overview_note(results)}"
-
-
-def overview(results: Results) -> str:
-    """A row for each network, for the most important benchmarks: start, step, memory, build."""
-    head = ["", "eager", "`torch.compile`", "bundle", "ratio", "goal"]
-    return f"{table(head, _overview_rows(results))}\n\n{_overview_note(results)}"
-
-
-def _overview_rows(results: Results) -> list[list[str]]:
-    return [row for name, make in _SHORT.items() if name in results for row in make(results[name])]
-
-
-def _overview_note(results: Results) -> str:
-    newest = max((results[name] for name in _SHORT if name in results), key=lambda result: str(result["date"]))
-    machine, versions = newest["machine"], newest["versions"]
-    return f"torch {versions['torch']}, {machine['cpu']}; by `scripts/bench/run`, {newest['date'][:10]}."
-
-
-def _short_import(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    seconds = result["seconds"]
-    title = "import: `torch` against `from aotpack_loader import load`"
-    yield [title, "", time(seconds["torch"]), time(seconds["load"]), times(result["ratios"]["load"]), f"≤ {result['goal']:g}"]
-
-
-def _short_start(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    for name, network in result["networks"].items():
-        found = {kind: one[WHOLE] for kind, one in network["train"].items()}
-        compiled = f"{time(found['compile_warm'])} (cold {time(found['compile_cold'])})"
-        goal = result["goals"].get(name)
-        yield [
-            f"first step after `import torch`, {NETWORKS[name]}",
-            time(found["eager"]),
-            compiled,
-            time(found["bundle_cpu"]),
-            f"{times(result['ratios'][name])} faster",
-            "" if goal is None else f"≥ {goal:g}",
-        ]
-
-
-def _short_step(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    for title, found in result["cases"].items():
-        name, _, threads = title.rpartition(", ")
-        if threads == "one thread" and "with" not in name and "inference" not in name:
-            seconds = [time(found["seconds"][kind]) for kind in ("eager", "compile", "cpu")]
-            yield [f"a step, {name}", *seconds, times(found["ratio_to_compile"]["cpu"]), f"≤ {result['goal']:g}"]
-
-
-def _short_memory(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    for name, found in result["peak_bytes"].items():
-        sizes = [size(found[kind]) for kind in ("eager", "compile", "cpu")]
-        yield [f"peak memory of a step, {NETWORKS[name]}", *sizes, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
-
-
-def _short_build(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    for name, found in result["networks"].items():
-        seconds = ["", time(found["compile_seconds"]), time(found["build_seconds"])]
-        yield [f"compiling from nothing, {NETWORKS[name]}", *seconds, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
-
-
-_SHORT = {
-    "import": _short_import,
-    "start": _short_start,
-    "step": _short_step,
-    "memory": _short_memory,
-    "build": _short_build,
-}
-
-
-# ---------------------------------------------------------------- docs/performance.md
+from .cells import KINDS, NETWORKS, WHOLE, kind_name, share, size, table, time, time_of, times
 
 
 def start(result: Mapping[str, Any]) -> str:
@@ -166,20 +16,20 @@ def start(result: Mapping[str, Any]) -> str:
     for what, suffix in (("train", ""), ("infer", ", inference")):
         for kind in dict.fromkeys(kind for network in networks.values() for kind in network[what]):
             found = [network[what].get(kind) for network in networks.values()]
-            rows.append([_kind(kind) + suffix, *(_time_of(one, figure) for one in found for figure in figures.values())])
+            rows.append([kind_name(kind) + suffix, *(time_of(one, figure) for one in found for figure in figures.values())])
     phases = {name: network["phases_seconds"] for name, network in networks.items()}
     parts = [[part, *(time(phases[name][part]) for name in networks)] for part in next(iter(phases.values()))]
     text = [table(head, rows), table(["start of a bundle, cpu", *(NETWORKS[name] for name in networks)], parts)]
     for name, network in networks.items():
         text += [
-            f"{NETWORKS[name]}: {_kind(kind)} does not take part: `{reason}`" for kind, reason in network["left_out"].items()
+            f"{NETWORKS[name]}: {kind_name(kind)} does not take part: `{reason}`" for kind, reason in network["left_out"].items()
         ]
     return "\n\n".join(text)
 
 
 def step(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["cases"].values() for kind in found["seconds"])
-    head = ["", *map(_kind, kinds), "bundle / `torch.compile`", "bundle / eager"]
+    head = ["", *map(kind_name, kinds), "bundle / `torch.compile`", "bundle / eager"]
     rows = [
         [
             title,
@@ -209,7 +59,12 @@ def networks(result: Mapping[str, Any]) -> str:
 
 def alone(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["cases"].values() for kind in found["seconds"])
-    head = ["", *map(_kind, kinds), "bundle / `torch.compile`", *(f"peak of the process, {_kind(kind)}" for kind in kinds)]
+    head = [
+        "",
+        *map(kind_name, kinds),
+        "bundle / `torch.compile`",
+        *(f"peak of the process, {kind_name(kind)}" for kind in kinds),
+    ]
     rows = [
         [
             title,
@@ -240,7 +95,7 @@ def memory(result: Mapping[str, Any]) -> str:
         [NETWORKS[name], *(size(found[kind]) if kind in found else "" for kind in kinds), times(result["ratios"][name])]
         for name, found in result["peak_bytes"].items()
     ]
-    text = table(["peak of a step", *map(_kind, kinds), "bundle / `torch.compile`"], rows)
+    text = table(["peak of a step", *map(kind_name, kinds), "bundle / `torch.compile`"], rows)
     budgets = [
         [budget, size(found["compile"]), size(found["cpu"]), times(found["cpu"] / found["compile"])]
         for budget, found in result["peak_bytes_by_budget"].items()
@@ -256,7 +111,7 @@ def recompute(result: Mapping[str, Any]) -> str:
         for name, variants in result["saved_bytes"].items()
         for variant, found in variants.items()
     ]
-    return table(["kept for the backward", *map(_kind, kinds)], rows)
+    return table(["kept for the backward", *map(kind_name, kinds)], rows)
 
 
 def build(result: Mapping[str, Any]) -> str:
@@ -424,39 +279,3 @@ _PERFORMANCE = {
 }
 PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla, "xla_scan": xla_scan}}
 """Page of docs/ to its benchmarks, each with what makes its part."""
-
-
-# ---------------------------------------------------------------- cells
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def time(seconds: float) -> str:
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
-
-
-def size(count: float) -> str:
-    return f"{count / 1e3:.3g} kB" if count < 0.9995e6 else f"{count / 1e6:.4g} MB"
-
-
-def times(ratio: float) -> str:
-    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.2f} times"
-
-
-def share(whole: float, part: float) -> str:
-    """The excess of ``whole`` over ``part``, relative to ``part``."""
-    return f"{(whole / part - 1) * 100:.3g} %"
-
-
-def _kind(kind: str) -> str:
-    known, _, detail = kind.partition(", ")
-    return f"{KINDS[known]}, {detail}" if detail else KINDS[known]
-
-
-def _time_of(found: Mapping[str, Any] | None, figure: str) -> str:
-    return "" if found is None else time(found[figure])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .calls import Own, Seen
+from .arguments import Own, Seen
 
 Json = Any
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arguments import Held, Own, Seen
 from .brought import TwoPart
-from .calls import Held, Own, Seen
 from .case import INFER, Call, Case, Json, of, t, two_rows
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from .calls import Own, Seen
+from .arguments import Own, Seen
 from .case import INFER, Call, Case, Json, of, t
 from .cases_autograd import Quantity
 from .cases_values import batches

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .calls import Own, Seen
+from .arguments import Own, Seen
 from .case import INFER, Call, Case, of, t, two_rows
 
 

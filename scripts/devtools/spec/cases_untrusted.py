@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Own
+from .arguments import Own
 from .case import INFER, Call, Case, of, t
 
 

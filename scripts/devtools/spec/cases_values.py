@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Own, scalar
+from .arguments import Own, scalar
 from .case import INFER, Call, Case, of, t
 
 

@@ -25,7 +25,8 @@ from aotpack_loader.format import schema
 from aotpack_loader.runtime.tree import unflattener
 
 from . import brought
-from .calls import MismatchError, Outcome, described, flatten, refused, run
+from .arguments import described
+from .calls import MismatchError, Outcome, flatten, refused, run
 
 BUNDLE, EXPECT, TENSORS = "bundle.aotpack", "expect.json", "expect.safetensors"
 

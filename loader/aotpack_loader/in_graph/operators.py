@@ -1,15 +1,8 @@
-"""A call of a loaded bundle inside ``torch.compile``: two operators in the caller's graph.
-
-Dynamo traces :func:`call_in_graph`. The forward and the backward of the bundle are one operator
-each, which the caller's compiler does not look into. They are functional: the trace itself writes
-new values to buffers, and builds the results. A bundle that needs more than that causes a graph
-break with a reason, so it is an error under ``fullgraph=True``.
-"""
+"""The operators ``aotpack::forward`` and ``aotpack::backward``: one method of a loaded bundle each way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -17,206 +10,25 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ._torch_compat import constant_while_tracing, graph_break, is_exported, operator
-from .archive.bundle import Bundle
-from .devices.literals import literal
-from .errors import AotpackError, EditError, InputError, Problem
-from .format import expressions, schema
-from .runtime.autograd import Differentiable
-from .runtime.branches import BRANCH_MESSAGE, branch_error
-from .runtime.call import MethodCall
-from .runtime.inputs import TensorCheck
-from .runtime.state import THAWED
+from .._torch_compat import operator
+from ..errors import EditError, InputError, Problem
+from ..format import expressions, schema
+from ..runtime.autograd import Differentiable
+from ..runtime.branches import BRANCH_MESSAGE, branch_error
+from ..runtime.call import MethodCall
+from ..runtime.inputs import TensorCheck
+from ..runtime.state import THAWED
+from .methods import MethodSignature, methods_of
 
 _numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _programs: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
 
-def call_in_graph(program: Any, args: Any, kwargs: Any) -> Any:
-    """What Dynamo traces instead of a call. Values of the plan are constants of the trace."""
-    if is_exported():
-        graph_break("torch.export cannot trace a loaded bundle: its graphs are compiled; export the model itself")
-    plan = _plan(program, program.training)
-    if isinstance(plan, str):
-        graph_break(plan)
-    number, digest, method, names, mutations, results, tree = plan
-    tensors: list[Tensor] = []
-    text = _text(_structure(args, tensors), _structure(kwargs, tensors))
-    state = []
-    for name in names:
-        holder, key = program._aotpack_slots[name]
-        value = holder.get(key)
-        if value is None:
-            graph_break(f"the parameter or buffer {name} of a loaded bundle is computed or was removed")
-        state.append(value)
-    outputs = torch.ops.aotpack.forward(number, digest, method, text, tensors, state)
-    with torch.no_grad():
-        for index, output in mutations:
-            state[index].copy_(outputs[output])
-    leaves = []
-    for kind, value in results:
-        leaves.append(outputs[value] if kind == "output" else state[value] if kind == "state" else value)
-    return _built(tree, leaves)
-
-
-def _structure(value: Any, tensors: list[Tensor]) -> Any:
-    """The argument as nested tuples of constants. Its tensors are added to ``tensors``."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return ("tensor", len(tensors) - 1)
-    if isinstance(value, dict):
-        return ("dict", *[(key, _structure(item, tensors)) for key, item in value.items()])
-    if isinstance(value, tuple):
-        return ("tuple", *[_structure(item, tensors) for item in value])
-    if isinstance(value, list):
-        return ("list", *[_structure(item, tensors) for item in value])
-    if not (value is None or isinstance(value, (bool, int, float, str))):
-        graph_break("a loaded bundle got an argument that is neither a tensor, a number, a text nor a container of those")
-    return ("constant", value)
-
-
-def _built(tree: Any, leaves: list[Any]) -> Any:
-    """The results, nested by ``tree``. The list is emptied from its start."""
-    kind = tree[0]
-    if kind == "leaf":
-        return leaves.pop(0)
-    if kind == "dict":
-        return {key: _built(item, leaves) for key, item in tree[1]}
-    items = [_built(item, leaves) for item in tree[1]]
-    return tuple(items) if kind == "tuple" else items
-
-
-@constant_while_tracing
-def _text(args: Any, kwargs: Any) -> str:
-    return msgspec.json.encode((args, kwargs)).decode()
-
-
-@constant_while_tracing
-def _plan(program: Any, training: bool) -> Any:
-    """How the trace calls a program in the current modes, as plain data; a text says why it cannot."""
-    call = program._aotpack_calls.get((training, torch.is_grad_enabled()))
-    if call is None:
-        return "a loaded bundle has no method for this mode"
-    if program._aotpack_variants:
-        try:
-            call = program._aotpack_under_autocast(call)
-        except AotpackError as error:
-            return error.summary
-    try:
-        found = _graphs(program.aotpack.path, program.aotpack.digest)[call.name]
-    except (AotpackError, OSError):
-        return f"the file {program.aotpack.path} of a loaded bundle has changed since the load; compiling a caller reads it"
-    if found.obstacle or type(call) is not MethodCall or program.aotpack.backend.startswith("xla"):
-        return f"a loaded bundle is compiled already, and {found.obstacle or 'its calls are for another device or tensor class'}"
+def number_of(program: nn.Module) -> int:
+    """The number by which the operators find a program."""
     number = _numbers.setdefault(program, len(_numbers) and max(_numbers.values()) + 1)
     _programs[number] = program
-    return (number, program.aotpack.digest, call.name, found.names, found.mutations, found.results, found.tree)
-
-
-class Signature(NamedTuple):
-    """One method as operators: what the trace needs, and the types of the graphs' outputs."""
-
-    obstacle: str
-    names: tuple[str, ...]
-    mutations: tuple[tuple[int, int], ...]
-    results: tuple[tuple[str, Any], ...]
-    tree: Any
-    outputs: list[Any]
-    gradients: list[Any]
-
-
-@cache
-def _graphs(path: str, digest: str) -> dict[str, Signature]:
-    """The methods of the bundle at ``path``, which must still be the one that was loaded."""
-    bundle = Bundle.open(path)
-    try:
-        if bundle.digest != digest:
-            raise AotpackError("The file has changed.")
-        return {name: _signature(bundle, method) for name, method in bundle.program.methods.items()}
-    finally:
-        bundle.close()
-
-
-def _signature(bundle: Bundle, method: schema.Method) -> Signature:
-    forward = bundle.graph(method.forward)
-    backward = None if method.backward is None else bundle.graph(method.backward.graph)
-    outputs, gradients = _values(forward), [] if backward is None else _values(backward)
-    names = tuple(primal.name for primal in method.primals if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)))
-    obstacle = _obstacle(method, [*outputs, *gradients])
-    if obstacle:
-        return Signature(obstacle, names, (), (), None, outputs, gradients)
-    mutations = tuple((names.index(_name(method, one.primal)), one.output) for one in method.mutations)
-    results = tuple(_result(method, names, result) for result in method.results)
-    return Signature("", names, mutations, results, _tree(method.outputs), outputs, gradients)
-
-
-def _obstacle(method: schema.Method, values: Sequence[Any]) -> str:
-    """What operators without side effects cannot do for a method; empty if there is nothing."""
-    plain = (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal, schema.InputPrimal)
-    on_buffers = all(isinstance(method.primals[one.primal], schema.BufferPrimal) for one in method.mutations)
-    simple = all(one.kind == "data" and not one.requires_grad for one in method.mutations)
-    kinds = (schema.FreshResult, schema.ConstantResult, schema.InputResult)
-    on_state = all(
-        not isinstance(method.primals[result.primal], schema.InputPrimal)
-        for result in method.results
-        if isinstance(result, schema.InputResult)
-    )
-    reasons = {
-        "writes to its arguments": not on_buffers,
-        "changes more of its buffers than their values": not simple,
-        "returns views, arguments, or numbers": not on_state or not all(isinstance(result, kinds) for result in method.results),
-        "returns sparse tensors": any(getattr(result, "sparse_dim", None) is not None for result in method.results),
-        "returns other containers than tuples, lists and dictionaries": not _is_plain(method.outputs),
-        "changes containers of its caller": bool(method.updates),
-        "compares its arguments with `is`": bool(method.identical) or method.distinct,
-        "takes arguments that share memory": not all(isinstance(primal, plain) for primal in method.primals),
-        "calls requires_grad_() on an argument": any(getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves),
-        "has sizes that depend on data": bool(method.output_symbols),
-        "has results that are no tensors": not all(isinstance(value, schema.TensorValue) for value in values),
-        "has sparse gradients": method.backward is not None and bool(method.backward.sparse),
-        "computes gradients although its caller has disabled them": method.backward is not None
-        and not any(mode.grad for mode in method.serves),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _name(method: schema.Method, primal: int) -> str:
-    name: str = method.primals[primal].name  # type: ignore[union-attr]
-    return name
-
-
-def _values(graph: schema.Graph) -> list[Any]:
-    known: dict[str, Any] = dict(zip(graph.inputs, graph.input_values, strict=True))
-    known |= {node.name: node.value for node in graph.nodes}
-    return [known[out.name] if isinstance(out, schema.ValueRef) else None for out in graph.outputs]
-
-
-def _result(method: schema.Method, names: Sequence[str], result: Any) -> tuple[str, Any]:
-    if isinstance(result, schema.FreshResult):
-        return "output", result.output
-    if isinstance(result, schema.InputResult):
-        return "state", names.index(_name(method, result.primal))
-    return "constant", literal(result.value)
-
-
-def _is_plain(tree: Any) -> bool:
-    if isinstance(tree, schema.LeafNode):
-        return True
-    fits = isinstance(tree, schema.ListNode) or (isinstance(tree, schema.TupleNode) and not tree.size)
-    fits = fits or (isinstance(tree, schema.DictNode) and not tree.ordered)
-    return fits and all(map(_is_plain, tree.items))
-
-
-def _tree(tree: Any) -> Any:
-    if isinstance(tree, schema.LeafNode):
-        return ("leaf",)
-    items = tuple(map(_tree, tree.items))
-    if isinstance(tree, schema.DictNode):
-        return "dict", tuple(zip(tree.keys, items, strict=True))
-    return "tuple" if isinstance(tree, schema.TupleNode) else "list", items
-
-
-# ---------------------------------------------------------------- what the operators do
+    return number
 
 
 class _Call(NamedTuple):
@@ -227,7 +39,7 @@ class _Call(NamedTuple):
 
     program: Any
     call: MethodCall
-    signature: Signature
+    signature: MethodSignature
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: list[Any]
@@ -241,7 +53,7 @@ class _Position:
         self.index = index
 
 
-def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, Signature]:
+def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, MethodSignature]:
     program: Any = _programs.get(number)
     if program is None or program.aotpack.digest != digest:
         raise EditError(
@@ -249,7 +61,7 @@ def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, Sig
             hint="Keep the loaded module, and compile its caller again.",
         )
     call = next(call for call in _calls_of(program) if call.name == method)
-    return program, call, _graphs(program.aotpack.path, digest)[method]
+    return program, call, methods_of(program.aotpack.path, digest)[method]
 
 
 def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor]) -> _Call:

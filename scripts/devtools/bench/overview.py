@@ -1,0 +1,90 @@
+"""The short tables: the README's five rows, and the overview of docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .cells import NETWORKS, WHOLE, Results, size, table, time, times
+
+README_ROWS = {
+    "first step after `import torch`, digits": "first training step after `import torch`, small CNN",
+    "first step after `import torch`, GPT-2 small": "first training step after `import torch`, GPT-2 small",
+    "a step, digits, batch 64": "a later step, small CNN, batch 64",
+    "a step, GPT-2 small, batch 1": "a later step, GPT-2 small",
+    "peak memory of a step, GPT-2 small": "peak memory of a step, GPT-2 small",
+}
+"""Rows of the overview that the README shows, and what it calls them."""
+
+
+def short(results: Results) -> str:
+    """The README's rows, without the columns that the README does not explain."""
+    rows = {row[0]: row[1:4] for row in _overview_rows(results)}
+    lines = [[title, *rows[name]] for name, title in README_ROWS.items()]
+    return f"{table(['', 'eager', '`torch.compile`', 'bundle'], lines)}\n\n{_overview_note(results)}"
+
+
+def overview(results: Results) -> str:
+    """A row for each network, for the most important benchmarks: start, step, memory, build."""
+    head = ["", "eager", "`torch.compile`", "bundle", "ratio", "goal"]
+    return f"{table(head, _overview_rows(results))}\n\n{_overview_note(results)}"
+
+
+def _overview_rows(results: Results) -> list[list[str]]:
+    return [row for name, make in _SHORT.items() if name in results for row in make(results[name])]
+
+
+def _overview_note(results: Results) -> str:
+    newest = max((results[name] for name in _SHORT if name in results), key=lambda result: str(result["date"]))
+    machine, versions = newest["machine"], newest["versions"]
+    return f"torch {versions['torch']}, {machine['cpu']}; by `scripts/bench/run`, {newest['date'][:10]}."
+
+
+def _short_import(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    seconds = result["seconds"]
+    title = "import: `torch` against `from aotpack_loader import load`"
+    yield [title, "", time(seconds["torch"]), time(seconds["load"]), times(result["ratios"]["load"]), f"≤ {result['goal']:g}"]
+
+
+def _short_start(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, network in result["networks"].items():
+        found = {kind: one[WHOLE] for kind, one in network["train"].items()}
+        compiled = f"{time(found['compile_warm'])} (cold {time(found['compile_cold'])})"
+        goal = result["goals"].get(name)
+        yield [
+            f"first step after `import torch`, {NETWORKS[name]}",
+            time(found["eager"]),
+            compiled,
+            time(found["bundle_cpu"]),
+            f"{times(result['ratios'][name])} faster",
+            "" if goal is None else f"≥ {goal:g}",
+        ]
+
+
+def _short_step(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for title, found in result["cases"].items():
+        name, _, threads = title.rpartition(", ")
+        if threads == "one thread" and "with" not in name and "inference" not in name:
+            seconds = [time(found["seconds"][kind]) for kind in ("eager", "compile", "cpu")]
+            yield [f"a step, {name}", *seconds, times(found["ratio_to_compile"]["cpu"]), f"≤ {result['goal']:g}"]
+
+
+def _short_memory(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, found in result["peak_bytes"].items():
+        sizes = [size(found[kind]) for kind in ("eager", "compile", "cpu")]
+        yield [f"peak memory of a step, {NETWORKS[name]}", *sizes, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
+
+
+def _short_build(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, found in result["networks"].items():
+        seconds = ["", time(found["compile_seconds"]), time(found["build_seconds"])]
+        yield [f"compiling from nothing, {NETWORKS[name]}", *seconds, times(result["ratios"][name]), f"≤ {result['goal']:g}"]
+
+
+_SHORT = {
+    "import": _short_import,
+    "start": _short_start,
+    "step": _short_step,
+    "memory": _short_memory,
+    "build": _short_build,
+}
