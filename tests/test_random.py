@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.conformance_cases_random import LOG, Checkpointed, effects_and_draws, logged, many, noted, unused
+from conformance.cases.random import LOG, Checkpointed, effects_and_draws, logged, many, noted, unused
 from torch import Tensor, nn
 from torch.nn import functional as F
 

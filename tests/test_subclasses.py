@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from conformance.conformance_cases_subclasses import Described
+from conformance.cases.subclasses import Described
 from conformance.quantised import Quantised
 from conftest import FreshProcess
 from msgspec import structs

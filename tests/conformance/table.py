@@ -7,35 +7,38 @@ import torch
 from aotpack._torch.fixes.register import minor
 from devtools.harness import Case
 
-from . import conformance_cases_autograd as autograd
-from . import conformance_cases_compiled as compiled
-from . import conformance_cases_control_flow as control_flow
-from . import conformance_cases_gradient_writes as gradient_writes
-from . import conformance_cases_identity as identity
-from . import conformance_cases_layouts as layouts
-from . import conformance_cases_mutation as mutation
-from . import conformance_cases_outputs as outputs
-from . import conformance_cases_overlaps as overlaps
-from . import conformance_cases_own_gradients as own_gradients
-from . import conformance_cases_places as places
-from . import conformance_cases_python as python
-from . import conformance_cases_random as random
-from . import conformance_cases_recompute as recompute
-from . import conformance_cases_second as second
-from . import conformance_cases_shapes as shapes
-from . import conformance_cases_sparse_gradients as sparse_gradients
-from . import conformance_cases_state as state
-from . import conformance_cases_subclasses as subclasses
+from .cases import (
+    as_strided,
+    autograd,
+    compiled,
+    control_flow,
+    gradient_writes,
+    identity,
+    layouts,
+    mutation,
+    outputs,
+    overlaps,
+    own_gradients,
+    python,
+    random,
+    recompute,
+    second,
+    shapes,
+    sparse_gradients,
+    state,
+    subclasses,
+)
 
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES, *places.CASES, *own_gradients.CASES, *sparse_gradients.CASES, *gradient_writes.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
+CASES += [*gradient_writes.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
-_OVERLAP = r"conformance_cases_overlaps.py.*writes to a tensor whose elements overlap in memory"
-_MET_AGAIN = r"conformance_cases_overlaps.py:\d+.*(reads and writes the same memory through different views|one after another)"
-_CALLED_AGAIN = r"called again.*conformance_cases_python.py:\d+.*at the first call.*at the second"
+_OVERLAP = r"cases/overlaps.py.*writes to a tensor whose elements overlap in memory"
+_MET_AGAIN = r"cases/overlaps.py:\d+.*(reads and writes the same memory through different views|one after another)"
+_CALLED_AGAIN = r"called again.*cases/python.py:\d+.*at the first call.*at the second"
 _PYTHON_STATE = {
     "a number in a dictionary": r"self.*\.seen.*: read, and changed|called again",
     "a number in a dictionary, read after some calls": r"self.*\.seen.*: read, and changed",
@@ -49,7 +52,7 @@ _PYTHON_STATE = {
 }
 
 
-_SPARSE = r'creates sparse tensors.*conformance_cases_outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
+_SPARSE = r'creates sparse tensors.*cases/outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
 _SINCE_2_15 = minor(str(torch.__version__)) >= (2, 15)
 """From 2.15 on, torch's own tracing refuses ``resize_`` to a larger size."""
@@ -57,34 +60,34 @@ _SINCE_2_15 = minor(str(torch.__version__)) >= (2, 15)
 REFUSED: dict[str, str] = {
     "layouts: places counted, of a slice of any size": r"it uses strides \(as_strided\).*x: is a slice of a larger tensor",
     "layouts: a slice as the example, written where contiguous": r"a call copies first.*x: is a slice of a larger tensor",
-    "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*conformance_cases_outputs.py:\d+",
+    "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*cases/outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,
     "outputs: sparse, with a gradient": "SparseCPU",
     "outputs: sparse, computed with": _SPARSE,
     "outputs: sparse, of compressed rows": _SPARSE,
     "overlaps: uneven steps": r"x\.shape\[0\]: dynamic in dynamic_shapes, but the model fixes it at 4",
     "overlaps: windows that grow": r"x\.shape\[1\]: dynamic in dynamic_shapes, but the model fixes it at 8",
-    "overlaps: written to": r"mutated that has internal overlap.*conformance_cases_overlaps.py:\d+",
+    "overlaps: written to": r"mutated that has internal overlap.*cases/overlaps.py:\d+",
     **{f"overlaps: an expanded tensor is written to, {name}": _OVERLAP for name in ("dynamo", "export", "trace")},
     "overlaps: an expanded tensor is written to by a custom operator": _OVERLAP,
     "overlaps: an expanded tensor is written to by an operator's overload": _OVERLAP,
     "overlaps: an expanded argument is written to (eager raises)": _OVERLAP,
     "overlaps: an overlapping as_strided is written to": _OVERLAP,
-    "overlaps: as_strided of a slice that was written to": r"as_strided uses strides.*conformance_cases_overlaps.py:\d+",
+    "overlaps: as_strided of a slice that was written to": r"as_strided uses strides.*cases/overlaps.py:\d+",
     "overlaps: as_strided of a slice that is written to later": "as_strided uses strides of a slice",
     "overlaps: as_strided_copy of a slice that was written to": "as_strided_copy uses strides of a slice",
     "overlaps: windows are copied with their strides, and written to": _OVERLAP.replace("to a tensor", "to a copy of a tensor"),
     **{f"overlaps: {one.__name__.replace('_', ' ')}": _MET_AGAIN for one in overlaps.MET_AGAIN},
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
     **{
-        f"autograd: packed sequences, {name}": rf"packed sequences.*conformance_cases_autograd.py:\d+: .*to {name}\n.*padded"
+        f"autograd: packed sequences, {name}": rf"packed sequences.*cases/autograd.py:\d+: .*to {name}\n.*padded"
         for name in ("LSTM", "GRU")
     },
     "autograd: a backward tells None from zeros, of two results": r"autograd\.py\W.*TellsNoneFromZeros.backward.*materialize",
     **autograd.LOST,
     **autograd.WRITES,
     **gradient_writes.REFUSED,
-    "identity: a model that asks where its argument begins": r"reads the storage_offset.*conformance_cases_identity.py:\d+",
+    "identity: a model that asks where its argument begins": r"reads the storage_offset.*cases/identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",
     "input mutation: data of a leaf that requires grad (eager raises)": "a leaf Variable that requires grad",
@@ -121,14 +124,14 @@ REFUSED: dict[str, str] = {
     "input mutation: metadata only, as_strided_, viewed before": r"mutation.py.*created before as_strided_ changed",
     "state: a name that the loaded module uses itself": "aotpack: begins with 'aotpack'",
     "tied weights: buffers over one storage, one written": "part, whole: some of these",
-    "input mutation: through windows that end within a step": r"unfold do not cover.*conformance_cases_mutation.py:\d+",
+    "input mutation: through windows that end within a step": r"unfold do not cover.*cases/mutation.py:\d+",
     "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
-    "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*conformance_cases_own_gradients.py:\d+",
+    "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*cases/own_gradients.py:\d+",
     **dict.fromkeys(
         [f"constants: constant_written_by_a_view, {end}" for end in ("export", "trace")],
-        "a number read from a tensor.*conformance_cases_python.py",
+        "a number read from a tensor.*cases/python.py",
     ),
     "own gradients: a result that requires a gradient of nothing": "depends on no argument or parameter",
     "own gradients: of_a_used_argument": "after using it; call it before",

@@ -13,7 +13,7 @@ import aotpack
 from aotpack_loader.errors import BuildError
 from devtools.harness import Case, build, case, module_case, run, t
 
-from .conformance_cases_recompute import layers
+from .cases.recompute import layers
 from .table import CASES, REFUSED, XFAIL
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from conformance.conformance_cases_recompute import layers
+from conformance.cases.recompute import layers
 from torch import Tensor, nn
 
 from aotpack_loader import load

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance.conformance_cases_recompute import NOTEBOOK, layers, recurrent, two_pytrees
+from conformance.cases.recompute import NOTEBOOK, layers, recurrent, two_pytrees
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conformance.conformance_cases_recompute import layers
+from conformance.cases.recompute import layers
 from support.blocks import WIDTH, Around, Blocks, plain, recomputed, reentrant
 from torch import Tensor
 

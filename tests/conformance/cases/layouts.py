@@ -12,7 +12,7 @@ from torch.export import Dim
 
 from devtools.harness import INFER, TRAIN, Call, Case, case, g, inputs, laid_out, n, t
 
-from .conformance_cases_shapes import LAYOUT
+from .shapes import LAYOUT
 
 Made = Callable[[torch.Generator], Any]
 

@@ -1,6 +1,7 @@
-"""Places in the memory of results, by ``as_strided``: kernels lay out what they return in their own ways.
+"""``as_strided`` of results: each kernel chooses the strides of what it returns.
 
-Torch's fake kernels and decompositions (2.13) tell other strides for each of these: ``torch.compile`` reads other elements.
+For each of these, torch's fake kernels and decompositions (2.13) report other strides than the
+real kernel. ``torch.compile`` reads other elements than eager.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch.export import Dim
 from devtools.harness import Case, Spec, case, g, t
 
 
-def places(*results: Tensor) -> list[Tensor]:
+def read_strided(*results: Tensor) -> list[Tensor]:
     return [result.as_strided((5,), (2,)) * 2 for result in results]
 
 
 def of_images(x: Tensor) -> Any:
     pooled, where = F.max_pool2d(x, 2, return_indices=True)
-    return places(
+    return read_strided(
         F.pad(x, (1, 1, 2, 2, 1, 1), mode="reflect"),
         F.pad(x, (1, 1, 2, 2, 0, 1), mode="replicate"),
         F.channel_shuffle(x, 2),
@@ -32,13 +33,15 @@ def of_images(x: Tensor) -> Any:
 
 
 def of_volumes(x: Tensor) -> Any:
-    return places(F.pad(x, (1,) * 6, mode="reflect"), F.max_pool3d(x.movedim(1, -1)[0], 2), F.interpolate(x, scale_factor=2))
+    return read_strided(
+        F.pad(x, (1,) * 6, mode="reflect"), F.max_pool3d(x.movedim(1, -1)[0], 2), F.interpolate(x, scale_factor=2)
+    )
 
 
 def of_transposed(x: Tensor) -> Any:
     turned, signs = x.transpose(0, 2), x > 0
     share, turned_share = x.sigmoid(), x.sigmoid().transpose(0, 2)
-    return places(
+    return read_strided(
         F.batch_norm(turned, None, None, training=True),
         F.logsigmoid(turned),
         2**turned,
@@ -64,13 +67,13 @@ def of_losses(x: Tensor, y: Tensor) -> Any:
     found = [torch.autograd.grad(loss(x.t(), y.t(), reduction="none").sum(), x, create_graph=True)[0] for loss in losses]
     found += torch.autograd.grad(F.glu(x.t()).sum(), x, create_graph=True)
     found += torch.autograd.grad((F.log_softmax(x.t(), 0) * y.t()).sum(), x, create_graph=True)
-    return places(*found)
+    return read_strided(*found)
 
 
 def of_weights_alone(x: Tensor, weight: Tensor) -> Any:
     """Kernels that return no gradient of what they normalise."""
     normal = F.layer_norm(x.t(), (4,), weight), F.batch_norm(x, None, None, weight, training=True)
-    return places(*normal)
+    return read_strided(*normal)
 
 
 def written_in_place(x: Tensor, y: Tensor) -> Any:
@@ -95,7 +98,9 @@ def of_slices(x: Tensor) -> Any:
 def of_draws(x: Tensor) -> Any:
     """Operators that draw random numbers, and lay them out row by row."""
     rates = x.detach().abs()
-    return places(F.rrelu(x, training=True), F.rrelu(x, training=False), torch.poisson(rates), torch.normal(0.0, rates + 0.1))
+    return read_strided(
+        F.rrelu(x, training=True), F.rrelu(x, training=False), torch.poisson(rates), torch.normal(0.0, rates + 0.1)
+    )
 
 
 def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.export import Dim
 from aotpack._torch.fixes.register import minor
 from devtools.harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
 
-from .conformance_cases_mutation import at_an_offset
+from .mutation import at_an_offset
 
 _ZERO_HEADS = r"x: expected .*=1\.\." if minor(str(torch.__version__)) >= (2, 15) else ""
 """From 2.15 on, attention without heads calls the kernel that divides by their number."""

@@ -586,7 +586,7 @@ def hooked_saving(x: Tensor) -> Tensor:
 OWN_GRADIENTS: dict[str, tuple[Any, str]] = {
     "autograd.Function": (lambda: Triple.apply, "calls the autograd.Function Triple"),
     "hook on a module": (HookedLayer, "BackwardHookFunction|reads grad_fn"),
-    "hook on a tensor": (lambda: hooked, r"calls register_hook.*conformance_cases_autograd.py:\d+"),
+    "hook on a tensor": (lambda: hooked, r"calls register_hook.*cases/autograd.py:\d+"),
     "hook on a node": (lambda: hooked_node, "reads grad_fn"),
 }
 """Gradients that a model gives itself, and what is said where a front end would lose them."""
@@ -659,7 +659,7 @@ WRITES = {
 }
 
 LOST = {f"own gradients, export alone: {name}": message for name, (_, message) in OWN_GRADIENTS.items()}
-LOST["own gradients: hooks on saved tensors"] = r"enters saved_tensors_hooks.*conformance_cases_autograd.py:\d+"
+LOST["own gradients: hooks on saved tensors"] = r"enters saved_tensors_hooks.*cases/autograd.py:\d+"
 
 
 def pooled_at_random(x: Tensor) -> Tensor:

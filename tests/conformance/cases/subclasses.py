@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from devtools.harness import INFER, TRAIN, Call, Case, Spec, case, g, inputs, module_case, n, t, together
 
-from .quantised import Quantised
+from ..quantised import Quantised
 
 KNOWN: dict[str, Any] = {"subclasses": (TwoTensor, Quantised)}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from devtools.harness import Call, Case, case, g, ints, module_case, n, t
 
-from .conformance_cases_autograd import Mlp, Triple, Two
+from .autograd import Mlp, Triple, Two
 
 
 class Conv(nn.Module):

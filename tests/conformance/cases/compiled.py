@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from devtools.harness import INFER, TRAIN, Case, Spec, case, g, t
 
-from .conformance_cases_shapes import at
+from .shapes import at
 
 
 def positive(dtype: torch.dtype) -> Spec:

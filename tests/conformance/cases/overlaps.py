@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from devtools.harness import TRAIN, Case, case, g, ints, laid_out, t
 
-from .conformance_cases_random import filled
-from .conformance_cases_shapes import BATCH, at
+from .random import filled
+from .shapes import BATCH, at
 
 LENGTH = Dim("length", min=6, max=64)
 

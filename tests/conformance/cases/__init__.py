@@ -1,0 +1,1 @@
+"""The cases of the table, by area."""
