@@ -179,3 +179,32 @@ def test_compiled_code_under_autocast(tmp_path: Path) -> None:
 def test_an_unknown_autocast_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"autocast: 'bf8' is not one of none, bf16, fp16"):
         aotpack.build(make(), (X, Y), out=tmp_path / "m.aotpack", autocast="none,bf8")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        lstms = nn.LSTM(4, 3, 2, bidirectional=True), nn.LSTM(4, 3, proj_size=2)
+        self.layers = nn.ModuleList([*lstms, nn.GRU(4, 3), nn.RNN(4, 3)])
+
+    def forward(self, x: Tensor) -> list[Any]:
+        return [layer(x) for layer in self.layers]
+
+
+def test_recurrent_layers_return_the_types_of_eager(tmp_path: Path) -> None:
+    """In training eager's LSTM is oneDNN's kernel, which returns the type of the autocast; a GRU returns float32."""
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.randn(5, 2, 4)
+    aotpack.build(model, (x,), out=tmp_path / "m.aotpack", targets=("portable",), autocast="bf16")
+    loaded = load(tmp_path / "m.aotpack")
+    for training in (True, False):
+        model.train(training)
+        loaded.train(training)
+        with autocast(BF16), torch.set_grad_enabled(training):
+            results = [torch.utils._pytree.tree_leaves(which(x)) for which in (loaded, model)]
+        torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
+        if training:
+            for found in results:
+                sum(result.float().square().sum() for result in found).backward()
+    for (name, found), expected in zip(loaded.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=0.05, atol=0.05, msg=lambda text, name=name: f"{name}: {text}")

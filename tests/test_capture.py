@@ -109,6 +109,20 @@ def test_a_model_that_fails_by_itself_shows_its_own_error(tmp_path: Path) -> Non
     assert "front end" not in text
 
 
+def _branches_and_writes(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+def test_an_argument_that_is_no_leaf_stays_none_where_eager_explains(tmp_path: Path) -> None:
+    """A leaf that requires a gradient cannot be written to. The example is none, so eager does not fail."""
+    x = torch.ones(3, requires_grad=True) * 1
+    with pytest.raises(CaptureError) as caught:
+        aotpack.build(_branches_and_writes, (x,), out=tmp_path / "m.aotpack", targets=("portable",))
+    assert "fails on its example inputs" not in str(caught.value)
+    assert "leaf" not in str(caught.value)
+
+
 def _residual(x: Tensor) -> Tensor:
     points = x.detach().requires_grad_()
     (slope,) = torch.autograd.grad(points.sin().sum(), points, create_graph=True)

@@ -14,6 +14,8 @@ from . import rows
 
 PASS = (
     "input mutation: data of a non-leaf that feeds the backward",
+    "input mutation: through a chain of views, non-leaf",
+    "outputs: alias of input, unfold",
     "buffer mutated: chain of views of a buffer",
     "buffer mutated: assigned anew",
     "outputs: alias of intermediate, base also output, in place afterwards",  # X6

@@ -257,6 +257,18 @@ def _suits_kernel(sequence: Tensor, state: State, params: Sequence[Tensor]) -> b
     )
 
 
+def _as_kernel_returns(params: Sequence[Tensor], results: State) -> State:
+    """The results of an LSTM layer in the type that eager on the CPU gives them.
+
+    Under autocast oneDNN's kernel returns the type of the autocast. Layers with a projection or
+    with 64-bit numbers are not for it.
+    """
+    kind = results[0].device.type
+    if not torch.is_autocast_enabled(kind) or len(params) % 2 or params[0].dtype == torch.float64:
+        return results
+    return [result.to(torch.get_autocast_dtype(kind)) for result in results]
+
+
 def _run(
     loop: _Loop, cell: Cell, sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool
 ) -> State:
@@ -297,9 +309,7 @@ def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bo
 
 
 def _in_transform() -> bool:
-    """Whether a function transform or forward-mode differentiation is active; both need the single
-    steps.
-    """
+    """Whether a function transform or forward-mode differentiation needs the single steps."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -327,7 +337,7 @@ def recurrent_layers(*, as_scans: bool, kernels: bool = False) -> Iterator[None]
         if kernels and _suits_kernel(x, hidden, params):
             rows, *last = _by_kernel(x, hidden, params, has_biases, reverse)
             return rows, tuple(last)
-        rows, *last = _run(loop, LSTM, x, hidden, params, has_biases, reverse)
+        rows, *last = _as_kernel_returns(params, _run(loop, LSTM, x, hidden, params, has_biases, reverse))
         return rows, tuple(last)
 
     chosen: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

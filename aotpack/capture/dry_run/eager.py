@@ -146,4 +146,6 @@ def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    """A copy that is a leaf where ``tensor`` is one: only other tensors may be written to."""
+    leaf = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return leaf if tensor.is_leaf else leaf.clone()

@@ -146,9 +146,14 @@ def _addmv(x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta:
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Replaces torch's own decomposition, which writes to ``x``; an input of a program cannot be
-    written to.
+    written to. The strides are in the order of those of ``x``: views of the copy are undone by it.
     """
-    return source.to(x.dtype).expand(x.shape).clone()
+    values = source.to(x.dtype).expand(x.shape)
+    if x.is_contiguous():
+        return values.clone(memory_format=torch.contiguous_format)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    inverse = sorted(range(x.dim()), key=order.__getitem__)
+    return values.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,6 +198,7 @@ WHEN_LOWERED: Decompositions = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
+    aten.unfold.default: _unfold,
 }
 """Decompositions for lowering only: in the trace, others look for these operators.
 
@@ -210,7 +216,6 @@ _OWN: dict[Any, Any] = {
     aten.exp2.default: _exp2,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
-    aten.unfold.default: _unfold,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.native_dropout.default: _dropout,
     aten.native_dropout_backward.default: _dropout_backward,
