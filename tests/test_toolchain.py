@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aotpack._torch import interface
+from aotpack._torch import library_interface
 from aotpack._torch.fixes.inductor.checks import with_checks
-from aotpack._torch.interface import Interface, without_interface
+from aotpack._torch.library_interface import Interface, without_interface
 
-COPY = interface._SOURCE.read_text()
+COPY = library_interface._SOURCE.read_text()
 WRAPPER = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{COPY}\nint of_the_graph;\n"
 
 

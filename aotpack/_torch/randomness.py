@@ -22,8 +22,8 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from aotpack_loader.devices import generator
 
 from .api.checkpoint import Checkpointed, checkpoints_replaced
+from .api.dispatch_rules import Rule, ruled
 from .api.patching import hooked, replaced_outside_torch
-from .api.rules import Rule, ruled
 
 
 class RandomStateError(Exception):

@@ -27,7 +27,7 @@ from .api.counting import counted
 from .api.patching import hooked
 from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
-from .interface import Interface, without_interface
+from .library_interface import Interface, without_interface
 
 
 def inductor_fingerprint() -> dict[str, str]:

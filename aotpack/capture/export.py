@@ -15,7 +15,7 @@ from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors
 from .._torch.api.constants import KnownConstants
-from .._torch.api.lines import recorded_lines
+from .._torch.api.source_lines import recorded_lines
 from .._torch.randomness import no_python_random
 from .._torch.refusals import lost_gradients
 from ..graph import source_line, views

@@ -41,8 +41,8 @@ from .front_end_input import FrontEndInput, has_modes
 from .inputs.dynamic_shapes import DynamicShapes
 from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
 from .returned import Returned
-from .sparse import with_dense_results
 from .sparse_gradients import with_parts_of_gradients
+from .sparse_results import with_dense_results
 
 FRONT_ENDS = ("dynamo", "export", "trace")
 

@@ -5,5 +5,5 @@
 from .convert import from_fx as from_fx
 from .convert import source_line as source_line
 from .convert import tensor_value as tensor_value
-from .lines import lines as lines
+from .failing_lines import lines as lines
 from .origins import OriginsRecorder as OriginsRecorder

@@ -31,7 +31,7 @@ from ..model.interface import describe_pretrained, describe_signature
 from ..model.modules import describe_modules
 from ..targets import GraphToCompile, graphs_to_compile
 from ..writer.bundle import BlobStore
-from .tracing import BuildContext, TracedMethod
+from .traced_methods import BuildContext, TracedMethod
 
 
 def describe(

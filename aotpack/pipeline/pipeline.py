@@ -3,7 +3,7 @@
 Read this module as a table of contents. Each stage is a function, and frozen results pass between
 the stages.
 
-``build``: capture -> partition -> signature (:mod:`.tracing`) -> graphs (:mod:`.documents`)
+``build``: capture -> partition -> signature (:mod:`.traced_methods`) -> graphs (:mod:`.documents`)
 -> targets (:mod:`.finish`) -> weights -> bundle (:mod:`.finish`).
 ``compile_bundle``: graphs of a bundle (:mod:`.reopen`) -> targets -> bundle (both :mod:`.finish`).
 """
@@ -39,7 +39,7 @@ from ..targets import Target, resolve_targets, uses_inductor
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
-from . import documents, finish, reopen, tracing
+from . import documents, finish, reopen, traced_methods
 from .collector import eased
 from .materials import Material, materials_of
 from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
@@ -153,10 +153,10 @@ def build(
     layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in chosen), kernels=kernels)
     warmed = _warmed(run, model, args, kwargs, options)
     with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
-        context = tracing.start(
-            run, tracing.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
+        context = traced_methods.start(
+            run, traced_methods.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
         )
-        traced = tracing.trace(context)
+        traced = traced_methods.trace(context)
         described, graphs = documents.describe(traced, context, store)
         graphs = specialize(graphs, specializations)
         extra = documents.extra_operators(graphs)

@@ -33,10 +33,10 @@ from .forward_outputs import ForwardOutputs
 from .inputs import describe_inputs
 from .method_spec import Convention, MethodSpec
 from .mutations import describe_mutations, describe_touched, written_in_checkpoints
+from .partitioned import PartitionedMethod, fold_subclasses
 from .primals import describe_primals, mark_reads_from_storage_start, refuse_shared_state
 from .results import describe_results, non_differentiable
 from .sizes import DataDependentSizes
-from .trace import PartitionedMethod, fold_subclasses
 
 __all__ = ["Convention", "MethodSpec", "assemble"]
 

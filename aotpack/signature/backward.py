@@ -19,10 +19,10 @@ from ..graph.expressions import size_expression
 from . import subclass_leaves
 from .forward_outputs import ForwardOutputs
 from .mutations import touched_inputs
+from .partitioned import PartitionedMethod, tensor_of
 from .primals import Primals, copy_of
 from .results import FRESH
 from .sizes import DataDependentSizes
-from .trace import PartitionedMethod, tensor_of
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 from ..model import pytrees, subclasses
 from . import subclass_leaves
-from .trace import PartitionedMethod
+from .partitioned import PartitionedMethod
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from .._torch.api import checkpoint as checkpoints
 from ..graph import source_line, tensor_value, views
 from . import subclass_leaves
 from .forward_outputs import ForwardOutputs
+from .partitioned import PartitionedMethod
 from .primals import Primals
-from .trace import PartitionedMethod
 
 
 def describe_mutations(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs) -> list[schema.Mutation]:

@@ -20,7 +20,7 @@ from ..graph import source_line, views
 from ..graph.literals import dtype_name
 from . import subclass_leaves
 from .inputs import Inputs
-from .trace import PartitionedMethod
+from .partitioned import PartitionedMethod
 
 
 @dataclass(frozen=True)

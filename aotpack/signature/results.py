@@ -21,10 +21,10 @@ from ..graph.literals import NOT_A_LITERAL, literal_argument
 from . import subclass_leaves
 from .forward_outputs import ForwardOutputs
 from .mutations import geometry_of
+from .partitioned import PartitionedMethod
 from .primals import Primals, copy_of
 from .shared_views import share_views, with_detach
 from .sizes import DataDependentSizes
-from .trace import PartitionedMethod
 
 _OUT = OutputType
 FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)

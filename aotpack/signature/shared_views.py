@@ -8,7 +8,7 @@ from msgspec import structs
 
 from aotpack_loader.format import schema
 
-from .trace import PartitionedMethod
+from .partitioned import PartitionedMethod
 
 _DETACH = schema.ViewStep("aten.detach.default", [], {})
 

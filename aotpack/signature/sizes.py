@@ -14,7 +14,7 @@ from aotpack_loader.format.subclasses import leaf_sizes
 from .._torch.api import fake_tensors
 from ..graph.expressions import bound, size_expression
 from .forward_outputs import ForwardOutputs
-from .trace import PartitionedMethod, tensor_of
+from .partitioned import PartitionedMethod, tensor_of
 
 
 class DataDependentSizes:

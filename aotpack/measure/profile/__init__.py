@@ -5,7 +5,7 @@ A step runs under ``torch.profiler``. The bundle's code emits an event for every
 module and source line it comes from.
 """
 
+from .chrome_trace import Trace as Trace
 from .profiling import Profile as Profile
 from .profiling import Row as Row
 from .profiling import profile_bundle as profile_bundle
-from .trace import Trace as Trace

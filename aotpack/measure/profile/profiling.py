@@ -18,10 +18,10 @@ from aotpack_loader.format.events import ROOT
 
 from ..steps import inputs_of
 from . import nodes as origins_of
+from .chrome_trace import Trace
 from .memory import outermost, peak_of
 from .nodes import GraphNodes, Origin
 from .recording import StepTrace, record
-from .trace import Trace
 
 Half = Literal["forward", "backward"]
 OUTSIDE = "(outside kernels)"

@@ -12,7 +12,7 @@ import torch
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from ...api.rules import ruled
+from ...api.dispatch_rules import ruled
 from ..applying import counted
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._decomp import decompositions
 
+from ...api.dispatch_rules import Rule
 from ...api.patching import patched
-from ...api.rules import Rule
 
 
 def apply_dropout_between_layers() -> contextlib.AbstractContextManager[Any]:
