@@ -98,6 +98,9 @@ def attend(x: torch.Tensor) -> torch.Tensor:
 class NoCode(toolchain.Library):
     """A library that nothing compiles."""
 
+    def start(self, *workers: Any) -> None:
+        pass
+
     def finish(self) -> None:
         self.output.parent.mkdir(exist_ok=True)
         self.output.write_bytes(b"not code")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
+from .api.process_copy import ProcessCopy, copies_are_made
 from .api.random_operators import RANDOM
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .fixes.inductor.results import buffer_of
 from .scatters import plain_additions
 from .small_loops import one_thread_for_small_loops
-from .toolchain import Library, tool_chain
+from .toolchain import Library, LoweringError, send_failure, send_sources, tool_chain
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -103,36 +105,61 @@ class OutputLayout:
     own: bool
 
 
-class LoweringError(Exception):
-    """Inductor failed; ``nodes`` are the nodes it was processing."""
+@dataclass(frozen=True)
+class Code:
+    """A library to make, for one instruction set.
 
-    def __init__(self, error: Exception, nodes: Sequence[torch.fx.Node]) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-        self.nodes = nodes
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default.
+    """
+
+    output: Path
+    march: str | None
+    vector_bits: int | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found = {"aot_inductor.output_path": str(self.output), "cpp.march": self.march, "cpp.simdlen": self.vector_bits}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class _PaddedError(BaseException):
+    """Inductor gives some free outputs strides with gaps; ``plain`` are the others.
+
+    No ``Exception``, because Inductor would explain that.
+    """
+
+    def __init__(self, plain: Sequence[int]) -> None:
+        super().__init__()
+        self.plain = plain
+
+
+class _WrittenElsewhereError(BaseException):
+    """Copies of this process write the sources."""
 
 
 def lower_with_aoti(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    output: Path,
+    codes: Sequence[Code],
     *,
     key: str,
-    march: str | None,
-    vector_bits: int | None,
     training: bool = False,
     saved: Collection[int] = (),
     free: Collection[int] = (),
     consumed: Collection[int] = (),
     donated: Collection[int] = (),
-) -> tuple[Library, list[OutputLayout]]:
-    """Lower one graph to the sources of a shared library (AOTInductor).
+) -> tuple[list[Library], list[OutputLayout]]:
+    """Lower one graph to the sources of shared libraries (AOTInductor), one for each of ``codes``.
 
-    ``key`` is the graph's name, for events of the profiler. ``march`` is the compiler's ``-march``;
-    null leaves Inductor's default. ``training``: the graph is one half of a training step, for
-    which Inductor chooses layouts differently than for inference. ``saved`` are the outputs that
-    are not results. Among them, ``free`` outputs may have any strides; all other outputs keep the
-    strides of the graph. AOTInductor itself has no free outputs. It would copy what a convolution
-    saves for the backward from channels-last to contiguous.
+    Lowering does not depend on the instruction set, and generating code does. So the graph is
+    lowered once, and copies of this process generate code while this one goes on.
+
+    ``key`` is the graph's name, for events of the profiler. ``training``: the graph is one half of
+    a training step, for which Inductor chooses layouts differently than for inference. ``saved``
+    are the outputs that are not results. Among them, ``free`` outputs may have any strides; all
+    other outputs keep the strides of the graph. AOTInductor itself has no free outputs. It would copy what a convolution
+    saves for the backward from channels-last to contiguous. Outputs that Inductor would pad keep
+    their strides too, because a backward could not be compiled for such strides.
 
     ``consumed`` are the inputs that are freed once the code has read them. Inductor uses this when
     it reorders operations and reuses buffers to lower peak memory. It recognizes such inputs by
@@ -140,26 +167,57 @@ def lower_with_aoti(
     that the code may overwrite. ``torch.compile`` takes them from AOTAutograd's metadata, which
     AOTInductor does not have.
 
-    Returns the library, and how the code writes each output.
+    Returns the libraries, and how their code writes each output.
 
     Raises:
         LoweringError: Inductor has no code for some operator.
     """
+    lower = functools.partial(_lower, module, inputs, key=key, training=training, saved=saved, consumed=consumed, donated=donated)
+    try:
+        if copies_are_made():
+            return lower(codes, free=free)
+        made = [lower([code], free=free) for code in codes]
+        return [library for libraries, _ in made for library in libraries], made[0][1]
+    except _PaddedError as error:
+        plain = [Code(code.output.parent / "plain" / code.output.name, code.march, code.vector_bits) for code in codes]
+        return lower_with_aoti(
+            module,
+            inputs,
+            plain,
+            key=key,
+            training=training,
+            saved=saved,
+            free=error.plain,
+            consumed=consumed,
+            donated=donated,
+        )
+
+
+def _lower(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    codes: Sequence[Code],
+    *,
+    key: str,
+    training: bool,
+    saved: Collection[int],
+    free: Collection[int],
+    consumed: Collection[int],
+    donated: Collection[int],
+) -> tuple[list[Library], list[OutputLayout]]:
     options: dict[str, Any] = {
-        "aot_inductor.output_path": str(output),
         "cpp.dynamic_threads": True,
         "cpp.enable_kernel_profile": False,
         "fallback_random": True,
         "keep_output_stride": True,
         "size_asserts": False,
+        **codes[0].options,
     }
-    if march is not None:
-        options["cpp.march"] = march
-    if vector_bits is not None:
-        options["cpp.simdlen"] = vector_bits
     expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
     written: list[OutputLayout] = []
     working: list[torch.fx.Node] = []
+    libraries = [Library(code.output) for code in codes]
+    here = libraries[:1]  # the library whose sources this process writes
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         fix_graph("inductor", gm)
@@ -193,34 +251,56 @@ def lower_with_aoti(
             buffers = [None if _dense_order(value) is None else _buffer(value) for value in self.graph_outputs]
             own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
             written.extend(map(OutputLayout, orders, own))
+            if any(written[position].order is None for position in free):
+                raise _PaddedError([position for position in free if written[position].order is not None])
+            if copies_are_made():
+                self._go_on_in_copies()
             try:
                 return super().codegen_with_cpp_wrapper()
             except Exception:
                 working[:] = _origins(getattr(self.scheduler, "current_node", None))  # null before code generation starts
                 raise
 
-    library = Library(output)
+        def _go_on_in_copies(self) -> None:
+            """Return in a copy of this process for each library; raise in this process."""
+            for library, code in zip(libraries, codes, strict=True):
+                library.copy = ProcessCopy()
+                library.nodes = {node.name: node for node in self.module.graph.nodes}  # type: ignore[union-attr]
+                if library.copy.fork():
+                    here[:] = [library]
+                    stack.enter_context(inductor_config.patch(code.options))
+                    return
+            raise _WrittenElsewhereError
+
     env = fake_mode_of(module.graph).shape_env
     known = 0 if env is None else len(env.guards)
-    with (
-        torch.no_grad(),
-        tool_chain(library),
-        must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
-        apply_fixes("inductor", module=module, saved=saved),
-        plain_additions(),
-        one_thread_for_small_loops(),
-        hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
-        kernel_events(key, module),
-    ):
-        flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
-        try:
-            with _compiling_state_context():
-                compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
-        except Exception as error:
-            raise LoweringError(error, working) from error
+    try:
+        with (
+            contextlib.ExitStack() as stack,
+            torch.no_grad(),
+            tool_chain(lambda: here[0]),
+            must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
+            apply_fixes("inductor", module=module, saved=saved),
+            plain_additions(),
+            one_thread_for_small_loops(),
+            hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
+            kernel_events(key, module),
+        ):
+            flat, options = compile_fx._aoti_flatten_inputs(module, tuple(inputs), options=options)
+            try:
+                with _compiling_state_context():
+                    compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+            except Exception as error:
+                raise LoweringError(f"{type(error).__name__}: {error}", working) from error
+    except _WrittenElsewhereError:
+        return libraries, written
+    except BaseException as error:
+        send_failure(here[0], error)
+        raise
     if env is not None:  # the guards as first recorded: a simplified guard that fixes a size would compare the size with itself
-        library.guards = [guard.expr for guard in env.guards[known:]]
-    return library, written
+        here[0].guards = [guard.expr for guard in env.guards[known:]]
+    send_sources(here[0])
+    return libraries, written
 
 
 def _as_in_eager(value: Any, strides: Sequence[Any]) -> Any:

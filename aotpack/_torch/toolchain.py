@@ -6,25 +6,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shlex
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.codegen import cpp_wrapper_cpu
+from torch.fx import Node
 
 from aotpack_loader.archive.cache import private_directory
 from aotpack_loader.archive.temporaries import temporary_file
+from aotpack_loader.errors import AotpackError
 
 from .api.counting import counted
 from .api.patching import hooked
+from .api.process_copy import ProcessCopy
 from .directories import private_directories
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 from .library_interface import Interface, without_interface
@@ -48,23 +53,33 @@ def _compiler_version() -> str:
     return subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
 
 
+class LoweringError(Exception):
+    """Inductor failed; ``nodes`` are the nodes it was processing."""
+
+    def __init__(self, message: str, nodes: Sequence[Node]) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+
+
 class Library:
-    """A shared library whose sources AOTInductor has written; its compiler commands run in parallel
-    with those of others.
+    """A shared library whose sources AOTInductor writes; its compiler commands run in parallel with those of others.
 
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
-    ``interface`` is the source of the functions that all libraries have.
+    ``interface`` is the source of the functions that all libraries have. ``copy`` is the process that
+    writes the sources; null if this process has written them. ``nodes`` are the graph's by name, for
+    messages about what that process does.
     """
 
     def __init__(self, output: Path) -> None:
         self.output = output
         self.guards: list[Any] = []
         self.interface = ""
-        self._interface: Interface | None = None
+        self.copy: ProcessCopy | None = None
+        self.nodes: Mapping[str, Node] = {}
         self._objects: list[str] = []
         self._link = ""
-        self._running: list[Future[None]] = []
+        self._made: Future[None] | None = None
 
     def take(self, command: str, cwd: str) -> None:
         """Replaces Inductor's ``run_compile_cmd``: records the commands of this library, and runs
@@ -79,33 +94,108 @@ class Library:
                     kept = f"{word}.kept.o"
                     os.link(word, kept)
                     self._link = self._link.replace(word, kept)
-            if self._interface is not None:
-                wrapper = next(word for word in words if word.endswith(".wrapper.o"))
-                self._link = self._link.replace(wrapper, f"{wrapper} {shlex.quote(os.fspath(self._interface.path))}")
         elif any(word.endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
             self._objects.append(command)
             target.touch()
-            if self.interface and any(word.endswith(".wrapper.cpp") for word in words):
-                self._interface = Interface(self.interface, command, _compiler_version(), _folder_of_headers())
+        elif "-E" in words:
+            _preprocess(command, cwd, self.output.parent)
         else:
             _run_compiler(command, cwd)
 
-    def start(self, workers: Executor) -> None:
-        """Start compiling the objects."""
-        folder = self.output.parent
-        self._running = [workers.submit(_run_compiler, command, os.fspath(folder)) for command in self._objects]
-        if self._interface is not None:
-            self._running.append(workers.submit(self._interface.compile, folder, _run_compiler))
+    def start(self, workers: Executor, chains: Executor) -> None:
+        """Start compiling. ``workers`` run compilers, and ``chains`` wait for them."""
+        self._made = chains.submit(self._make, workers)
 
     def finish(self) -> None:
-        """Wait for the objects, link them to ``output``, strip debug sections."""
-        for running in self._running:
-            running.result()
-        _run_compiler(self._link, os.fspath(self.output.parent))
+        """Wait for the library."""
+        assert self._made is not None
+        self._made.result()
+
+    def _make(self, workers: Executor) -> None:
+        """Compile the objects, link them to ``output``, strip debug sections."""
+        if self.copy is not None:
+            self._receive(self.copy.result())
+            self.nodes = {}
+        folder = os.fspath(self.output.parent)
+        running = [workers.submit(_run_compiler, command, folder) for command in self._objects]
+        link = self._link
+        wrapper = next((command for command in self._objects if ".wrapper.cpp" in command), None)
+        if self.interface and wrapper is not None:
+            interface = Interface(self.interface, wrapper, _compiler_version(), _folder_of_headers())
+            running.append(workers.submit(interface.compile, self.output.parent, _run_compiler))
+            made = shlex.split(wrapper)[shlex.split(wrapper).index("-o") + 1]
+            link = link.replace(made, f"{made} {shlex.quote(os.fspath(interface.path))}")
+        for each in running:
+            each.result()
+        workers.submit(_run_compiler, link, folder).result()
         # The build id is a hash over the stripped sections, and so depends on the folder of the
         # sources.
         strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(self.output)]
         subprocess.run(strip, check=True, capture_output=True)
+
+    def _receive(self, sources: Sources | Failure | AotpackError) -> None:
+        """Take what a copy of this process has sent."""
+        if isinstance(sources, AotpackError):
+            raise sources
+        if isinstance(sources, Failure):
+            raise LoweringError(sources.message, [self.nodes[name] for name in sources.nodes if name in self.nodes])
+        self._objects, self._link, self.interface = sources.objects, sources.link, sources.interface
+        self.guards += sources.guards
+        _preprocessed.update(sources.preprocessed)
+
+
+class Sources(NamedTuple):
+    """What a copy of this process sends when it has written the sources of a library."""
+
+    objects: list[str]
+    link: str
+    interface: str
+    guards: list[Any]
+    preprocessed: dict[str, Path]
+
+
+class Failure(NamedTuple):
+    """What a copy of this process sends when Inductor failed: the message, and names of nodes."""
+
+    message: str
+    nodes: list[str]
+
+
+_preprocessed: Final[dict[str, Path]] = {}
+"""Outputs of the preprocessor, by their commands and sources."""
+
+
+def _preprocess(command: str, cwd: str, folder: Path) -> None:
+    """Run the preprocessor, or copy what it has written for another graph.
+
+    Inductor finds a precompiled header by the hash of that, in every process. It takes half a
+    second.
+    """
+    words = shlex.split(command)
+    target = Path(words[words.index("-o") + 1])
+    sources = [word for word in words if word.endswith(".hpp")]
+    same = [word for word in words if word not in sources and word != os.fspath(target)]
+    key = json.dumps([same, [Path(source).read_text() for source in sources]])
+    known = _preprocessed.get(key)
+    if known is not None and known.exists():
+        shutil.copyfile(known, target)
+        return
+    _run_compiler(command, cwd)
+    _preprocessed[key] = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.i"
+    shutil.copyfile(target, _preprocessed[key])
+
+
+def send_sources(library: Library) -> None:
+    """In a copy of this process: send what it has written, and end."""
+    if library.copy is not None and library.copy.is_copy:
+        library.copy.send(Sources(library._objects, library._link, library.interface, library.guards, _preprocessed))
+
+
+def send_failure(library: Library, error: BaseException) -> None:
+    """In a copy of this process: send why it failed, and end."""
+    if library.copy is not None and library.copy.is_copy:
+        nodes = error.nodes if isinstance(error, LoweringError) else []
+        library.copy.send(error if isinstance(error, AotpackError) else Failure(str(error), [node.name for node in nodes]))
 
 
 _run_compiler = cpp_builder.run_compile_cmd
@@ -122,17 +212,21 @@ def imports_from_torch(library: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def tool_chain(library: Library) -> Iterator[None]:
+def tool_chain(current: Callable[[], Library]) -> Iterator[None]:
     """Make Inductor write sources and commands in the form that bundles need, and defer the
-    commands of ``library``.
+    commands of the current library.
     """
+
+    def take(command: str, cwd: str) -> None:
+        current().take(command, cwd)
+
     with (
         _outside_ci(),
         private_directories(),
-        _flags_of_ours(library),
+        _flags_of_ours(current),
         _without_checks(),
         _quick_probes(),
-        hooked("inductor-tool-chain", cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", library.take)),
+        hooked("inductor-tool-chain", cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", take)),
     ):
         yield
 
@@ -148,7 +242,7 @@ def _outside_ci() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _flags_of_ours(library: Library) -> Iterator[None]:
+def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
     """Keep this machine's paths out of compiled code (``__FILE__`` in messages), so that its bytes
     are the same everywhere.
 
@@ -170,7 +264,7 @@ def _flags_of_ours(library: Library) -> Iterator[None]:
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
             wrapper_code, interface = without_interface(wrapper_code)
-            library.interface = interface and with_kernel_errors(interface)
+            current().interface = interface and with_kernel_errors(interface)
             wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_with_functions(wrapper_code))}'
             kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)

@@ -12,6 +12,7 @@ from torch._inductor import codecache
 
 from aotpack._torch import toolchain
 from aotpack._torch.api.counting import reached
+from aotpack._torch.api.process_copy import in_place
 from aotpack._torch.fixes.gate import check_torch
 
 
@@ -36,6 +37,7 @@ def lowered_only() -> Iterator[list[str]]:
 
     check_torch(inductor=True)  # remembered: in the block it would see a name that has changed
     with (
+        in_place(),
         mock.patch.object(codecache, "AotCodeCompiler", Recorded),
         mock.patch.object(toolchain.Library, "start"),
         mock.patch.object(toolchain.Library, "finish", finish),

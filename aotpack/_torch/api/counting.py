@@ -36,6 +36,11 @@ def must_be_reached(*identifiers: str) -> Iterator[None]:
         )
 
 
+def add_calls(counts: Mapping[str, int]) -> None:
+    """Count the calls that a copy of this process has made."""
+    _calls.update(counts)
+
+
 def calls() -> Mapping[str, int]:
     """How often each fix was reached in this process."""
     return _calls

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +39,20 @@ _SOURCES = (Path(toolchain.__file__).parent, Path(__file__).parent.parent)
 
 Their hash and the applied torch fixes are part of the cache's key.
 """
+
+
+class _Workers:
+    """Threads for a target: ``compilers`` run commands, and ``chains`` wait for them."""
+
+    def __init__(self) -> None:
+        self.compilers, self.chains = ThreadPoolExecutor(os.cpu_count()), ThreadPoolExecutor(256)
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.chains.shutdown()
+        self.compilers.shutdown()
 
 
 class CpuTarget:
@@ -86,8 +100,8 @@ class CpuTarget:
         constraints: dict[str, set[str]] = {}
         imports: set[str] = set()
         used = toolchain.inductor_fingerprint()
-        with temporary_directory(Path(tempfile.gettempdir())) as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
-            library = workers.submit(library_bytes)
+        with temporary_directory(Path(tempfile.gettempdir())) as folder, _Workers() as workers:
+            library = workers.compilers.submit(library_bytes)
             jobs = self._start(graphs, cache, used, folder, workers)
             for item, call, finish in jobs:
                 files = finish()
@@ -138,7 +152,7 @@ class CpuTarget:
         cache: CompileCache,
         toolchain: Mapping[str, str],
         folder: Path,
-        workers: Executor,
+        workers: _Workers,
     ) -> list[tuple[GraphToCompile, ConvertedGraph, Callable[[], _Files]]]:
         """Lower one graph after another while earlier ones compile.
 
@@ -159,7 +173,7 @@ class CpuTarget:
             found = cache.find(item.graph, options)
             if found is None:
                 library, written = self._lower(call, item.key, folder / item.key)
-                library.start(workers)
+                library.start(workers.compilers, workers.chains)
                 jobs.append(
                     (item, call, partial(self._finish, item.key, library, written, partial(cache.keep, item.graph, options)))
                 )
@@ -177,13 +191,10 @@ class CpuTarget:
         """Lower a graph; returns its library sources, and the layout of each output that the code
         writes.
         """
-        target = partial(inductor.lower_with_aoti, key=key, march=self.march, vector_bits=self._bits())
-        lower = partial(target, training=call.training, saved=call.free, consumed=call.consumed, donated=call.donated)
+        code = inductor.Code(folder / "code.so", self.march, self._bits())
+        lower = partial(inductor.lower_with_aoti, call.module, call.examples, [code], key=key, training=call.training)
         with messages.own_warnings(), self._refusing(key):
-            library, written = lower(call.module, call.examples, folder / "code.so", free=call.free)
-            plain = [position for position in call.free if written[position].order is not None]
-            if plain != call.free:  # padded: a backward could not be compiled for such strides
-                library, written = lower(call.module, call.examples, folder / "plain" / "code.so", free=plain)
+            (library,), written = lower(saved=call.free, free=call.free, consumed=call.consumed, donated=call.donated)
         return library, written
 
     def _finish(
@@ -208,7 +219,7 @@ class CpuTarget:
         except BuildError:
             raise
         except Exception as error:
-            nodes = error.nodes if isinstance(error, inductor.LoweringError) else []
+            nodes = error.nodes if isinstance(error, toolchain.LoweringError) else []
             line = next(filter(None, map(source_line, nodes)), "")
             names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
             reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__

@@ -1,0 +1,123 @@
+"""Lets a copy of this process go on with a piece of work, while this process does something else.
+
+Inductor's lowering of a graph is data of many kinds, which cannot be sent to another process. A
+copy that ``fork`` makes has all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Final, NoReturn
+
+from .counting import add_calls, calls
+
+_running: Final = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+_in_place = False
+
+
+@contextlib.contextmanager
+def in_place() -> Iterator[None]:
+    """Make no copies inside the block, so that a test sees what happens in its own process."""
+    global _in_place
+    before, _in_place = _in_place, True
+    try:
+        yield
+    finally:
+        _in_place = before
+
+
+def copies_are_made() -> bool:
+    """Whether work goes on in copies of this process."""
+    return not _in_place
+
+
+class ProcessCopyError(Exception):
+    """A copy of this process ended without a result."""
+
+
+class ProcessCopy:
+    """A copy of this process that sends one result and ends.
+
+    At most as many copies run at a time as the machine has processors.
+    """
+
+    def __init__(self) -> None:
+        self.is_copy = False
+        self._sender: Connection | None = None
+        self._before = dict(calls())
+        self._shown: list[tuple[str, type[Warning], str, int]] = []
+        self._received: Future[Any] = Future()
+
+    def fork(self) -> bool:
+        """Copy this process. Returns true in the copy, which must call :meth:`send`."""
+        _running.acquire()
+        receiver, self._sender = Pipe(duplex=False)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads wait for compilers
+                process = os.fork()
+        except OSError:
+            _running.release()
+            raise
+        if process:
+            self._sender.close()
+            threading.Thread(target=self._receive, args=(receiver, process), daemon=True).start()
+            return False
+        self.is_copy = True
+        receiver.close()
+        gc.disable()  # a collection would touch, and so copy, every object
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a terminal's spinner may hold the lock of its own
+
+        def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+            self._shown.append((str(message), category, filename, lineno))
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        return True
+
+    def send(self, result: object) -> NoReturn:
+        """In the copy: send the result, and end."""
+        status = 1
+        try:
+            counts = {name: count - self._before.get(name, 0) for name, count in calls().items()}
+            assert self._sender is not None
+            self._sender.send((result, counts, self._shown))
+            status = 0
+        finally:
+            os._exit(status)  # no handler of the original runs: it will remove its own temporary files
+
+    def result(self) -> Any:
+        """Wait for the result, and repeat the copy's warnings.
+
+        Raises:
+            ProcessCopyError: the copy ended without a result.
+        """
+        result, shown = self._received.result()
+        for message, category, filename, lineno in shown:
+            warnings.warn_explicit(message, category, filename, lineno)
+        return result
+
+    def _receive(self, receiver: Connection, process: int) -> None:
+        try:
+            with receiver, contextlib.suppress(EOFError):  # the copy's status says that it sent nothing
+                received = receiver.recv()
+            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            if status:
+                how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+                raise ProcessCopyError(f"A process that generates code {how}.")
+            result, counts, shown = received
+            add_calls(counts)
+            self._received.set_result((result, shown))
+        except Exception as error:
+            self._received.set_exception(error)
+        finally:
+            _running.release()
