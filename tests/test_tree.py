@@ -173,3 +173,36 @@ def _text(node: ast.expr, code: ast.AST) -> Any:
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == ast.unparse(node):
             return getattr(assigned.value, "value", None)
     return None
+
+
+LONG = {"loader/aotpack_loader/format/schema.py": "the schema is read, generated from and reviewed as one file"}
+"""Files of more than 400 lines, and why."""
+
+TOOLS = sorted((ROOT / "scripts").rglob("*.py"))
+
+
+def test_a_file_is_read_in_a_sitting() -> None:
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in (*PACKAGES, *TOOLS)}
+    assert {name for name, lines in lengths.items() if lines > 400} == set(LONG)
+
+
+def many_values(code: ast.AST) -> Iterator[int]:
+    """Lines of functions that take ten positional values or more, and where a class gets as many."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            count = len([one for one in (*node.args.posonlyargs, *node.args.args) if one.arg not in ("self", "cls")])
+        else:
+            of_class = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2][:1].isupper()
+            count = len(node.args) if of_class and isinstance(node, ast.Call) else 0
+        if count >= 10:
+            yield node.lineno
+
+
+@pytest.mark.parametrize("text", ["def f(a, b, c, d, e, f, g, h, i, j): ...", "F(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)"])
+def test_many_values_are_found(text: str) -> None:
+    assert [*many_values(ast.parse(text))] == [1]
+
+
+def test_what_travels_together_has_names() -> None:
+    code = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in (*PACKAGES, *TOOLS)}
+    assert [f"{path}:{line}" for path, tree in code.items() for line in many_values(tree)] == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
@@ -28,6 +28,23 @@ class _Parts:
 
     indices: Node
     values: Node
+
+
+class _Bags(NamedTuple):
+    """The arguments of ``aten._embedding_bag_backward``."""
+
+    gradient: Node
+    indices: Node
+    offsets: Node
+    bag_of_entry: Node
+    sizes: Node
+    maxima: Node
+    rows: Any
+    scaled: bool
+    mode: int
+    sparse: bool
+    weights: Node | None = None
+    padding: int = -1
 
 
 def with_parts_of_gradients(joint: aot_autograd.Joint) -> aot_autograd.Joint:
@@ -114,29 +131,28 @@ class _Split:
             indices = call(_aten.cat.default, [term.indices for term in terms if term is not None], 1)
             return _Parts(indices, call(_aten.cat.default, [term.values for term in terms if term is not None], 0))
         if node.target is _aten._embedding_bag_backward.default:
-            return self._split_bags(call, *node.args)  # type: ignore[arg-type]
+            return self._split_bags(node)
         return None
 
-    def _split_bags(
-        self, call: Callable[..., Node], gradient: Node, indices: Node, offsets: Node, bags: Node, bag_sizes: Node,
-        maxima: Node, rows: Any, scaled: bool, mode: int, sparse: bool, weights: Node | None = None, padding: int = -1,
-    ) -> _Parts | None:  # fmt: skip
+    def _split_bags(self, node: Node) -> _Parts | None:
         """Split the gradient of ``nn.EmbeddingBag``: each entry has the gradient of its bag.
 
         The operator does not always give the bag of each entry, so it is searched in the offsets.
         """
-        if padding >= 0:
+        bags = _Bags(*node.args)  # type: ignore[arg-type]
+        if bags.padding >= 0:
             return None
-        count = call(_aten.sym_size.int, indices, 0)
-        entries = call(_aten.arange.default, count, dtype=_value(offsets).dtype, device=_value(offsets).device)
-        bag = call(_aten.sub.Tensor, call(_aten.searchsorted.Tensor, offsets, entries, right=True), 1)
-        values = call(_aten.index_select.default, gradient, 0, bag)
-        if mode == _MEAN:
-            sizes = call(_aten.index_select.default, bag_sizes, 0, bag)
+        call, offsets = self._calls_before(node), _value(bags.offsets)
+        count = call(_aten.sym_size.int, bags.indices, 0)
+        entries = call(_aten.arange.default, count, dtype=offsets.dtype, device=offsets.device)
+        bag = call(_aten.sub.Tensor, call(_aten.searchsorted.Tensor, bags.offsets, entries, right=True), 1)
+        values = call(_aten.index_select.default, bags.gradient, 0, bag)
+        if bags.mode == _MEAN:
+            sizes = call(_aten.index_select.default, bags.sizes, 0, bag)
             values = call(_aten.div.Tensor, values, call(_aten.unsqueeze.default, sizes, 1))
-        if weights is not None:
-            values = call(_aten.mul.Tensor, values, call(_aten.unsqueeze.default, weights, 1))
-        long = call(_aten._to_copy.default, indices, dtype=torch.int64)
+        if bags.weights is not None:
+            values = call(_aten.mul.Tensor, values, call(_aten.unsqueeze.default, bags.weights, 1))
+        long = call(_aten._to_copy.default, bags.indices, dtype=torch.int64)
         return _Parts(call(_aten.unsqueeze.default, long, 0), values)
 
     def _calls_before(self, node: Node) -> Callable[..., Node]:

@@ -33,6 +33,7 @@ COMPARED = "warm torch.compile"
 @trust_option
 @json_option
 def command(
+    *,
     bundle: Path,
     model: str | None,
     rounds: int,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @connection_options
 @json_option
 def command(
+    *,
     first: str,
     second: str,
     no_weights: bool,

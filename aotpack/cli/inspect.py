@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @json_option
 @verbose_option
 def command(
+    *,
     bundle: str,
     page: str | None,
     graph: str | None,

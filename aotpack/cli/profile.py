@@ -54,6 +54,7 @@ By = Literal["module", "line", "kernel"]
 @trust_option
 @json_option
 def command(
+    *,
     bundle: Path,
     backend: str | None,
     by: tuple[By, ...],

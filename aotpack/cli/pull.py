@@ -22,6 +22,7 @@ from .transfers import bars, connection_options, is_other_store, mirror_option, 
 @connection_options
 @json_option
 def command(
+    *,
     reference: str,
     targets: tuple[str, ...],
     out: str | None,

@@ -32,6 +32,7 @@ from .transfers import bars, connection_options, is_other_store, parsed, transpo
 @connection_options
 @json_option
 def command(
+    *,
     bundle: Path,
     reference: str,
     profile: str,

@@ -55,6 +55,7 @@ class StepReport:
 @trust_option
 @json_option
 def command(
+    *,
     bundle: Path,
     backend: str | None,
     steps: int,

@@ -91,6 +91,8 @@ class Keyless:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
+    *,
     bundle: Path,
     keys: tuple[str, ...],
     detached: Path | None,

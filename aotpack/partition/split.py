@@ -9,7 +9,7 @@ constants are data. Compiled code therefore never copies a parameter only to sav
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,9 @@ from . import effects, rng, subgraphs
 from .stacked import stack_parts
 
 
-@dataclass
+@dataclass(frozen=True)
 class Partitioned:
-    """The forward and backward graphs that result from a split.
+    """The forward and backward graphs that result from a split. Whoever edits a graph returns a new value.
 
     ``primals`` are the forward's inputs. ``saved`` pairs each saved value of the forward, a tensor
     or an integer, with the backward's placeholder for it. ``tangents`` are the backward's remaining
@@ -42,12 +42,12 @@ class Partitioned:
 
     forward: GraphModule
     backward: GraphModule | None
-    primals: list[Node]
-    forward_outputs: list[object]
-    saved: list[tuple[Node, Node]]
-    tangents: list[Node]
-    gradients: list[object]
-    chains: list[views.Chain]
+    primals: Sequence[Node]
+    forward_outputs: Sequence[object]
+    saved: Sequence[tuple[Node, Node]]
+    tangents: Sequence[Node]
+    gradients: Sequence[object]
+    chains: Sequence[views.Chain]
 
 
 def partition(
@@ -105,9 +105,9 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     pairs = (
         [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward) + _sizes_to_read(forward, backward)
     )
-    result = Partitioned(forward, backward, _inputs(forward), outputs[:count], pairs, tangents, output_args(backward), chains)
-    _recompute_views_of_inputs(result)
-    return result
+    kept = _recompute_views_of_inputs(backward, pairs)
+    order_placeholders(backward, kept, tangents)
+    return Partitioned(forward, backward, _inputs(forward), outputs[:count], kept, tangents, output_args(backward), chains)
 
 
 def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
@@ -198,18 +198,18 @@ _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_asy
 """Checks of a model while it runs (``torch._check``): they fail in a bundle as in eager."""
 
 
-def _recompute_views_of_inputs(parts: Partitioned) -> None:
-    """Save the primal instead of a view of it, and recompute the view in the backward.
+def _recompute_views_of_inputs(backward: GraphModule, saved: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+    """Save the primal instead of a view of it, and recompute the view in the backward. Returns what is saved.
 
     The primal is alive anyway. If it is saved, autograd's version counter detects an in-place
     change, as in eager. And the compiled forward need not return an alias.
     """
-    assert parts.backward is not None
-    by_name = {placeholder.name for _, placeholder in parts.saved}
-    saved_as = dict(parts.saved)
-    graph = parts.backward.graph
+    by_name = {placeholder.name for _, placeholder in saved}
+    saved_as = dict(saved)
+    found = list(saved)
+    graph = backward.graph
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for position, (value, placeholder) in enumerate(parts.saved):
+    for position, (value, placeholder) in enumerate(saved):
         primal = views.root(value)
         if primal is value or primal.op != "placeholder" or not _is_static_chain(primal, value):
             continue
@@ -225,10 +225,8 @@ def _recompute_views_of_inputs(parts: Partitioned) -> None:
             replacement = _replay(graph, primal, value, source)
         placeholder.replace_all_uses_with(replacement)
         graph.erase_node(placeholder)
-        parts.saved[position] = (primal, source)
-    parts.saved = list(dict.fromkeys(parts.saved))
-    parts.gradients = output_args(parts.backward)
-    order_placeholders(parts)
+        found[position] = (primal, source)
+    return list(dict.fromkeys(found))
 
 
 def _is_static_chain(base: Node, alias: Node) -> bool:
@@ -266,9 +264,9 @@ def _split_regions(module: GraphModule, split: Split) -> None:
         _split_regions(joint, split)
         forward, backward = split(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         parts = _halves(forward, backward, [()] * num_fwd_outputs)
-        parts.saved = [(_copied_view(value), to) for value, to in parts.saved]
-        symbols = [value for value, _ in parts.saved if not isinstance(value.meta["val"], torch.Tensor)]
-        tensors = [value for value, _ in parts.saved if value not in symbols]
+        saved = [_copied_view(value) for value, _ in parts.saved]
+        symbols = [value for value in saved if not isinstance(value.meta["val"], torch.Tensor)]
+        tensors = [value for value in saved if value not in symbols]
         set_outputs(forward, [*parts.forward_outputs, *tensors, *symbols])
         return forward, backward
 
@@ -333,12 +331,11 @@ def _unused(name: str, taken: set[str]) -> str:
     return name if name not in taken else f"{name}_saved"
 
 
-def order_placeholders(parts: Partitioned) -> None:
+def order_placeholders(backward: GraphModule, saved: Sequence[tuple[Node, Node]], tangents: Sequence[Node]) -> None:
     """Put placeholders into the order of the convention: saved values, then tangents."""
-    assert parts.backward is not None
-    graph = parts.backward.graph
-    wanted = [placeholder for _, placeholder in parts.saved] + parts.tangents
+    graph = backward.graph
+    wanted = [*[placeholder for _, placeholder in saved], *tangents]
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for placeholder in wanted:
         first.prepend(placeholder)
-    parts.backward.recompile()
+    backward.recompile()

@@ -139,7 +139,18 @@ def build(
     asked = DEFAULT_METHODS if methods is None else methods
     optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
     states = autocast_states(autocast, current_autocast())
-    options = Options(asked, partitioner, memory_budget, front_ends, rng, branches, second_derivatives, optional, warm_up, states)
+    options = Options(
+        methods=asked,
+        partitioner=partitioner,
+        memory_budget=memory_budget,
+        front_ends=front_ends,
+        rng=rng,
+        branches=branches,
+        second_derivatives=second_derivatives,
+        optional=optional,
+        warm_up=warm_up,
+        autocast=states,
+    )
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)

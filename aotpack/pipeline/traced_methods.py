@@ -105,7 +105,19 @@ def start(run: Run, example: Example, options: Options, decompositions: Decompos
     check_memory_is_separate([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
     gaps = _gaps(run, tensors, args, kwargs, shapes)
-    return BuildContext(run, model, module, args, kwargs, shapes, gaps, state, stored, options, decompositions)
+    return BuildContext(
+        run=run,
+        model=model,
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        shapes=shapes,
+        gaps=gaps,
+        state=state,
+        stored=stored,
+        options=options,
+        decompositions=decompositions,
+    )
 
 
 def _gaps(
@@ -319,17 +331,10 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             memory_budget=options.memory_budget,
             exact_random=options.exact_random,
         )
-        convention = signature.assemble(
-            captured.joint,
-            captured.returned,
-            parts,
-            context.module,
-            context.args,
-            context.kwargs,
-            context.stored,
-            arrangement,
-            used,
+        call = signature.UserCall(
+            context.module, context.args, context.kwargs, arrangement, captured.returned, context.stored, used
         )
+        convention = signature.assemble(captured.joint, parts, call)
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"

@@ -9,9 +9,7 @@ results, backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch.fx import Node
 
 from aotpack_loader.format import schema
@@ -20,69 +18,50 @@ from aotpack_loader.format.subclasses import leaf_sizes
 from .. import partition
 from .._torch import aot_autograd
 from .._torch.api import fake_tensors
-from ..capture.container_changes import Containers
-from ..capture.inputs.synthetic_bases import Arrangement
-from ..capture.returned import Returned
 from ..graph import source_line
 from ..graph.expressions import bound, render, size_expression
 from ..model import pytrees
-from ..model.state import StoredTensors
 from . import subclass_leaves
-from .backward import describe_backward, saved_bytes
+from .backward import ReturnedValues, describe_backward, saved_bytes
 from .forward_outputs import ForwardOutputs
 from .inputs import describe_inputs
 from .method_spec import Convention, MethodSpec
 from .mutations import describe_mutations, describe_touched, written_in_checkpoints
-from .partitioned import PartitionedMethod, fold_subclasses
+from .partitioned import PartitionedMethod, UserCall, fold_subclasses
 from .primals import describe_primals, mark_reads_from_storage_start, refuse_shared_state
 from .results import describe_results, non_differentiable
 from .sizes import DataDependentSizes
 
-__all__ = ["Convention", "MethodSpec", "assemble"]
-
-NO_CONTAINERS = Containers()
+__all__ = ["Convention", "MethodSpec", "UserCall", "assemble"]
 
 
-def assemble(
-    joint: aot_autograd.Joint,
-    returned: Returned,
-    parts: partition.Partitioned,
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    stored: StoredTensors,
-    arrangement: Arrangement,
-    containers: Containers = NO_CONTAINERS,
-) -> Convention:
-    """Compute the calling convention of one method.
-
-    ``args`` and ``kwargs`` are the user's, before any rearrangement. The graphs of ``parts`` are
-    edited in place.
+def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: UserCall) -> Convention:
+    """Compute the calling convention of one method. The graphs of ``parts`` are edited in place.
 
     Raises:
         UnsupportedError: names every construct that a bundle cannot reproduce.
     """
-    trace = fold_subclasses(joint, parts, returned, model, args, kwargs, stored, arrangement)
+    trace = fold_subclasses(joint, parts, call)
     _refuse_unsupported_inputs(trace)
     inputs = describe_inputs(trace)
-    primals = describe_primals(trace, inputs)
+    trace, primals = describe_primals(trace, inputs)
     sizes, outputs = DataDependentSizes(trace, inputs.leaves), ForwardOutputs()
     mutations = describe_mutations(trace, primals, outputs)
     results = describe_results(trace, primals, sizes, outputs)
-    backward = describe_backward(trace, primals, sizes, outputs, mutations)
+    backward = describe_backward(trace, primals, sizes, outputs, ReturnedValues(mutations, results.values))
     output_symbols = sizes.describe(outputs)
     trace.raise_problems()
     output_subclasses, gradient_subclasses = _subclasses(trace, outputs.nodes), _subclasses(trace, backward.outputs)
     size_inputs = _set_outputs(trace, outputs.nodes, backward.outputs, [*trace.subclass_sizes, *primals.sizes])
-    leaves = mark_reads_from_storage_start(trace, primals, inputs.leaves)
+    leaves = mark_reads_from_storage_start(trace, primals, backward.saved_values, inputs.leaves)
     trace.raise_problems()
-    tree, updates = _result_tree(trace, containers)
+    tree, updates = _result_tree(call)
     method = MethodSpec(
         inputs=inputs.tree,
         leaves=leaves,
         outputs=tree,
         updates=updates,
-        results=results,
+        results=results.described,
         primals=list(primals.described),
         num_outputs=len(outputs.nodes),
         symbols=_symbols(trace, leaves),
@@ -90,25 +69,25 @@ def assemble(
         mutations=mutations,
         touched=describe_touched(trace, primals, mutations),
         output_symbols=output_symbols,
-        non_differentiable=non_differentiable(mutations, results),
+        non_differentiable=non_differentiable(mutations, results.described),
         subclasses=output_subclasses,
         sizes=[size_expression(size.meta["val"], trace.shape_env) for size in size_inputs],
     )
     trace.raise_problems()
     return Convention(
-        trace.parts.forward,
-        trace.parts.backward,
-        method,
-        backward.saved,
-        backward.tangents,
-        backward.gradients,
-        backward.depends,
-        backward.sparse,
-        backward.tangent_writes,
-        gradient_subclasses,
-        trace.shape_env,
-        saved_bytes(trace, primals),
-        written_in_checkpoints(trace, primals),
+        forward=trace.parts.forward,
+        backward=trace.parts.backward,
+        method=method,
+        saved=backward.saved,
+        tangents=backward.tangents,
+        gradients=backward.gradients,
+        depends=backward.depends,
+        sparse=backward.sparse,
+        tangent_writes=backward.tangent_writes,
+        subclasses=gradient_subclasses,
+        shape_env=trace.shape_env,
+        saved_bytes=saved_bytes(primals, backward.saved_values),
+        written_in_checkpoints=written_in_checkpoints(trace, primals),
     )
 
 
@@ -135,13 +114,13 @@ def _set_outputs(
     return used
 
 
-def _result_tree(trace: PartitionedMethod, containers: Containers) -> tuple[schema.Tree, list[schema.Update]]:
+def _result_tree(call: UserCall) -> tuple[schema.Tree, list[schema.Update]]:
     """Return the tree of the model's result, and the updates of the caller's containers that it changes."""
-    spec = trace.returned.spec
-    if not containers:
+    spec = call.returned.spec
+    if not call.containers:
         return pytrees.describe(spec, "result")[0], []
     result, changes = aot_autograd.tree_children(spec)
-    return containers.trees(pytrees.describe(result, "result")[0], pytrees.describe(changes, "changed arguments")[0])
+    return call.containers.trees(pytrees.describe(result, "result")[0], pytrees.describe(changes, "changed arguments")[0])
 
 
 def _subclasses(trace: PartitionedMethod, outputs: Sequence[Node]) -> list[schema.Subclass | None]:

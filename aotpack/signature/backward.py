@@ -29,6 +29,7 @@ from .sizes import DataDependentSizes
 class BackwardPart:
     """The calling convention of the backward graph.
 
+    ``saved_values`` pairs each saved value of the forward with the backward's placeholder for it.
     ``gradients``: for each primal the position of its gradient among ``outputs``, or None.
     ``depends``: the tangents that each output is computed from; empty if each depends on all.
     ``sparse``: the gradients that are sparse tensors. ``tangent_writes``: the tangents that are written to.
@@ -41,6 +42,15 @@ class BackwardPart:
     sparse: list[schema.SparseGradient]
     tangent_writes: list[schema.TangentWrite]
     outputs: list[Node]
+    saved_values: Sequence[tuple[Node, Node]] = ()
+
+
+@dataclass(frozen=True)
+class ReturnedValues:
+    """What a call gives to autograd: mutations, and the values of the results."""
+
+    mutations: Sequence[schema.Mutation]
+    results: Sequence[Any]
 
 
 def describe_backward(
@@ -48,22 +58,22 @@ def describe_backward(
     primals: Primals,
     sizes: DataDependentSizes,
     outputs: ForwardOutputs,
-    mutations: Sequence[schema.Mutation],
+    returned: ReturnedValues,
 ) -> BackwardPart:
     """Describe the backward, and add what it needs to the forward's outputs."""
     backward = trace.parts.backward
     if backward is None:
         return BackwardPart([], [], [], [], [], [], [])
-    _save_copies_of_overwritten(trace, primals)
-    saved = _saved(trace, primals, sizes, outputs)
-    tangents = _tangents(trace, primals, sizes, outputs, mutations)
+    values = _with_copies_of_overwritten(trace, primals)
+    saved = _saved(trace, primals, sizes, outputs, values)
+    tangents = _tangents(trace, primals, sizes, outputs, returned)
     gradients, nodes = _gradients(trace, primals, backward)
     sparse = _sparse_gradients(trace, primals, backward, nodes)
     writes = _tangent_writes(trace, backward, nodes)
-    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, writes, nodes)
+    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, writes, nodes, values)
 
 
-def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
+def saved_bytes(primals: Primals, values: Sequence[tuple[Node, Node]]) -> int:
     """Return the bytes of saved activations at the example's sizes.
 
     Storages of primals do not count.
@@ -73,7 +83,7 @@ def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
         for value in map(tensor_of, subclass_leaves.flat(primals.nodes))
         if value is not None
     }
-    saved = [value.untyped_storage() for node, _ in trace.parts.saved if (value := tensor_of(node)) is not None]
+    saved = [value.untyped_storage() for node, _ in values if (value := tensor_of(node)) is not None]
     kept = {StorageWeakRef(storage): storage for storage in saved}
     return sum(fake_tensors.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in arguments)
 
@@ -81,15 +91,21 @@ def saved_bytes(trace: PartitionedMethod, primals: Primals) -> int:
 # ------------------------------------------------------------------ saved tensors
 
 
-def _saved(trace: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs) -> list[schema.Saved]:
-    donated = _donated(trace, primals, outputs)
+def _saved(
+    trace: PartitionedMethod,
+    primals: Primals,
+    sizes: DataDependentSizes,
+    outputs: ForwardOutputs,
+    values: Sequence[tuple[Node, Node]],
+) -> list[schema.Saved]:
+    donated = _donated(trace, primals, outputs, values)
     of_primals = {
         part: schema.SavedPrimal(i, number if subclass_leaves.is_folded(primal) else None)
         for i, primal in enumerate(primals.nodes)
         for number, part in enumerate(subclass_leaves.plain(primal))
     }
     found: list[schema.Saved] = []
-    for value, _ in trace.parts.saved:
+    for value, _ in values:
         if not isinstance(value.meta["val"], torch.Tensor):
             found.append(_saved_size(trace, sizes, outputs, value))
         elif value in of_primals:
@@ -107,22 +123,26 @@ def _saved_size(trace: PartitionedMethod, sizes: DataDependentSizes, outputs: Fo
     return schema.SavedOutput(outputs.find_or_add(value), check_version=False)
 
 
-def _save_copies_of_overwritten(trace: PartitionedMethod, primals: Primals) -> None:
-    """Save a copy of each saved value that shares storage with a primal which the call changes afterwards.
+def _with_copies_of_overwritten(trace: PartitionedMethod, primals: Primals) -> list[tuple[Node, Node]]:
+    """Return what is saved, with a copy of each value that shares storage with a primal which the call changes afterwards.
 
     The change is a write in the epilogue, or a raised version counter.
     """
     changed = {*trace.metadata.mutated_inp_runtime_indices, *touched_inputs(trace, primals)}
     written = {part for index in changed for part in subclass_leaves.plain(primals.traced[index])}
-    for i, (value, to) in enumerate(trace.parts.saved):
+    saved = list(trace.parts.saved)
+    for i, (value, to) in enumerate(saved):
         if isinstance(value.meta["val"], torch.Tensor) and views.root(value) in written:
             copy = copy_of(trace, primals, value)
             copy.meta["saved_tensor_with_no_vc_check"] = True
             to.meta = {**to.meta, "val": copy.meta["val"]}
-            trace.parts.saved[i] = (copy, to)
+            saved[i] = (copy, to)
+    return saved
 
 
-def _donated(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs) -> set[Node]:
+def _donated(
+    trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs, values: Sequence[tuple[Node, Node]]
+) -> set[Node]:
     """Return the saved tensors that share storage with nothing else.
 
     The backward may reuse their memory. Equal values have been merged into one node, and their
@@ -134,7 +154,7 @@ def _donated(trace: PartitionedMethod, primals: Primals, outputs: ForwardOutputs
     roots = {views.origin(node) for node in others if isinstance(node, Node)}
     return {
         node
-        for node, _ in trace.parts.saved
+        for node, _ in values
         if views.origin(node) not in roots
         and (value := tensor_of(node)) is not None
         and StorageWeakRef(value.untyped_storage()) not in taken
@@ -149,12 +169,12 @@ def _tangents(
     primals: Primals,
     sizes: DataDependentSizes,
     outputs: ForwardOutputs,
-    mutations: Sequence[schema.Mutation],
+    returned: ReturnedValues,
 ) -> list[schema.Tangent]:
     found = []
     for node, descriptor in zip(trace.tangents, trace.metadata.traced_tangents_descs, strict=True):
         value = node.meta["val"]
-        output = _tangent_output(trace, primals, outputs, descriptor, mutations)
+        output = _tangent_output(trace, primals, outputs, descriptor, returned)
         kind = tensor_value(value, trace.shape_env)
         where = source_line(outputs.nodes[output]) or "the gradient of a result"
         static = all(isinstance(size, int) for size in (*kind.shape, *kind.stride))
@@ -183,15 +203,15 @@ def _tangent_output(
     primals: Primals,
     outputs: ForwardOutputs,
     descriptor: Any,
-    mutations: Sequence[schema.Mutation],
+    returned: ReturnedValues,
 ) -> int:
     """Return the index of the forward output that a tangent belongs to."""
     of, names = descriptor.output, desc
     if isinstance(of, names.InputMutationAOTOutput):
         primal = primals.index(trace.joint.primal_descriptors.index(of.mutated_input))
-        return next(mutation.output for mutation in mutations if mutation.primal == primal)
+        return next(mutation.output for mutation in returned.mutations if mutation.primal == primal)
     if isinstance(of, names.PlainAOTOutput):
-        return _position_of_result(trace, outputs, of.idx)
+        return _position_of_result(trace, outputs, returned.results, of.idx)
     if isinstance(of, names.IntermediateBaseAOTOutput):
         result: Any = of.base_of  # the result that first needed the base
         base = trace.metadata.output_info[result.idx].base_idx
@@ -200,15 +220,15 @@ def _tangent_output(
     return 0
 
 
-def _position_of_result(trace: PartitionedMethod, outputs: ForwardOutputs, index: int) -> int:
+def _position_of_result(trace: PartitionedMethod, outputs: ForwardOutputs, results: Sequence[Any], index: int) -> int:
     """Return the output position of a result.
 
     Outputs are in order, so the n-th use of a node has its n-th position.
     """
-    node = trace.result_values[index]
+    node = results[index]
     earlier = sum(
         other is node and info.output_type in FRESH
-        for other, info in zip(trace.result_values[:index], trace.metadata.output_info, strict=False)
+        for other, info in zip(results[:index], trace.metadata.output_info, strict=False)
     )
     mutated = sum(output is node for output in trace.mutated_values)
     positions = [i for i, output in enumerate(outputs.nodes) if output is node]

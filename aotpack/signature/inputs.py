@@ -40,13 +40,13 @@ class Inputs:
 
 def describe_inputs(trace: PartitionedMethod) -> Inputs:
     """Describe the arguments of a call."""
-    flat, spec = pytree.tree_flatten((trace.args, trace.kwargs))
+    flat, spec = pytree.tree_flatten((trace.call.args, trace.call.kwargs))
     args_spec, kwargs_spec = aot_autograd.tree_children(spec)
-    args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(trace.model, len(trace.args)))
-    kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*trace.kwargs])
+    args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(trace.call.model, len(trace.call.args)))
+    kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*trace.call.kwargs])
     paths = [*args_paths, *kwargs_paths]
     nodes = {
-        descriptor.idx - len(trace.arrangement.bases): node
+        descriptor.idx - len(trace.call.arrangement.bases): node
         for descriptor, node in zip(trace.joint.primal_descriptors, trace.parts.primals, strict=False)
         if isinstance(descriptor, desc.PlainAOTInput)
     }

@@ -132,7 +132,7 @@ def _is_leaf_with_gradient(trace: PartitionedMethod, primal: schema.Primal) -> b
     """
     if not isinstance(primal, schema.InputPrimal):
         return False
-    example = trace.argument_leaves[primal.leaf]
+    example = trace.call.leaves[primal.leaf]
     return bool(example.is_leaf and example.requires_grad)
 
 
@@ -140,7 +140,7 @@ def _refuse_offset_dependence(trace: PartitionedMethod, primals: Primals, index:
     primal = primals.described[mutation.primal]
     if mutation.kind == "metadata" or mutation.geometry is None or not isinstance(primal, schema.InputPrimal):
         return
-    if mutation.geometry.absolute and trace.argument_leaves[primal.leaf].storage_offset():
+    if mutation.geometry.absolute and trace.call.leaves[primal.leaf].storage_offset():
         message = "has a storage offset, and the model writes to it through as_strided_, which ignores that offset"
         trace.refuse(primals.path(index), message)
 

@@ -16,6 +16,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from .. import partition
 from .._torch import aot_autograd
 from .._torch.api.torch_types import ShapeEnv, ViewAndMutationMeta
+from ..capture.container_changes import Containers
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
 from ..model.state import StoredTensors
@@ -23,25 +24,43 @@ from . import subclass_leaves
 
 
 @dataclass(frozen=True)
+class UserCall:
+    """The call that was traced.
+
+    ``args`` and ``kwargs`` are the user's, before they were arranged as ``arrangement``.
+    ``returned`` is the model's result. ``containers`` are the caller's dictionaries and lists that
+    the model changes. ``stored`` collects constants for the bundle.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    arrangement: Arrangement
+    returned: Returned
+    stored: StoredTensors
+    containers: Containers
+
+    @cached_property
+    def leaves(self) -> list[Any]:
+        """The leaves of the arguments."""
+        return pytree.tree_leaves((self.args, self.kwargs))
+
+
+@dataclass(frozen=True)
 class PartitionedMethod:
     """One partitioned method, with each tensor subclass folded into one node.
 
-    The parts of a signature edit the graphs of ``parts`` in place, and add to ``problems``.
-    ``tangents`` are those that the caller sees. ``subclass_sizes`` are placeholders of the forward
-    for dynamic sizes of subclasses. ``args`` and ``kwargs`` are the user's, before any
-    rearrangement.
+    The parts of a signature edit its two graphs in place, and add to ``problems``. All else stays:
+    a part that changes a list of ``parts`` returns a new method, or the new list. ``tangents`` are
+    those that the caller sees. ``subclass_sizes`` are placeholders of the forward for dynamic sizes
+    of subclasses.
     """
 
     joint: aot_autograd.Joint
     parts: partition.Partitioned
-    tangents: list[Node]
-    subclass_sizes: list[Node]
-    returned: Returned
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    stored: StoredTensors
-    arrangement: Arrangement
+    tangents: Sequence[Node]
+    subclass_sizes: Sequence[Node]
+    call: UserCall
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -51,11 +70,6 @@ class PartitionedMethod:
     @property
     def shape_env(self) -> ShapeEnv | None:
         return self.joint.shape_env
-
-    @cached_property
-    def argument_leaves(self) -> list[Any]:
-        """The leaves of the user's arguments."""
-        return pytree.tree_leaves((self.args, self.kwargs))
 
     @property
     def mutated_values(self) -> Sequence[object]:
@@ -80,10 +94,6 @@ class PartitionedMethod:
         """The view chain of result ``i``, as it was before equal views were merged."""
         return self.parts.chains[self._num_mutated + i]
 
-    def replace_result(self, i: int, node: Node) -> None:
-        """Replace the value of result ``i`` among the forward's outputs."""
-        self.parts.forward_outputs[self._num_mutated + i] = node
-
     def updated_value(self, index: int) -> Node | None:
         """The new value of AOTAutograd's input ``index``, or None if the model does not change it."""
         mutated = self.metadata.mutated_inp_runtime_indices
@@ -104,21 +114,10 @@ class PartitionedMethod:
             raise UnsupportedError("The model does something that a bundle does not support.", self.problems)
 
 
-def fold_subclasses(
-    joint: aot_autograd.Joint,
-    parts: partition.Partitioned,
-    returned: Returned,
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    stored: StoredTensors,
-    arrangement: Arrangement,
-) -> PartitionedMethod:
+def fold_subclasses(joint: aot_autograd.Joint, parts: partition.Partitioned, call: UserCall) -> PartitionedMethod:
     """Fold the tensor subclasses of a partitioned method."""
     folded = subclass_leaves.fold(joint, parts)
-    return PartitionedMethod(
-        folded.joint, folded.parts, folded.tangents, folded.sizes, returned, model, args, kwargs, stored, arrangement
-    )
+    return PartitionedMethod(folded.joint, folded.parts, folded.tangents, folded.sizes, call)
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -52,8 +53,8 @@ class Primals:
         return self.paths[traced]
 
 
-def describe_primals(trace: PartitionedMethod, inputs: Inputs) -> Primals:
-    """Describe the forward's inputs.
+def describe_primals(trace: PartitionedMethod, inputs: Inputs) -> tuple[PartitionedMethod, Primals]:
+    """Describe the forward's inputs, and return the method with them.
 
     Non-tensor arguments are removed from the graphs' inputs, because the graphs are specialised to
     their values. Tensors that a graph closes over become primals, after the others.
@@ -64,11 +65,13 @@ def describe_primals(trace: PartitionedMethod, inputs: Inputs) -> Primals:
     kept.lift_constants(trace.parts.forward)
     if trace.parts.backward is not None:
         kept.save_backward_constants(trace.parts.backward)
-    return Primals(kept.nodes, kept.described, list(trace.parts.primals), kept.dropped, paths, kept.sizes)
+    parts = dataclasses.replace(trace.parts, forward_outputs=kept.forward_outputs, saved=kept.saved)
+    primals = Primals(kept.nodes, kept.described, list(parts.primals), kept.dropped, paths, kept.sizes)
+    return dataclasses.replace(trace, parts=parts), primals
 
 
 def mark_reads_from_storage_start(
-    trace: PartitionedMethod, primals: Primals, leaves: Sequence[schema.InputLeaf]
+    trace: PartitionedMethod, primals: Primals, saved: Sequence[tuple[Node, Node]], leaves: Sequence[schema.InputLeaf]
 ) -> list[schema.InputLeaf]:
     """Mark the arguments that ``as_strided`` reads with an offset.
 
@@ -76,7 +79,7 @@ def mark_reads_from_storage_start(
     """
     marked = list(leaves)
     inputs = {node: i for i, node in enumerate(primals.nodes)}
-    inputs |= {placeholder: inputs[value] for value, placeholder in trace.parts.saved if value in inputs}
+    inputs |= {placeholder: inputs[value] for value, placeholder in saved if value in inputs}
     graphs = [trace.parts.forward.graph, *([] if trace.parts.backward is None else [trace.parts.backward.graph])]
     reads = {
         inputs[start]: node
@@ -99,7 +102,7 @@ def mark_reads_from_storage_start(
 def refuse_shared_state(trace: PartitionedMethod) -> None:
     """Refuse a synthetic base made of parameters or buffers: arguments were traced as separate tensors."""
     if trace.joint.synthetic_bases:
-        names = ", ".join(sorted(_in_shared_storage(trace.model)))
+        names = ", ".join(sorted(_in_shared_storage(trace.call.model)))
         trace.refuse(names or "state", "some of these parameters or buffers share memory, and the model writes to it")
 
 
@@ -117,8 +120,8 @@ def copy_of(trace: PartitionedMethod, primals: Primals, node: Node) -> Node:
 
 def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
     """Describe AOTAutograd's inputs; None for one that a bundle does not know, which is refused."""
-    params = dict(trace.model.named_parameters(remove_duplicate=False))
-    bases, prefix = trace.arrangement.bases, trace.arrangement.prefix
+    params = dict(trace.call.model.named_parameters(remove_duplicate=False))
+    bases, prefix = trace.call.arrangement.bases, trace.call.arrangement.prefix
     found: list[schema.Primal | None] = []
     for node, descriptor in zip(trace.parts.primals, trace.joint.primal_descriptors, strict=True):
         if isinstance(descriptor, desc.ParamAOTInput):
@@ -141,7 +144,7 @@ def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
 
 def _path(trace: PartitionedMethod, inputs: Inputs, index: int) -> str:
     descriptor = trace.joint.primal_descriptors[index]
-    bases = len(trace.arrangement.bases)
+    bases = len(trace.call.arrangement.bases)
     if isinstance(descriptor, desc.PlainAOTInput) and descriptor.idx >= bases:
         return inputs.paths[descriptor.idx - bases]
     return str(getattr(descriptor, "target", None) or f"input {index}")
@@ -152,6 +155,8 @@ class _Kept:
 
     def __init__(self, trace: PartitionedMethod, inputs: Inputs, described: Sequence[schema.Primal | None]) -> None:
         self._trace = trace
+        self.forward_outputs = list(trace.parts.forward_outputs)
+        self.saved = list(trace.parts.saved)
         self.nodes: list[Node] = []
         self.described: list[schema.Primal] = []
         self.dropped: list[int] = []
@@ -176,36 +181,34 @@ class _Kept:
 
         Calls must pass the same value.
         """
-        parts = self._trace.parts
-        value = self._trace.argument_leaves[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
-        parts.forward_outputs = [value if out is node else out for out in parts.forward_outputs]
-        output = parts.forward.graph.output_node()
+        value = self._trace.call.leaves[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
+        self.forward_outputs = [value if out is node else out for out in self.forward_outputs]
+        output = self._trace.parts.forward.graph.output_node()
         output.args = (tuple(None if arg is node else arg for arg in output.args[0]),)  # type: ignore[union-attr]
 
     def lift_constants(self, module: GraphModule) -> None:
         """Turn tensors that the forward graph closes over into primals."""
-        parts = self._trace.parts
         for node, value in _closed_over(module):
             replacement = self._constant(node, value)
             node.replace_all_uses_with(replacement)
             module.graph.erase_node(node)
-            parts.forward_outputs = [replacement if out is node else out for out in parts.forward_outputs]
-            parts.saved = [(replacement if value is node else value, to) for value, to in parts.saved]
+            self.forward_outputs = [replacement if out is node else out for out in self.forward_outputs]
+            self.saved = [(replacement if value is node else value, to) for value, to in self.saved]
 
     def save_backward_constants(self, module: GraphModule) -> None:
         """Turn tensors that the backward graph closes over into primals, and save these for it."""
-        parts, graph = self._trace.parts, module.graph
+        graph = module.graph
         for node, value in _closed_over(module):
             primal = self._constant(node, value)
-            existing = dict(parts.saved).get(primal)
+            existing = dict(self.saved).get(primal)
             if existing is None:
                 with graph.inserting_before(next(iter(graph.nodes))):
                     existing = graph.placeholder(primal.name)
                 existing.meta["val"] = primal.meta["val"]
-                parts.saved.append((primal, existing))
+                self.saved.append((primal, existing))
             node.replace_all_uses_with(existing)
             graph.erase_node(node)
-        partition.order_placeholders(parts)
+        partition.order_placeholders(module, self.saved, self._trace.parts.tangents)
 
     def _constant(self, node: Node, value: torch.Tensor) -> Node:
         """Return the forward's input for a tensor that ``node`` reads, and add it if needed."""
@@ -216,7 +219,7 @@ class _Kept:
         if value.requires_grad:
             message = "uses a tensor from outside that requires a gradient; make it a parameter or an argument"
             self._trace.refuse(source_line(node) or node.name, message)
-        primal = schema.ConstantPrimal(self._trace.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
+        primal = schema.ConstantPrimal(self._trace.call.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
         if primal in self.described:
             return self.nodes[self.described.index(primal)]
         graph = self._trace.parts.forward.graph
@@ -240,9 +243,9 @@ def _closed_over(module: GraphModule) -> Iterator[tuple[Node, torch.Tensor]]:
 
 def _begins_its_storage(trace: PartitionedMethod, primal: schema.Primal) -> bool:
     if isinstance(primal, schema.InputPrimal):
-        return not trace.argument_leaves[primal.leaf].storage_offset()
+        return not trace.call.leaves[primal.leaf].storage_offset()
     if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
-        return not operator.attrgetter(primal.name)(trace.model).storage_offset()
+        return not operator.attrgetter(primal.name)(trace.call.model).storage_offset()
     return isinstance(primal, schema.ConstantPrimal)  # stored with its own strides, from offset 0
 
 

@@ -31,12 +31,19 @@ FRESH = (_OUT.non_alias, _OUT.unsafe_view_alias, _OUT.custom_function_view)
 """The kinds of results whose backward is in the graph. Others are rebuilt as views."""
 
 
-def describe_results(
-    trace: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs
-) -> list[schema.Result]:
+@dataclass(frozen=True)
+class Results:
+    """The results, and for each the value of the forward graph that it is or is a view of."""
+
+    described: list[schema.Result]
+    values: Sequence[Any]
+
+
+def describe_results(trace: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs) -> Results:
     """Describe the results, and add fresh results and bases of aliases to the forward's outputs."""
-    results, rebuilt = _Results(trace, primals, sizes, outputs).describe()
-    return share_views(trace, *with_detach(trace, results, rebuilt))
+    found = _Results(trace, primals, sizes, outputs, list(trace.result_values))
+    results, rebuilt = found.describe()
+    return Results(share_views(trace, *with_detach(trace, results, rebuilt)), found.values)
 
 
 def non_differentiable(mutations: Sequence[schema.Mutation], results: Sequence[schema.Result]) -> list[int]:
@@ -66,12 +73,17 @@ class _Rebuilt(NamedTuple):
 
 @dataclass(frozen=True)
 class _Results:
-    """Describes results. ``positions`` maps each fresh result to its position among the forward's outputs."""
+    """Describes results.
+
+    ``values`` are those of the forward graph. ``positions`` maps each fresh result to its position
+    among the forward's outputs.
+    """
 
     trace: PartitionedMethod
     primals: Primals
     sizes: DataDependentSizes
     outputs: ForwardOutputs
+    values: list[Any]
     positions: dict[int, int] = field(default_factory=dict)
 
     def describe(self) -> tuple[list[schema.Result], set[int]]:
@@ -98,7 +110,7 @@ class _Results:
         AOTAutograd treats them as new tensors, because it makes no difference to autograd.
         """
         found: dict[int, _Rebuilt] = {}
-        returned, output_info = self.trace.returned, self.trace.metadata.output_info
+        returned, output_info = self.trace.call.returned, self.trace.metadata.output_info
         for base, leaves in ((family.base, family.views) for family in returned.families):
             members = [i for i in leaves if self._is_computed(i, nodes[i]) and not output_info[i].requires_grad]
             origin = None
@@ -165,7 +177,7 @@ class _Results:
             if self.trace.parts.backward is None and sparse_dim is None:
                 return schema.InputResult(self.primals.nodes.index(node))
             node = copy_of(self.trace, self.primals, node)
-            self.trace.replace_result(i, node)
+            self.values[i] = node
         position = self.positions[i] = self.outputs.add(node)
         return schema.FreshResult(position, info.requires_grad, self._is_own(i, info, node), sparse_dim)
 
@@ -180,7 +192,7 @@ class _Results:
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
-        viewed = views.is_view(node) or (self.trace.returned.independent.get(i) is False and views.parent(node) is not None)
+        viewed = views.is_view(node) or (self.trace.call.returned.independent.get(i) is False and views.parent(node) is not None)
         return info.output_type == _OUT.non_alias and viewed
 
     def _literal_result(self, value: Any, i: int) -> schema.Result:
@@ -189,7 +201,7 @@ class _Results:
             return schema.InputResult(self.primals.described.index(schema.InputPrimal(leaf)))
         if isinstance(value, torch.SymInt):
             return schema.SizeResult(size_expression(value, self.trace.shape_env))
-        literal = literal_argument(self.trace.returned.constants.get(i, value))
+        literal = literal_argument(self.trace.call.returned.constants.get(i, value))
         if literal is NOT_A_LITERAL:
             self.trace.refuse("result", f"returns a {type(value).__name__}")
             literal = None
@@ -232,7 +244,7 @@ class _Results:
         primal = self.primals.described[index]
         if not isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
             return index, None
-        flat = self.trace.argument_leaves
+        flat = self.trace.call.leaves
         leaves_by_layout: dict[Any, list[int]] = {}
         for m in primal.members:
             leaves_by_layout.setdefault((flat[m.leaf].shape, flat[m.leaf].stride(), m.offset), []).append(m.leaf)

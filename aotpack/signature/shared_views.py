@@ -23,8 +23,8 @@ def with_detach(
     before its ``detach``.
     """
     found, after = list(results), dict[int, int]()
-    bases = {i: family.base for family in trace.returned.families for i in family.views}
-    for i, is_view in trace.returned.independent.items():
+    bases = {i: family.base for family in trace.call.returned.families for i in family.views}
+    for i, is_view in trace.call.returned.independent.items():
         result, base = results[i], bases.get(i)
         if i in rebuilt or not isinstance(result, schema.AliasResult) or result.primal is None:
             continue
@@ -61,12 +61,12 @@ def _shared(
         return None
     if (earlier.primal, earlier.output) != (result.primal, result.output):
         return None
-    same = trace.returned.same
+    same = trace.call.returned.same
     if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
         return schema.Shared(j, len(result.view))
     if i in detached or j in detached:  # both are the same detached tensor, or views of it
         steps = detached.get(i, -1) + 1
-        related = any({i, j} <= {family.base, *family.views} for family in trace.returned.families)
+        related = any({i, j} <= {family.base, *family.views} for family in trace.call.returned.families)
         return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
     ours, theirs = [trace.result_chain(k)[-len(r.view) :] for k, r in ((i, result), (j, earlier))]
     if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # rebuilt by as_strided

@@ -80,13 +80,14 @@ def fold(joint: aot_autograd.Joint, parts: partition.Partitioned) -> Folded:
     descriptors = [_owner(joint.primal_descriptors[start]) for start in _starts(metadata.subclass_inp_meta)]
     outputs = forward.fold(metadata.subclass_fw_graph_out_meta, parts.forward_outputs)
     chains = [parts.chains[start] for start in _starts(metadata.subclass_fw_graph_out_meta)]
-    folded = dataclasses.replace(parts, primals=primals, forward_outputs=outputs, chains=chains)
     tangents: list[Node] = []
+    gradients = parts.gradients
     if parts.backward is not None:
         backward = _Folding(parts.backward.graph)
         tangents = backward.fold(metadata.subclass_tangent_meta, parts.tangents)
-        folded.gradients = backward.fold(joint.gradient_metas, parts.gradients)
-        parts.backward.graph.output_node().args = (tuple(folded.gradients),)  # type: ignore[arg-type]
+        gradients = backward.fold(joint.gradient_metas, parts.gradients)
+        parts.backward.graph.output_node().args = (tuple(gradients),)
+    folded = dataclasses.replace(parts, primals=primals, forward_outputs=outputs, chains=chains, gradients=gradients)
     tensors = {part for primal in primals for part in plain(primal)}
     sizes = [node for node in parts.primals if node not in tensors]
     return Folded(dataclasses.replace(joint, primal_descriptors=descriptors), folded, tangents, sizes)

@@ -102,9 +102,21 @@ def load(
         DirectoryError: a native target was requested, and the directory for its code cannot be
             used.
     """
-    untested = allow_untested_torch
-    options = LoadOptions(device, backend, weights, trust, operators, subclasses, verify, check, donate, untested, digest, lock)
-    options = replace(options, policy=policy)
+    options = LoadOptions(
+        device=device,
+        backend=backend,
+        weights=weights,
+        trust=trust,
+        operators=operators,
+        subclasses=subclasses,
+        verify=verify,
+        check=check,
+        donate=donate,
+        allow_untested_torch=allow_untested_torch,
+        digest=digest,
+        lock=lock,
+        policy=policy,
+    )
     with _collector.paused():
         module, fallback = load_with(bundle, options)
     if fallback:

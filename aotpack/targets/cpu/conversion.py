@@ -97,7 +97,18 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donated = [i for i in consumed if inputs[i].index in donatable]
     events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
     fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
-    return ConvertedGraph(module, examples, inputs, positions, numbers, item.training, free, consumed, donated, fingerprint)
+    return ConvertedGraph(
+        module=module,
+        examples=examples,
+        inputs=inputs,
+        outputs=positions,
+        numbers=numbers,
+        training=item.training,
+        free=free,
+        consumed=consumed,
+        donated=donated,
+        fingerprint=fingerprint,
+    )
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:
