@@ -11,16 +11,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .._torch import aot_autograd, fake_run
+from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, own_gradients
-from .._torch.api.constants import KnownConstants
 from .._torch.api.module_stack import recorded_modules
-from .._torch.randomness import no_python_random
-from .._torch.refusals import lost_gradients
-from . import containers
 from .dry_run import repeat
-from .front_end_input import FrontEndInput, lost, with_dry_run
+from .front_end_input import FrontEndInput, lost, observed_python, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
 
@@ -41,13 +37,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     integers = {i: fake_tensors.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with (
-        fake_run.kept_state_changes(),
-        lost_gradients.plain_saving(),
-        no_python_random(),
-        containers.refused(model),
-        KnownConstants(),
-    ):
+    with observed_python(model):
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with (

@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 
-from .._torch import aot_autograd, fake_run
+from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors
-from .._torch.api.constants import KnownConstants
 from .._torch.api.source_lines import recorded_lines
-from .._torch.randomness import no_python_random
 from .._torch.refusals import lost_gradients
 from ..graph import source_line, views
-from . import containers
 from .dry_run import repeat
-from .front_end_input import FrontEndInput, lost, refuse_storage_changes, with_dry_run
+from .front_end_input import FrontEndInput, lost, observed_python, refuse_storage_changes, with_dry_run
 from .functions import FunctionModule
 from .inputs.examples import spelled_out
 
@@ -34,13 +31,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
         raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with (
-        fake_run.kept_state_changes(),
-        lost_gradients.plain_saving(),
-        no_python_random(),
-        containers.refused(model),
-        KnownConstants(),
-    ):
+    with observed_python(model):
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         if dry_run.reads_nodes:
             raise lost_gradients.LostGradientError(

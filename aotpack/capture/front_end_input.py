@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd
+from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api.constants import KnownConstants
+from .._torch.randomness import no_python_random
+from .._torch.refusals import lost_gradients
 from ..graph import source_line
-from . import source_lines
+from . import containers, source_lines
 from .dry_run import repeat
 from .inputs.dynamic_shapes import DynamicShapes
 from .returned import Returned
@@ -34,6 +39,19 @@ class FrontEndInput:
     shapes: DynamicShapes
     decompositions: aot_autograd.Decompositions | None
     returned: Returned
+
+
+@contextlib.contextmanager
+def observed_python(model: torch.nn.Module) -> Iterator[None]:
+    """Trace the model's Python: refuse what the trace would lose, and keep what the model changes while it runs."""
+    with (
+        fake_run.kept_state_changes(),
+        lost_gradients.plain_saving(),
+        no_python_random(),
+        containers.refused(model),
+        KnownConstants(),
+    ):
+        yield
 
 
 def has_modes(model: torch.nn.Module) -> bool:

@@ -26,7 +26,7 @@ from .program import LoadedProgram, LoadInfo, Mode
 from .runtime.call import MethodCall
 
 if TYPE_CHECKING:
-    from .devices.base import Device, SizedDevice
+    from .devices.protocols import Device, SizedDevice
     from .runtime.checks import Checks
     from .runtime.subclasses import Classes
 

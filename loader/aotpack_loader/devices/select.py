@@ -17,7 +17,7 @@ from ..trust import check_argument, check_trust, why_untrusted
 from . import cpuinfo
 
 if TYPE_CHECKING:
-    from .base import Device
+    from .protocols import Device
 
 PORTABLE = "portable"
 XLA = "xla"

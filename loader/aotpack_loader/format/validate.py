@@ -30,14 +30,11 @@ def validate_program(program: schema.Program, where: str) -> None:
     refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
     problems = [*_state_problems(program), *_method_problems(program)]
     problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
-    if any(method.backward is not None and method.backward.sparse for method in program.methods.values()):
-        from . import sparse_gradients  # few programs have them
+    backwards = [method.backward for method in program.methods.values() if method.backward is not None]
+    if any(backward.sparse or backward.tangent_writes for backward in backwards):
+        from . import gradient_rules  # few programs have them
 
-        problems += sparse_gradients.problems(program)
-    if any(method.backward is not None and method.backward.tangent_writes for method in program.methods.values()):
-        from . import tangent_writes
-
-        problems += tangent_writes.problems(program)
+        problems += gradient_rules.problems(program)
     refuse(where, problems)
 
 
