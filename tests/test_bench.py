@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from importlib.util import find_spec
@@ -13,11 +14,12 @@ import pytest
 import torch
 from conftest import ROOT, FreshProcess
 
-from devtools.bench import report, tables
+from devtools.bench import report, runner, tables
 from devtools.bench.__main__ import SECTIONS
 from devtools.bench.processes import clock
 from devtools.bench.processes.batches import repeated
 from devtools.bench.sections import goals
+from devtools.paths import RESULTS
 
 WRAPPED = """
 import json
@@ -85,7 +87,48 @@ def test_the_row_of_a_network_beside_the_better_peer() -> None:
     result = goals.result_of({"digits": {"start_seconds": start, "peak_bytes": peaks, "build_seconds": build}})
     assert result["ratios"] == {"start, digits": pytest.approx(1.5), "memory, digits": 0.5, "build, digits": 0.5}
     row = tables.goals(result).splitlines()[-1]
-    assert row == "| digits | 20 ms | 30 ms | 1.50 times | 3 ms | 3 MB | 2 MB | 1 MB | 0.50 times | 40 s | 20 s | 0.50 times |"
+    assert row == "| digits | 20 ms | 30 ms | 1.50 times | 3 ms | 3 MB | 2 MB | 1 MB | 0.50 times | 40 s | 20 s | 0.50 times |  |"
+
+
+def test_rows_say_when_they_were_measured() -> None:
+    """Results of partial runs have rows of several dates."""
+    for name in ("networks", "goals"):
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        rows = result.get("cases") or result["networks"]
+        assert all(row["measured"]["date"] and row["measured"]["torch"] for row in rows.values())
+        assert "2026-" in getattr(tables, name)(result).splitlines()[-1].split("|")[-2]
+
+
+def test_a_partial_run_of_the_goals_keeps_the_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"start_seconds": {"eager, first step": 1.0, "bundle, import, load and first step": 1.0}}
+    parts |= {"peak_bytes": {"eager": 1.0, "compile": 1.0, "bundle": 1.0}, "build_seconds": {"compile": 1.0, "bundle": 1.0}}
+    bench = runner.Bench(tmp_path, quick=False, pin=False, networks=["gpt"], results=tmp_path)
+    (tmp_path / "goals.json").write_text(json.dumps({"networks": {"digits": parts}}))
+    monkeypatch.setattr(goals, "_measured", lambda *_: {**parts, "build_seconds": {"compile": 2.0, "bundle": 1.0}})
+    monkeypatch.setattr(runner.Bench, "build", lambda *_: None)
+    monkeypatch.setattr(runner.Bench, "start", lambda *_: None)
+    found = goals.measure(bench)
+    assert (found["ratios"]["build, digits"], found["ratios"]["build, gpt"]) == (1.0, 0.5)
+    assert list(json.loads((tmp_path / "goals.json").read_text())["networks"]) == ["digits", "gpt"]
+
+
+def test_kept_bundles_of_another_compiler_are_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Path] = []
+
+    def run(bench: runner.Bench, *words: Any, **_: Any) -> str:
+        built.append(words[words.index("-o") + 1])
+        built[-1].write_bytes(b"a bundle")
+        return ""
+
+    monkeypatch.setattr(runner.Bench, "python", run)
+    bench, case = runner.Bench(tmp_path, quick=False, pin=False), runner.network("tiny")
+    for _ in range(2):
+        bench.bundle(case, "--target", "cpu")
+    assert len(built) == 1
+    monkeypatch.setattr(runner, "compiler_revision", lambda: "another")
+    for _ in range(2):
+        bench.bundle(case, "--target", "cpu")
+    assert built == [tmp_path / "tiny-target-cpu.aotpack"] * 2
 
 
 def test_a_report_replaces_what_is_between_its_marks(tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ def test_noise_is_the_spread_of_either_run(before: dict[str, Any], after: dict[s
     assert (change.before, change.after) == (before["ratio_to_better"], after["ratio_to_better"])
 
 
+def test_rows_that_a_partial_run_took_over_are_left_out() -> None:
+    old, again = {"cases": {"a": _row(0.9, 0.8, 1.0), "b": _row(0.9, 0.89, 0.91)}}, _row(1.2, 1.19, 1.21)
+    old["cases"]["b"]["measured"] = {"date": "2026-11-24 12:44 UTC", "load_average": 10.2}
+    (change,) = changes(old, {"cases": {**old["cases"], "b": again}})
+    assert str(change) == "b: 0.90 -> 1.20 (+33%, noise 5%, before: 2026-11-24, load 10.2)"
+
+
 def test_a_row_that_fails_now_is_told() -> None:
     good, bad = _row(1.0, 0.9, 1.1), {"failed": "no code"}
     assert failures({"cases": {"a": good, "b": bad}}, {"cases": {"a": bad, "b": bad}}) == ["a"]

@@ -29,6 +29,23 @@ def provenance(threads: int | None = None) -> dict[str, Any]:
     }
 
 
+def measured_now() -> dict[str, Any]:
+    """When and where one row was measured, for files whose rows are measured at different times."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "load_average": round(os.getloadavg()[0], 2),
+        "cpu": cpu_model(),
+        "torch": _version("torch"),
+        "tree": tree(),
+    }
+
+
+def row_measured_on(row: Mapping[str, Any]) -> str:
+    """When a row was measured and how busy the machine was, as a table says it; empty if the row does not record it."""
+    found = row.get("measured")
+    return f"{found['date'][:10]}, load {found['load_average']:g}" if found else ""
+
+
 def tree() -> str:
     """The commit that was measured, and whether files differed from it. Empty outside of a checkout."""
     described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty= with changes", "--match", ""]

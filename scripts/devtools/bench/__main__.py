@@ -58,17 +58,31 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work here and leave bundles and caches for the next run")
     parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start`, `goals` and `networks`, these alone")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="write results here instead of results/")
+    parser.add_argument("--prepare", action="store_true", help="with --keep: build the bundles of `networks`, measure nothing")
     options = parser.parse_args()
+    if options.prepare and not options.keep:
+        parser.error("--prepare needs --keep")
     pin = options.pin and shutil.which("taskset") is not None
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as temporary:
         work = options.keep.resolve() if options.keep else Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(work, options.quick, pin, options.networks, results=options.results.resolve())
         try:
+            if options.prepare:
+                return _prepare(bench)
             for name in options.only:
                 _run(name, bench)
         except BenchError as error:
             sys.exit(f"bench: {error}")
+
+
+def _prepare(bench: Bench) -> None:
+    from devtools.bench.sections import networks
+
+    failures = networks.prepare(bench)
+    for name, failure in failures.items():
+        console.print(f"{name}: {failure}")
+    sys.exit(bool(failures))
 
 
 def _run(name: str, bench: Bench) -> None:

@@ -2,8 +2,9 @@
 
     scripts/bench/check                          measures the networks again, and compares
     scripts/bench/check --networks lstm graph    some of them
-    scripts/bench/check --fresh run.json         compares a run that exists
+    scripts/bench/check --fresh run.json         compares a run that exists, of all networks or of some
 
+Rows that a partial run took over from older results are left out.
 What is compared is a row's ratio to the faster of eager and torch.compile, so another machine's
 speed does not count. A row's noise is how far the ratios to torch.compile of its rounds are apart,
 between their quartiles if a run has them, of both runs; 5 % at least. Exits with 1 if a row is
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devtools.machine import row_measured_on
 from devtools.paths import RESULTS
 
 _LEAST_NOISE = 0.05
@@ -29,12 +31,16 @@ _LEAST_NOISE = 0.05
 
 @dataclass(frozen=True)
 class Change:
-    """A row whose ratio to the faster contender changed; ``noise`` is relative, as ``change`` is."""
+    """A row whose ratio to the faster contender changed; ``noise`` is relative, as ``change`` is.
+
+    ``measured`` says when the committed row was measured, and at which load.
+    """
 
     row: str
     before: float
     after: float
     noise: float
+    measured: str = ""
 
     @property
     def change(self) -> float:
@@ -45,17 +51,18 @@ class Change:
         return abs(self.change) > self.noise
 
     def __str__(self) -> str:
-        return f"{self.row}: {self.before:.2f} -> {self.after:.2f} ({self.change:+.0%}, noise {self.noise:.0%})"
+        since = f", before: {self.measured}" if self.measured else ""
+        return f"{self.row}: {self.before:.2f} -> {self.after:.2f} ({self.change:+.0%}, noise {self.noise:.0%}{since})"
 
 
 def changes(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[Change]:
-    """The rows that both results have, with their ratios."""
+    """The rows that both results have and that were measured again, with their ratios."""
     found = []
     for row, after in fresh["cases"].items():
         before = committed["cases"].get(row, {})
-        if "ratio_to_better" in before and "ratio_to_better" in after:
+        if after != before and "ratio_to_better" in before and "ratio_to_better" in after:
             noise = max(_LEAST_NOISE, _spread(before), _spread(after))
-            found.append(Change(row, before["ratio_to_better"], after["ratio_to_better"], noise))
+            found.append(Change(row, before["ratio_to_better"], after["ratio_to_better"], noise, row_measured_on(before)))
     return found
 
 

@@ -46,10 +46,9 @@ def main() -> None:
 
 def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]], str]) -> str:
     machine, versions = result["machine"], result["versions"]
-    measured = (
-        f"{result['date']}, torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores, load {result['load_average']}"
-        f"{measured_on(result)}"
-    )
+    on = f"torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores"
+    by_row = any("measured" in row for row in (result.get("cases") or result.get("networks") or {}).values())
+    measured = on if by_row else f"{result['date']}, {on}, load {result['load_average']}{measured_on(result)}"
     text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
     picture = RESULTS / f"{name}.png"
     return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text

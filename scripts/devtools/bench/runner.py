@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from aotpack.writer.cache import revision_of
 from devtools.paths import RESULTS, ROOT
 
 BENCH = Path(__file__).resolve().parent
@@ -162,10 +164,13 @@ class Bench:
         return path
 
     def bundle(self, case: Case, *options: str) -> Path:
-        """The bundle of a case with these options of ``aotpack build``, built once."""
+        """The bundle of a case with these options of ``aotpack build``, built once by the same compiler."""
         out = self.work / f"{'-'.join([case.name, *(word.strip('-') for word in options)]).replace(':', '.')}.aotpack"
-        if not out.exists():
+        note, compiler = out.with_suffix(".compiler"), compiler_revision()
+        if not out.exists() or not note.exists() or note.read_text() != compiler:
+            note.unlink(missing_ok=True)
             self.python("-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", *options, one_core=False)
+            note.write_text(compiler)
         return out
 
     def artifact(self, case: Case, kind: str) -> Path:
@@ -236,6 +241,13 @@ class Bench:
         figures = json.loads(found["output"].strip().splitlines()[-1])
         took = {f"process_{name}": found[name] for name in ("cpu_seconds", "peak_bytes")}
         return {**figures, "process_seconds": seconds, **took}
+
+
+def compiler_revision() -> str:
+    """A hash of the sources that decide what is in a bundle, and of torch's version."""
+    package = ROOT / "aotpack"
+    folders = [package / name for name in ("_torch", "capture", "graph", "guards", "model", "partition", "signature", "targets")]
+    return f"{revision_of(*folders)} torch {version('torch')}"
 
 
 def able(contenders: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:

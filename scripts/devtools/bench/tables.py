@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from devtools.machine import row_measured_on
+
 from .cells import KINDS, NETWORKS, WHOLE, kind_name, share, size, table, time, time_of, times
 
 
@@ -46,14 +48,14 @@ def networks(result: Mapping[str, Any]) -> str:
     """A row for each network: the three contenders with one thread and with all, and the bundle beside the faster one."""
     contenders, threads = ("eager", "compile", "cpu"), ("one thread", "all threads")
     head = ["", *(f"{KINDS[kind]}, {count}" for count in threads for kind in contenders)]
-    head += [f"bundle / the better, {count}" for count in threads]
+    head += [*(f"bundle / the better, {count}" for count in threads), "measured"]
     rows = []
     for name in dict.fromkeys(title.rpartition(", ")[0] for title in result["cases"]):
         found = [result["cases"].get(f"{name}, {count}", {}) for count in threads]
         seconds = [one.get("seconds", {}) for one in found]
         cells = [time(one[kind]) if kind in one else "" for one in seconds for kind in contenders]
         ratios = [times(one["ratio_to_better"]) if "ratio_to_better" in one else "failed" for one in found]
-        rows.append([NETWORKS.get(name, name.replace("_", " ")), *cells, *ratios])
+        rows.append([NETWORKS.get(name, name.replace("_", " ")), *cells, *ratios, row_measured_on(found[-1])])
     return table(head, rows)
 
 
@@ -198,14 +200,24 @@ def share_of(result: Mapping[str, Any]) -> str:
 def goals(result: Mapping[str, Any]) -> str:
     """A row for each network: start beside eager's first step, peak memory beside the better peer's, build."""
     head = ["", "eager, first step", "bundle, import, load and first step", "ratio", "bundle, a step"]
-    head += ["peak, eager", "peak, `torch.compile`", "peak, bundle", "ratio", "`torch.compile`, cold", "build", "ratio"]
+    head += [
+        "peak, eager",
+        "peak, `torch.compile`",
+        "peak, bundle",
+        "ratio",
+        "`torch.compile`, cold",
+        "build",
+        "ratio",
+        "measured",
+    ]
     rows, ratios = [], result["ratios"]
     for name, found in result["networks"].items():
         start, peaks, build = found["start_seconds"], found["peak_bytes"], found["build_seconds"]
         row = [NETWORKS[name], time(start["eager, first step"]), time(start["bundle, import, load and first step"])]
         row += [times(ratios[f"start, {name}"]), time(start["bundle, a step"])]
         row += [*(size(peaks[kind]) for kind in ("eager", "compile", "bundle")), times(ratios[f"memory, {name}"])]
-        rows.append([*row, time(build["compile"]), time(build["bundle"]), times(ratios[f"build, {name}"])])
+        builds = [time(build["compile"]), time(build["bundle"]), times(ratios[f"build, {name}"])]
+        rows.append([*row, *builds, row_measured_on(found)])
     return table(head, rows)
 
 

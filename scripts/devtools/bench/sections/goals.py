@@ -2,7 +2,8 @@
 
 For each network in turn: ``torch.compile`` from nothing, a build, starts, and the peak of a step.
 The bundle and the compile cache of the first two serve the others. Results are written after each
-network, so an interrupted run has those of the networks before.
+network, so an interrupted run has those of the networks before. ``--networks`` replaces the named
+rows, and keeps the others. Each row says when it was measured, and at which load.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from devtools.bench.runner import Bench, Case, alternately, example, middle, network
 from devtools.bench.sections.memory import peak
 from devtools.bench.sections.start import WHOLE
-from devtools.machine import provenance
+from devtools.machine import measured_now, provenance
 
 GOAL = 1.0
 GOALS = {"start": 1.0, "memory": 1.0, "build": 0.6}
@@ -34,13 +35,16 @@ def measure(bench: Bench) -> dict[str, Any]:
     small = network("tiny")  # first, to create what a machine needs only once: headers, and the call library of this source
     bench.build(small, *_TRAIN)
     bench.start("compile", small)
-    rows: dict[str, Any] = {}
+    file = bench.results / "goals.json"
+    partial_run = bench.networks is not None and file.exists() and not bench.quick
+    rows: dict[str, Any] = json.loads(file.read_text())["networks"] if partial_run else {}
     for case, times in cases(bench):
-        rows[case.name] = _measured(bench, case, times)
+        measured = measured_now()
+        rows[case.name] = {**_measured(bench, case, times), "measured": measured}
         if not bench.quick:
             partly = {**provenance(), "minutes": 0, "goal": GOAL, **result_of(rows)}
             bench.results.mkdir(exist_ok=True)
-            (bench.results / "goals.json").write_text(json.dumps(partly, indent=2) + "\n")
+            file.write_text(json.dumps(partly, indent=2) + "\n")
     return result_of(rows)
 
 

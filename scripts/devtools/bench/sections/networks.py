@@ -1,18 +1,19 @@
 """Steady steps of many kinds of networks, each row as soon as it is measured: eager, ``torch.compile``, bundle.
 
 A row that the results file has already is kept, so an interrupted run continues. ``--networks``
-measures the named rows again.
+measures the named rows again. Each row says when it was measured, and at which load.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from devtools.bench.networks import FACTORIES
 from devtools.bench.runner import PROCESSES, Bench, BenchError, Case, example, network
-from devtools.machine import provenance
+from devtools.machine import measured_now, provenance
 
 GOAL = 1.0
 BUILD = ("--target", "cpu", "--method", "train")
@@ -24,6 +25,38 @@ def cases() -> dict[str, Case]:
     return {**found, "dynamic_digits": example("digits", dynamic=True), "dynamic_encoder": network("dynamic", dynamic=True)}
 
 
+def prepare(bench: Bench) -> dict[str, str]:
+    """Build the bundles, then fill ``torch.compile``'s cache, for a later run that measures.
+
+    Returns what failed, by network.
+    """
+    failures: dict[str, str] = {}
+    chosen = {name: case for name, case in cases().items() if bench.networks is None or name in bench.networks}
+    for step in (
+        lambda case: bench.bundle(case, *BUILD),
+        partial(_steps, bench, threads=1, rounds=1),
+        partial(_steps, bench, threads=0, rounds=1),
+    ):
+        for name, case in chosen.items():
+            if name not in failures:
+                try:
+                    step(case)
+                except BenchError as error:
+                    failures[name] = _last_line(error)
+    return failures
+
+
+def _steps(bench: Bench, case: Case, *, threads: int, rounds: int) -> dict[str, Any]:
+    """The steps of the contenders, in turns."""
+    words = ["--model", bench.source(case), "--inputs", bench.inputs(case), "--threads", threads, "--rounds", rounds]
+    words += [*(["--dynamic"] if case.dynamic else []), "--bundle", f"cpu={bench.bundle(case, *BUILD)}"]
+    return bench.json(PROCESSES / "step.py", *words, one_core=threads == 1)
+
+
+def _last_line(error: BenchError) -> str:
+    return str(error).strip().splitlines()[-1][:300]
+
+
 def measure(bench: Bench) -> dict[str, Any]:
     file = bench.results / "networks.json"
     known: dict[str, Any] = {} if bench.quick or not file.exists() else json.loads(file.read_text()).get("cases", {})
@@ -33,8 +66,8 @@ def measure(bench: Bench) -> dict[str, Any]:
         for threads in (1, 0):
             rows[f"{name}, {'one thread' if threads else 'all threads'}"] = _measured(bench, cases()[name], threads)
         if not bench.quick:
-            partial = {**provenance(), "minutes": 0, "goal": GOAL, **_result(rows)}
-            file.write_text(json.dumps(partial, indent=2) + "\n")
+            partly = {**provenance(), "minutes": 0, "goal": GOAL, **_result(rows)}
+            file.write_text(json.dumps(partly, indent=2) + "\n")
     return _result(rows)
 
 
@@ -46,14 +79,12 @@ def _result(rows: dict[str, Any]) -> dict[str, Any]:
 
 def _measured(bench: Bench, case: Case, threads: int) -> dict[str, Any]:
     """One row; its ``ratio_to_better`` is to the faster of eager and ``torch.compile``, of the rounds' median ratios."""
-    words = ["--model", bench.source(case), "--inputs", bench.inputs(case), "--threads", threads]
-    words += ["--rounds", bench.times(9, 3), *(["--dynamic"] if case.dynamic else [])]
+    measured = measured_now()
     try:
-        words += ["--bundle", f"cpu={bench.bundle(case, *BUILD)}"]
-        row = bench.json(PROCESSES / "step.py", *words, one_core=threads == 1)
+        row = _steps(bench, case, threads=threads, rounds=bench.times(9, 3))
     except BenchError as error:
-        return {"failed": str(error).strip().splitlines()[-1][:300]}
-    return {**row, **beside_the_better(row["ratio_to_compile"])}
+        return {"failed": _last_line(error), "measured": measured}
+    return {**row, **beside_the_better(row["ratio_to_compile"]), "measured": measured}
 
 
 def beside_the_better(ratios: Mapping[str, float]) -> dict[str, Any]:
