@@ -230,6 +230,16 @@ def test_the_reference_is_complete() -> None:
     assert public - of_errors - named == set()
 
 
+def test_the_walk_through_the_code_exists() -> None:
+    text = (ROOT / "docs" / "design.md").read_text().partition("## A walk through the code")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\| `(\S+\.py)`:? ?(.*?) \|", text, re.MULTILINE)
+    assert len(steps) > 10
+    for file, names in steps:
+        code = ast.parse((ROOT / file).read_text())
+        known = {node.name for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert set(re.findall(r"`(\w+)`", names)) <= known, file
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) < 1000
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from .console import json_option, stderr, verbose_option
-from .making import (
+from .build_output import (
     TARGETS_HELP,
     Progress,
     directory_option,
@@ -18,6 +17,7 @@ from .making import (
     specialize_option,
     untested_torch_option,
 )
+from .console import json_option, stderr, verbose_option
 
 
 @click.command("build", short_help="Build a bundle from model.py.")

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from .console import json_option, stderr, trust_option, verbose_option
-from .importing import import_modules, import_option
-from .making import (
+from .build_output import (
     TARGETS_HELP,
     Progress,
     directory_option,
@@ -20,6 +18,8 @@ from .making import (
     specialize_option,
     untested_torch_option,
 )
+from .console import json_option, stderr, trust_option, verbose_option
+from .importing import import_modules, import_option
 from .paths import BundlePath
 
 

@@ -132,7 +132,7 @@ def _source(bundle: Path, named: str | None) -> str:
     from aotpack_loader.policy import source_of
     from aotpack_loader.registry.reference import Reference, is_reference
 
-    return Reference.parse(named).place if named and is_reference(named) else source_of(named or bundle)
+    return Reference.parse(named).repository_url if named and is_reference(named) else source_of(named or bundle)
 
 
 def _checks(path: Path, asked: Asked) -> Iterator[Check]:

@@ -170,7 +170,7 @@ def _equal_sizes(old: schema.Method, new: schema.Method, labels: Labels) -> Iter
     """Yield sizes that must be equal now and could differ before."""
     before, after = _symbol_positions(old), _symbol_positions(new)
     for positions in after.values():
-        owners = {next((one for one, found in before.items() if place in found), place) for place in positions}
+        owners = {next((one for one, found in before.items() if size in found), size) for size in positions}
         if len(owners) > 1:
             yield "sizes", f"must be equal now: {', '.join(sorted(positions))}", True
 

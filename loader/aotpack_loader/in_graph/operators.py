@@ -72,8 +72,8 @@ def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence
     leaves = call.inputs.flatten(args, kwargs, problems)
     if problems:
         raise InputError("The arguments do not fit this bundle.", problems, hint="See `aotpack inspect` for all of them.")
-    places = [_decode(item, [_Position(i) for i in range(len(tensors))]) for item in encoded]
-    found = call.inputs.flatten(places[0], places[1], [])
+    marked = [_decode(item, [_Position(i) for i in range(len(tensors))]) for item in encoded]
+    found = call.inputs.flatten(marked[0], marked[1], [])
     positions = [leaf.index if isinstance(leaf, _Position) else None for leaf in found]
     return _Call(program, call, signature, args, kwargs, leaves, positions)
 

@@ -42,7 +42,7 @@ def origin(parts: SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def place(parts: SplitResult) -> str:
+def host_and_port(parts: SplitResult) -> str:
     """Return ``host[:port]``, without a user name or password."""
     return parts.netloc.rpartition("@")[2]
 

@@ -39,7 +39,7 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
     from .pull import pull
 
     reference = Reference.parse(text)
-    options = replace(options, source=reference.place)
+    options = replace(options, source=reference.repository_url)
     if options.digest is not None:
         if reference.digest not in ("", options.digest):
             raise RegistryError(f"digest={options.digest!r} is wanted, and {reference} names another.")

@@ -63,7 +63,7 @@ class Reference:
         return self.digest or self.tag
 
     @property
-    def place(self) -> str:
+    def repository_url(self) -> str:
         """The registry and repository, without tag and digest, as policies match them."""
         return f"{SCHEME}{self.host}/{self.repository}"
 

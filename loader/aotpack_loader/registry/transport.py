@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import RegistryAuthError, RegistryConnectionError, RegistryContentError, RegistryError, RegistryNotFoundError
-from .addresses import is_inside, join, origin, place, split
+from .addresses import host_and_port, is_inside, join, origin, split
 from .auth import Authorizer
 from .credentials import Credential, find_credential
 from .settings import Settings, is_loopback
@@ -218,7 +218,7 @@ class Transport:
         self, host: str, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
     ) -> tuple[int, bytes]:
         """Send a request to the token server of ``host``. A redirect is not followed, so that nothing goes further."""
-        request = Request(method, place(split(url, host)), "", url, what="a token")
+        request = Request(method, host_and_port(split(url, host)), "", url, what="a token")
         self._check(request, url, host)
         try:
             response = self._response(method, url, headers, None if body is None else lambda: [body])
@@ -234,12 +234,12 @@ class Transport:
         parts = split(url, host)
         if is_inside(parts) and not is_inside(split(self._base(host), host)):
             raise RegistryError(f"{request.where}: {host} sends to an address of this machine or its own network.")
-        if parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(place(parts))):
+        if parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(host_and_port(parts))):
             return
         if parts.scheme != "http":
             raise RegistryError(f"{request.where}: the registry answers with an address that is neither HTTPS nor HTTP.")
-        hint = f"Allow it for this host with plain_http or AOTPACK_PLAIN_HTTP={place(parts)}, if its network is trusted."
-        raise RegistryError(f"{request.where}: {place(parts)} would be reached without TLS.", hint=hint)
+        hint = f"Allow it for this host with plain_http or AOTPACK_PLAIN_HTTP={host_and_port(parts)}, if its network is trusted."
+        raise RegistryError(f"{request.where}: {host_and_port(parts)} would be reached without TLS.", hint=hint)
 
     def _may_be_plain(self, host: str) -> bool:
         return is_loopback(host) or host in self.settings.plain_http

@@ -130,7 +130,7 @@ class MethodCall:
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodCall:
         return self
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
         """Run the method on the caller's arguments.
 
         ``state`` has the module's current parameters and buffers by name; None for a removed one.
@@ -194,7 +194,7 @@ class MethodCall:
         strided_leaves += bases
         return versions
 
-    def primals(self, state: Mapping[str, Any], leaves: list[Any]) -> list[Any]:
+    def primals(self, state: Mapping[str, torch.Tensor], leaves: list[Any]) -> list[Any]:
         """The inputs of the forward graph before subclasses are taken apart: parameters, buffers, constants and arguments."""
         return [read(state, leaves) for read in self._primals]
 

@@ -10,7 +10,7 @@ import torch
 from ..errors import AutogradError, Problem
 from ..format import schema
 
-Run = Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any]
+Run = Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, torch.Tensor]], Any]
 Before = tuple[list[int], torch.Tensor | None]
 """What has to be as it was: versions of the primals, and the random state before the forward."""
 

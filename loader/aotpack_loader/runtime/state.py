@@ -34,7 +34,7 @@ class State:
     def _expectation(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> Expected:
         return Expected(entry, gradient, device)
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, torch.Tensor]) -> None:
         """Check the module's current tensors, by name; None where one was removed.
 
         Raises:
@@ -54,7 +54,7 @@ class State:
         if problems:
             raise self._error(problems, values)
 
-    def joined(self, error: InputError, state: Mapping[str, Any]) -> InputError:
+    def joined(self, error: InputError, state: Mapping[str, torch.Tensor]) -> InputError:
         """An error that lists the problems of the arguments and those of the state, if any."""
         values = [state[name] for name in self.expected]
         problems = self._mismatches(values)
