@@ -17,6 +17,7 @@ from conftest import FreshProcess, tiny_inputs
 
 import aotpack
 from aotpack import targets
+from aotpack._torch import inductor
 from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.expressions import parse, render
@@ -215,14 +216,26 @@ def test_digits_gets_native_code_where_its_source_is_not(
 
 
 @pytest.mark.slow
-def test_code_is_the_same_by_either_route(tiny_model: torch.nn.Module, tmp_path: Path) -> None:
-    """Compiled anew from the bundle, AOTInductor's code is byte by byte that of a direct build."""
+def test_code_is_the_same_by_either_route(tiny_model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled anew from the bundle, AOTInductor's code is byte by byte that of a direct build.
+
+    A build for two instruction sets lowers each graph once.
+    """
+    lowered: list[int] = []
+    really = inductor.lower_with_aoti
+
+    def counted(module: torch.fx.GraphModule, inputs: Any, codes: Sequence[inductor.Code], **options: Any) -> Any:
+        lowered.append(len(codes))
+        return really(module, inputs, codes, **options)
+
+    monkeypatch.setattr(inductor, "lower_with_aoti", counted)
     args, kwargs = tiny_inputs()
     build = {"methods": ("infer",), "cache": False}
     aotpack.build(tiny_model, args, kwargs, out=tmp_path / "one", targets=("cpu:x86-64-v2",), **build)
     both = aotpack.build(tiny_model, args, kwargs, out=tmp_path / "both", targets=("cpu:x86-64-v2", "cpu:x86-64-v3"), **build)
     added = aotpack.compile_bundle(tmp_path / "one", ["cpu:x86-64-v3"], out=tmp_path / "two", cache=False)
     assert added.digest == both.digest
+    assert lowered == [1, 2, 1]
 
 
 def test_a_self_test_that_fails_writes_nothing(tmp_path: Path, tiny_model: torch.nn.Module, seen: Mapping[str, Seen]) -> None:

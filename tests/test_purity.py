@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 import aotpack
 import aotpack_loader
 from aotpack._torch import inductor, toolchain
-from aotpack.targets.cpu import CpuTarget
+from aotpack.targets.cpu import CpuTarget, target
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
 
@@ -111,10 +112,12 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(target: CpuTarget, call: Any, key: str, folder: Path) -> tuple[NoCode, list[inductor.OutputLayout]]:
-        return NoCode(folder / "code.so"), [inductor.OutputLayout([], own=False)] * (max(call.outputs) + 1)
+    def lower(
+        targets: Sequence[CpuTarget], call: Any, key: str, folder: Path
+    ) -> tuple[list[NoCode], list[inductor.OutputLayout]]:
+        return [NoCode(folder / "code.so") for _ in targets], [inductor.OutputLayout([], own=False)] * (max(call.outputs) + 1)
 
-    monkeypatch.setattr(CpuTarget, "_lower", lower)
+    monkeypatch.setattr(target, "_lower", lower)
     monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])
     example = torch.zeros(2, 4, 4, requires_grad=True)
     aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)

@@ -21,7 +21,7 @@ from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.selftest import run_self_test
 
 from .._torch.events import mark_origins
-from ..targets import GraphToCompile, Target
+from ..targets import GraphToCompile, Target, compile_group, in_groups
 from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache
 from .documents import as_a_loader
@@ -57,17 +57,19 @@ def compile_targets(
 ) -> list[TargetEntry]:
     """Compile a program's graphs for every target. The code goes into the store.
 
-    Compiled kernels are named after the modules in ``origins``.
+    Compiled kernels are named after the modules in ``origins``. Variants of one target are compiled
+    together.
     """
     for item in graphs:
         mark_origins(item.module, modules_of(origins, item.key, len(item.graph.nodes)))
-    entries = []
-    for target in targets:
-        with in_progress.run.stage("compile", target.name):
-            entry = target.compile(graphs, state, in_progress.store, in_progress.cache)
+    entries: dict[str, TargetEntry] = {}
+    for group in in_groups(targets):
+        with in_progress.run.stage("compile", ", ".join(target.name for target in group)):
+            compiled = compile_group(group, graphs, state, in_progress.store, in_progress.cache)
+        for target, entry in zip(group, compiled, strict=True):
             toolchain = entry.target.toolchain | in_progress.fixes(target)
-            entries.append(entry._replace(target=structs.replace(entry.target, toolchain=toolchain)))
-    return entries
+            entries[target.name] = entry._replace(target=structs.replace(entry.target, toolchain=toolchain))
+    return [entries[target.name] for target in targets]
 
 
 def write(

@@ -11,9 +11,17 @@ from importlib.metadata import entry_points
 
 from aotpack_loader.errors import BuildError
 
-from .base import GraphToCompile, Target, graphs_to_compile
+from .base import GraphToCompile, Target, compile_group, graphs_to_compile, in_groups
 
-__all__ = ["GraphToCompile", "Target", "graphs_to_compile", "resolve_targets", "uses_inductor"]
+__all__ = [
+    "GraphToCompile",
+    "Target",
+    "compile_group",
+    "graphs_to_compile",
+    "in_groups",
+    "resolve_targets",
+    "uses_inductor",
+]
 
 GROUP = "aotpack.targets"
 

@@ -74,6 +74,8 @@ class Target(Protocol):
     traced as scans, not step by step. ``uses_inductor = True``: Inductor compiles, so the fixes of
     Inductor must fit the installed torch. ``has_lstm_kernel = True``: graphs may call oneDNN's kernel
     for a layer of an LSTM and its gradient; they do if all targets of a build have it.
+    ``compile_together(targets, …)``: compiles several variants of this target at once, with the
+    arguments of :meth:`compile` after them.
     """
 
     @property
@@ -97,3 +99,26 @@ class Target(Protocol):
             BuildError: this target cannot run a graph (the message names the operator), or cannot
                 hold the state.
         """
+
+
+def in_groups(targets: Sequence[Target]) -> list[list[Target]]:
+    """The targets, with the variants that compile together in one group."""
+    groups: dict[object, list[Target]] = {}
+    for target in targets:
+        groups.setdefault(type(target) if hasattr(target, "compile_together") else target.name, []).append(target)
+    return list(groups.values())
+
+
+def compile_group(
+    group: Sequence[Target],
+    graphs: Sequence[GraphToCompile],
+    state: Sequence[schema.StateEntry],
+    store: BlobStore,
+    cache: CompileCache,
+) -> list[TargetEntry]:
+    """Compile the graphs for every target of a group."""
+    together = getattr(group[0], "compile_together", None)
+    if together is None:
+        return [target.compile(graphs, state, store, cache) for target in group]
+    found: list[TargetEntry] = together(group, graphs, state, store, cache)
+    return found

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,30 @@ _SOURCES = (Path(toolchain.__file__).parent, Path(__file__).parent.parent)
 
 Their hash and the applied torch fixes are part of the cache's key.
 """
+
+
+@dataclass
+class _Made:
+    """What is compiled for one instruction set: parts of its target's document."""
+
+    executables: dict[str, schema.Executable] = field(default_factory=dict)
+    layers: list[schema.Descriptor] = field(default_factory=list)
+    constraints: dict[str, set[str]] = field(default_factory=dict)
+    imports: set[str] = field(default_factory=set)
+
+    def add(self, item: GraphToCompile, call: ConvertedGraph, files: _Files, store: BlobStore) -> None:
+        """Add the code of a graph."""
+        facts = json.loads(files["facts"])
+        self.imports.update(facts["imports"])
+        if found := facts["constraints"]:
+            self.constraints.setdefault(item.key.partition(".")[0], set()).update(found)
+        code = store.add_compressed(files["code"], media_types.CODE_AOTI)
+        self.layers.append(code)
+        fallbacks = None
+        if "fallbacks" in files:
+            fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
+            self.layers.append(fallbacks)
+        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.donated)
 
 
 class _Workers:
@@ -93,50 +118,51 @@ class CpuTarget:
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
+        return self.compile_together([self], graphs, state, store, cache)[0]
+
+    @staticmethod
+    def compile_together(
+        targets: Sequence[CpuTarget],
+        graphs: Sequence[GraphToCompile],
+        state: Sequence[schema.StateEntry],
+        store: BlobStore,
+        cache: CompileCache,
+    ) -> list[TargetEntry]:
+        """Compile for several instruction sets. Each graph is lowered once for all of them."""
         _refuse_unknown(graphs)
         graphs, sequences = in_parts(graphs)
-        executables: dict[str, schema.Executable] = {}
-        layers: list[schema.Descriptor] = []
-        constraints: dict[str, set[str]] = {}
-        imports: set[str] = set()
         used = toolchain.inductor_fingerprint()
+        made = [_Made() for _ in targets]
         with temporary_directory(Path(tempfile.gettempdir())) as folder, _Workers() as workers:
             library = workers.compilers.submit(library_bytes)
-            jobs = self._start(graphs, cache, used, folder, workers)
-            for item, call, finish in jobs:
-                files = finish()
-                facts = json.loads(files["facts"])
-                imports.update(facts["imports"])
-                if found := facts["constraints"]:
-                    constraints.setdefault(item.key.partition(".")[0], set()).update(found)
-                code = store.add_compressed(files["code"], media_types.CODE_AOTI)
-                layers.append(code)
-                fallbacks = None
-                if "fallbacks" in files:
-                    fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
-                    layers.append(fallbacks)
-                executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.donated)
+            for item, call, finish in _start(targets, graphs, cache, used, folder, workers):
+                for found, files in zip(made, (waiting() for waiting in finish), strict=True):
+                    found.add(item, call, files, store)
             compiled = library.result()
         calls = None if compiled is None else add_call_library(compiled, store)
-        if calls is not None:
-            layers.append(calls.code)
+        return [target._entry(found, sequences, used, calls) for target, found in zip(targets, made, strict=True)]
+
+    def _entry(
+        self, made: _Made, sequences: dict[str, schema.Sequence], used: dict[str, str], calls: schema.CallLibrary | None
+    ) -> TargetEntry:
         release = ".".join(torch.__version__.split(".")[:2])
         target = schema.Target(
             name=self.name,
             kind="aoti",
             device="cpu",
-            executables=executables,
+            executables=made.executables,
             sequences=sequences,
-            constraints={name: sorted(found) for name, found in sorted(constraints.items())},
+            constraints={name: sorted(found) for name, found in sorted(made.constraints.items())},
             architecture=cpuinfo.architecture(),
             instruction_set=self.level,
             cpu_features=list(self.needed),
             torch=f"=={release}.*",
             toolchain=used,
             call=calls,
-            imports=sorted(imports),
+            imports=sorted(made.imports),
         )
         variant = self.level.removeprefix("x86-64-") if self.march else ""
+        layers = made.layers if calls is None else [*made.layers, calls.code]
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux", variant), layers)
 
     @property
@@ -145,57 +171,6 @@ class CpuTarget:
 
     def _bits(self) -> int | None:
         return None if self.march is None else inductor.x86_vector_bits(self.level)
-
-    def _start(
-        self,
-        graphs: Sequence[GraphToCompile],
-        cache: CompileCache,
-        toolchain: Mapping[str, str],
-        folder: Path,
-        workers: _Workers,
-    ) -> list[tuple[GraphToCompile, ConvertedGraph, Callable[[], _Files]]]:
-        """Lower one graph after another while earlier ones compile.
-
-        The returned functions wait for the code.
-        """
-        jobs: list[tuple[GraphToCompile, ConvertedGraph, Callable[[], _Files]]] = []
-        layouts: Layouts = {}
-        own: set[int] = set()
-        for item in graphs:  # a forward graph comes before its backward
-            saved_layouts = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
-            call = convert_graph(item, saved_layouts, {i for i, output in item.saved.items() if output in own})
-            made_by = {
-                "facts": _FACTS,
-                "revision": revision_of(*_SOURCES),
-                **applying.record_of_fixes(inductor=True, untested=False),
-            }
-            options = {**toolchain, **self._options, "call": call.fingerprint, **made_by}
-            found = cache.find(item.graph, options)
-            if found is None:
-                library, written = self._lower(call, item.key, folder / item.key)
-                library.start(workers.compilers, workers.chains)
-                jobs.append(
-                    (item, call, partial(self._finish, item.key, library, written, partial(cache.keep, item.graph, options)))
-                )
-            else:
-                facts = json.loads(found["facts"])
-                written = [inductor.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
-                jobs.append((item, call, partial(dict, found)))
-            outputs = {i: written[position] for i, position in enumerate(call.outputs)}
-            layouts = {i: output.order for i, output in outputs.items() if output.order}
-            # The outputs of a part are not the outputs of its graph.
-            own = set() if item.method is None else {i for i, output in outputs.items() if output.own}
-        return jobs
-
-    def _lower(self, call: ConvertedGraph, key: str, folder: Path) -> tuple[toolchain.Library, list[inductor.OutputLayout]]:
-        """Lower a graph; returns its library sources, and the layout of each output that the code
-        writes.
-        """
-        code = inductor.Code(folder / "code.so", self.march, self._bits())
-        lower = partial(inductor.lower_with_aoti, call.module, call.examples, [code], key=key, training=call.training)
-        with messages.own_warnings(), self._refusing(key):
-            (library,), written = lower(saved=call.free, free=call.free, consumed=call.consumed, donated=call.donated)
-        return library, written
 
     def _finish(
         self, key: str, library: toolchain.Library, written: Sequence[inductor.OutputLayout], keep: Callable[[_Files], None]
@@ -228,6 +203,64 @@ class CpuTarget:
                 [Problem(line or key, f"{names}: {reason}" if names else reason)],
                 hint="Build with --target portable to get a bundle that runs without native code.",
             ) from error
+
+
+def _start(
+    targets: Sequence[CpuTarget],
+    graphs: Sequence[GraphToCompile],
+    cache: CompileCache,
+    used: Mapping[str, str],
+    folder: Path,
+    workers: _Workers,
+) -> list[tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]]:
+    """Lower one graph after another while earlier ones compile.
+
+    The returned functions wait for the code, one for each target.
+    """
+    jobs: list[tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]] = []
+    layouts: Layouts = {}
+    own: set[int] = set()
+    made_by = {
+        "facts": _FACTS,
+        "revision": revision_of(*_SOURCES),
+        **applying.record_of_fixes(inductor=True, untested=False),
+    }
+    for item in graphs:  # a forward graph comes before its backward
+        saved_layouts = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
+        call = convert_graph(item, saved_layouts, {i for i, output in item.saved.items() if output in own})
+        options = [{**used, **target._options, "call": call.fingerprint, **made_by} for target in targets]
+        found = [cache.find(item.graph, each) for each in options]
+        lacking = [target for target, files in zip(targets, found, strict=True) if files is None]
+        libraries: list[toolchain.Library] = []
+        if lacking:
+            libraries, written = _lower(lacking, call, item.key, folder)
+        else:
+            facts = json.loads(next(files for files in found if files is not None)["facts"])
+            written = [inductor.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+        started, finish = iter(libraries), list[Callable[[], _Files]]()
+        for target, each, files in zip(targets, options, found, strict=True):
+            if files is None:
+                library = next(started)
+                library.start(workers.compilers, workers.chains)
+                finish.append(partial(target._finish, item.key, library, written, partial(cache.keep, item.graph, each)))
+            else:
+                finish.append(partial(dict, files))
+        jobs.append((item, call, finish))
+        outputs = {i: written[position] for i, position in enumerate(call.outputs)}
+        layouts = {i: output.order for i, output in outputs.items() if output.order}
+        # The outputs of a part are not the outputs of its graph.
+        own = set() if item.method is None else {i for i, output in outputs.items() if output.own}
+    return jobs
+
+
+def _lower(
+    targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path
+) -> tuple[list[toolchain.Library], list[inductor.OutputLayout]]:
+    """Lower a graph; returns a library for each target, and the layout of each output that the code writes."""
+    codes = [inductor.Code(folder / target.level / key / "code.so", target.march, target._bits()) for target in targets]
+    lower = partial(inductor.lower_with_aoti, call.module, call.examples, codes, key=key, training=call.training)
+    with messages.own_warnings(), targets[0]._refusing(key):
+        return lower(saved=call.free, free=call.free, consumed=call.consumed, donated=call.donated)
 
 
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "flex_attention")
