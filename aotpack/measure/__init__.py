@@ -7,7 +7,6 @@ what counts.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aotpack_loader.errors import AotpackError, Problem
 
 if TYPE_CHECKING:
@@ -25,15 +26,22 @@ if TYPE_CHECKING:
 
 CONTENDER = Path(__file__).with_name("contender.py")
 REFERENCE = "torch.compile, warm cache"
-_SAMPLED = {
-    "start": "t_from_import_to_first_step",
-    "load": "t_make",
-    "first_step": "t_first_step",
-    "peak_memory": "peak_rss",
-}
-"""Fields of :class:`Figures` with one sample a process, and what a contender calls them."""
+_SAMPLED = ("start", "load", "first_step", "peak_memory")
+"""Fields of :class:`Figures` with one sample a process."""
 _FORGOTTEN = ("PYTHON", "TORCHINDUCTOR")
 """Prefixes of environment variables that a contender does not inherit."""
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """One process, as a contender prints it. Seconds and bytes."""
+
+    threads: int
+    start: float = msgspec.field(name="t_from_import_to_first_step")
+    load: float = msgspec.field(name="t_make")
+    first_step: float = msgspec.field(name="t_first_step")
+    step: float = msgspec.field(name="t_step_median")
+    steps: list[float] = msgspec.field(name="t_steps")
+    peak_memory: int = msgspec.field(name="peak_rss")
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def measure(
         words += ["--autocast", autocast] if autocast else []
         words += [word for module in modules for word in ("--import", module)]
         pins = [word for digest in _digests(trust) for word in ("--trust", digest)]
-        found: dict[str, list[dict[str, Any]]] = {}
+        found: dict[str, list[_Run]] = {}
 
         def run(name: str, *arguments: object) -> None:
             progress(name)
@@ -158,33 +166,32 @@ def _digests(trust: str | Collection[str] | None) -> Sequence[str]:
     return () if trust is None else (trust,) if isinstance(trust, str) else tuple(trust)
 
 
-def _run(words: Sequence[object], environment: Mapping[str, str]) -> dict[str, Any]:
+def _run(words: Sequence[object], environment: Mapping[str, str]) -> _Run:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FORGOTTEN)}
     command = [sys.executable, "-I", str(CONTENDER), *map(str, words)]
     done = subprocess.run(command, env={**kept, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"it exited with {done.returncode}"]
         raise AotpackError("A process that was to be measured failed.", [Problem(" ".join(map(str, words[:4])), last[0])])
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=_Run)
 
 
-def _figures(name: str, runs: Sequence[Mapping[str, Any]]) -> Figures:
-    def middle(key: str) -> float:
-        return float(statistics.median(run[key] for run in runs))
+def _figures(name: str, runs: Sequence[_Run]) -> Figures:
+    def middle(field: str) -> float:
+        return float(statistics.median(getattr(run, field) for run in runs))
 
     return Figures(
         name=name,
-        start=middle("t_from_import_to_first_step"),
-        load=middle("t_make"),
-        first_step=middle("t_first_step"),
-        step=middle("t_step_median"),
-        peak_memory=int(middle("peak_rss")),
+        start=middle("start"),
+        load=middle("load"),
+        first_step=middle("first_step"),
+        step=middle("step"),
+        peak_memory=int(middle("peak_memory")),
         runs=len(runs),
-        threads=runs[0]["threads"],
+        threads=runs[0].threads,
         samples={
-            **{name: [run[key] for run in runs] for name, key in _SAMPLED.items()},
-            "step": [time for run in runs for time in run["t_steps"]],
+            **{field: [getattr(run, field) for run in runs] for field in _SAMPLED},
+            "step": [time for run in runs for time in run.steps],
         },
     )
 

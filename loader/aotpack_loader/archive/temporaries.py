@@ -134,7 +134,7 @@ def _make(folder: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             continue
         with contextlib.suppress(OSError):  # a file system without locks: then nothing is removed as stale either
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if _is(handle, path):
+        if is_still_at(handle, path):
             return path, handle
         os.close(handle)
     raise failed
@@ -146,7 +146,7 @@ def _remove_unlocked(path: Path) -> None:
         if os.fstat(handle).st_uid != os.geteuid():
             return
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is(handle, path):
+        if not is_still_at(handle, path):
             return
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -156,7 +156,7 @@ def _remove_unlocked(path: Path) -> None:
         os.close(handle)
 
 
-def _is(handle: int, path: Path) -> bool:
+def is_still_at(handle: int, path: Path) -> bool:
     """Whether an open file is still the one at ``path``."""
     try:
         found, opened = os.lstat(path), os.fstat(handle)

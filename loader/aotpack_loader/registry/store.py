@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..archive.cache import cache_root, private_directory
 from ..archive.digest import hex_part
-from ..archive.temporaries import remove_stale, temporary_file
+from ..archive.temporaries import is_still_at, remove_stale, temporary_file
 from ..errors import DirectoryError
 from ..format.schema import Descriptor
 from .download import Sink, WriteError
@@ -150,11 +150,11 @@ class BlobCache:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 if self.has(descriptor):
-                    if _is(handle, path):
+                    if is_still_at(handle, path):
                         path.unlink()
                     yield None
                     return
-                if _is(handle, path):  # else another process finished or removed it while this one waited
+                if is_still_at(handle, path):  # else another process finished or removed it while this one waited
                     yield handle
                     return
             finally:
@@ -173,12 +173,3 @@ class BlobCache:
             cause = error.error if isinstance(error, WriteError) else error
             hint = f"Set {_VARIABLE} to a directory with enough space, or free some with `aotpack cache prune`."
             raise DirectoryError(f"The cache {self.root} cannot be written to: {cause.strerror}.", hint=hint) from error
-
-
-def _is(handle: int, path: Path) -> bool:
-    """Whether an open file is still the one at ``path``."""
-    try:
-        found, opened = os.lstat(path), os.fstat(handle)
-    except FileNotFoundError:
-        return False
-    return (found.st_ino, found.st_dev) == (opened.st_ino, opened.st_dev)
