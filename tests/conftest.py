@@ -33,10 +33,13 @@ def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """Nothing is read from or written to the user's own cache and state.
 
     ``AOTPACK_TEST_CACHE`` names a cache that outlives the session: compiled graphs are then taken from it.
+    Loads read the documents, because tests replace parts of that. With ``AOTPACK_RECORDED_STARTS=1``
+    they start from records, as a user's do; tests/test_recorded_start.py always does.
     """
     kept = os.environ.get("AOTPACK_TEST_CACHE")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AOTPACK_CACHE", kept or str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AOTPACK_RECORDED_STARTS", os.environ.get("AOTPACK_RECORDED_STARTS", "0"))
         patch.setenv("AOTPACK_CONFIG", str(tmp_path_factory.mktemp("config")))
         patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))

@@ -53,11 +53,12 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "options",
-    "original_class", "own_class", "program", "trust",
+    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "opening", "options",
+    "original_class", "outline", "own_class", "program", "recorded_start", "start_recording", "start_records", "trust", "value",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
     "archive.private", "archive.tar", "archive.weights",
-    "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.cpuinfo", "devices.literals", "devices.select",
+    "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.call_sizes", "devices.cpuinfo",
+    "devices.literals", "devices.packages", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",
     "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.validate",
     "format.validate_target", "format.versions",
@@ -65,8 +66,8 @@ START = frozenset({
     "runtime.identity", "runtime.inputs", "runtime.memory", "runtime.modes", "runtime.mutations", "runtime.native",
     "runtime.state", "runtime.tree", "runtime.views",
 })  # fmt: skip
-"""Modules of the loader that a start of native code imports. Each costs 0.1 to 0.4 ms there: what only some bundles need is
-imported where one needs it."""
+"""Modules of the loader that a start of native code imports if it uses no record (tests/test_recorded_start.py). Each costs 0.1
+to 0.4 ms there: what only some bundles need is imported where one needs it."""
 
 FIRST_STEP = """
 import json, sys

@@ -89,7 +89,7 @@ class Edits:
                 or "Remove them (handle.remove()). Hooks of the bundle itself run. To see a value inside, return it from the "
                 "model, and build the bundle again.",
             )
-        flags = {path: (root.get_submodule(path), flag) for path, flag in call.method.flags.items()}
+        flags = {path: (root.get_submodule(path), flag) for path, flag in call.flags.items()}
         modes = {True: "train()", False: "eval()"}
         other = [
             Problem(path, f"was in {modes[flag]} when the bundle was built, and is in {modes[module.training]}")

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from .value import Value
 
 
-class Problem(Struct, frozen=True):
+class Problem(Value):
     """One thing that is wrong: ``where`` is a path (``args[0]['x']``, ``$.methods.train``, a blob's digest)."""
+
+    __slots__ = ("where", "message")  # noqa: RUF023 - in the order of the arguments
 
     where: str
     message: str
+
+    def __init__(self, where: str, message: str) -> None:
+        self._set(where, message)
 
     def __str__(self) -> str:
         from .text import visible, visible_lines  # only where something is wrong

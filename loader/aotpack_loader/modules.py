@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
-from .devices.literals import plain_data
 from .edits import Edits, Submodules, Watched
 from .errors import AotpackError, ModeError
-from .format import schema
 from .original_class import OriginalClass
+
+if TYPE_CHECKING:
+    from .format import schema
+    from .outline import EntryOutline, ModuleOutline, Outline
 
 Slots = dict[str, tuple[dict[str, Any], str]]
 """For each state entry the dictionary that holds it, and its key."""
@@ -62,22 +64,21 @@ def shown(text: str) -> str:
     return visible_lines(text)
 
 
-def add_modules(root: Watched, program: schema.Program, edits: Edits) -> None:
+def add_modules(root: Watched, modules: list[ModuleOutline], edits: Edits) -> None:
     """Add the original's modules below ``root``, in their recorded modes."""
-    first = program.modules[0] if program.modules else schema.Module("", 0)
-    names = program.module_classes[first.kind].names if program.modules else []
-    vars(root)["_aotpack_names"] = frozenset(names)
-    vars(root)["_aotpack_text"] = first.text
-    root._aotpack_watch(edits, "", _attributes(first))
+    first = modules[0] if modules else None
+    vars(root)["_aotpack_names"] = frozenset(first.names if first else ())
+    vars(root)["_aotpack_text"] = first.text if first else ""
+    root._aotpack_watch(edits, "", first.attributes if first else {})
     made: dict[str, nn.Module] = {"": root}
-    for module in program.modules[1:]:
+    for module in modules[1:]:
         parent, _, name = module.name.rpartition(".")
         same = module.same_as
-        made[module.name] = child = made[same] if same is not None else _stand_in(program, module, edits)
+        made[module.name] = child = made[same] if same is not None else _stand_in(module, edits)
         dict.__setitem__(made[parent]._modules, name, child)
 
 
-def add_state(root: Watched, entries: list[schema.StateEntry], state: Mapping[str, torch.Tensor], edits: Edits) -> Slots:
+def add_state(root: Watched, entries: list[EntryOutline], state: Mapping[str, torch.Tensor], edits: Edits) -> Slots:
     """Add the tensors at the original's paths. Missing parent modules are created."""
     # Writes into the dictionaries directly: register_parameter and add_module refuse names that
     # nn.Module uses itself (``half``), but a ParameterList or ParameterDict of the original may
@@ -123,19 +124,18 @@ def _with_strides(value: Any, entry: schema.StateEntry) -> Any:
     return torch.empty_strided(entry.shape, entry.stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def root_class(program: schema.Program) -> tuple[str, type[nn.Module]]:
+def root_class(outline: Outline) -> tuple[str, type[nn.Module]]:
     """The name of the original's class, and the class of ``torch.nn`` that it is or derives from."""
-    if not program.modules:
+    if not outline.modules:
         return "", nn.Module
-    kind = program.module_classes[program.modules[0].kind]
-    return kind.name, _class_of_torch(kind.base)
+    return outline.modules[0].kind, _class_of_torch(outline.modules[0].base)
 
 
-def modes_after(program: schema.Program) -> dict[bool, list[str]]:
+def modes_after(modules: list[ModuleOutline]) -> dict[bool, list[str]]:
     """The submodules that ``train()`` and ``eval()`` of the root leave in the other mode, as in the original."""
     return {
-        True: [module.name for module in program.modules[1:] if not module.trains],
-        False: [module.name for module in program.modules[1:] if not module.evaluates],
+        True: [module.name for module in modules[1:] if not module.trains],
+        False: [module.name for module in modules[1:] if not module.evaluates],
     }
 
 
@@ -153,10 +153,9 @@ def _owner(root: Watched, path: str, edits: Edits) -> tuple[Watched, str]:
     return module, name
 
 
-def _stand_in(program: schema.Program, module: schema.Module, edits: Edits) -> Submodule:
-    kind = program.module_classes[module.kind]
-    made = _blank(_class(kind.name, kind.base, tuple(kind.names)))
-    made._aotpack_watch(edits, module.name, _attributes(module))
+def _stand_in(module: ModuleOutline, edits: Edits) -> Submodule:
+    made = _blank(_class(module.kind, module.base, module.names))
+    made._aotpack_watch(edits, module.name, module.attributes)
     vars(made).update(_aotpack_text=module.text, training=module.training)
     return made
 
@@ -165,10 +164,6 @@ def _blank(kind: type[Submodule]) -> Submodule:
     made = object.__new__(kind)
     nn.Module.__init__(made)
     return made
-
-
-def _attributes(module: schema.Module) -> dict[str, Any]:
-    return {name: plain_data(value) for name, value in module.attributes.items()}
 
 
 @cache

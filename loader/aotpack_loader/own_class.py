@@ -14,18 +14,17 @@ from typing import Any
 
 from torch import nn
 
-from .devices.literals import plain_data
-from .format import schema
 from .modules import root_class
 from .original_class import OriginalClass, set_type
+from .outline import Outline, ParameterOutline, outline_of
 from .program import LoadedProgram, LoadInfo
 
 _LIBRARY = "transformers.modeling_utils"
 _LOSS_ARGUMENT = "num_items_in_batch"
 
 
-def class_of(program: schema.Program) -> type[LoadedProgram]:
-    """A new class for ``program``.
+def class_of(program: Outline) -> type[LoadedProgram]:
+    """A new class for a program.
 
     It derives from ``PreTrainedModel`` if the original did and the caller has imported it.
     """
@@ -38,7 +37,7 @@ def class_of(program: schema.Program) -> type[LoadedProgram]:
     if program.signature is not None:
         setattr(forward, "__signature__", _signature(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
-            body["accepts_loss_kwargs"] = True if _takes_loss_argument(program) else property(_accepts_no_loss_argument)
+            body["accepts_loss_kwargs"] = True if program.takes_loss_argument else property(_accepts_no_loss_argument)
     bases: tuple[type, ...] = (LoadedProgram,)
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
@@ -57,8 +56,7 @@ class _RootClass(OriginalClass):
     def __get__(self, module: Any, owner: type | None = None) -> type:
         if not self._is_imported_later(module):
             return super().__get__(module, owner)
-        program: schema.Program = module.aotpack.program
-        set_type(module, class_of(program))
+        set_type(module, class_of(outline_of(module.aotpack.program)))
         found: type = module.__class__
         return found
 
@@ -104,25 +102,14 @@ def _accepts_no_loss_argument(program: LoadedProgram) -> bool:
     return False
 
 
-def _name(program: schema.Program) -> str:
+def _name(program: Outline) -> str:
     if not program.modules:
         return LoadedProgram.__name__
-    short = program.module_classes[program.modules[0].kind].name.rpartition(".")[2]
+    short = program.modules[0].kind.rpartition(".")[2]
     return short if short.isidentifier() else LoadedProgram.__name__
 
 
-def _takes_loss_argument(program: schema.Program) -> bool:
-    """Whether the bundle was built for calls that pass the number of items by which the loss is divided."""
-    return any(
-        _LOSS_ARGUMENT in tree.keys
-        for method in program.methods.values()
-        if isinstance(method.inputs, schema.TupleNode)
-        for tree in method.inputs.items
-        if isinstance(tree, schema.DictNode)
-    )
-
-
-def _signature(parameters: list[schema.Parameter]) -> Signature | None:
+def _signature(parameters: list[ParameterOutline]) -> Signature | None:
     """The signature of ``forward`` with ``self``. None if the names are invalid; Python then reports its own."""
     shown = [Parameter("self", Parameter.POSITIONAL_ONLY)]
     try:
@@ -132,10 +119,10 @@ def _signature(parameters: list[schema.Parameter]) -> Signature | None:
         return None
 
 
-def _parameter(parameter: schema.Parameter) -> Parameter:
+def _parameter(parameter: ParameterOutline) -> Parameter:
     default: Any = Parameter.empty
     if parameter.optional:
-        default = ... if parameter.opaque else plain_data(parameter.default)
+        default = ... if parameter.opaque else parameter.default
     return Parameter(parameter.name, _KINDS[parameter.kind], default=default)
 
 

@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
-from msgspec import Struct
 from torch import nn
 
 from ._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorder, skipped
 from .edits import Edits, Watched, retraced_error, warn_of_global_hooks
 from .errors import AotpackError, InputError, ModeError, Problem
-from .format import schema
 from .modules import Slots, add_modules, add_state, computed_state, modes_after, shown
-from .runtime.call import MethodCall
+
+if TYPE_CHECKING:
+    from .format import schema
+    from .outline import Outline
+    from .runtime.call import MethodCall
 
 Mode = tuple[bool, bool]
 """Train (or eval) mode, gradients on (or off)."""
 
 
-class LoadInfo(Struct, frozen=True):
+def by_mode(serves: Mapping[str, Sequence[Mode]], calls: Mapping[str, MethodCall]) -> dict[Mode, list[MethodCall]]:
+    """Calls by the modes that they serve. Several calls of one mode differ in autocast."""
+    found: dict[Mode, list[MethodCall]] = {}
+    for name, modes in serves.items():
+        for training, grad in modes:
+            found.setdefault((training, grad), []).append(calls[name])
+    return found
+
+
+class LoadInfo:
     """How a bundle was loaded: which target runs it and why, and why not the others.
 
     ``backend`` is the target's name. ``rejected`` maps each other target to its reason. ``calls``
     records for each method whether native code makes the calls (``native``) or Python does, and why
-    and what to change (``python: it returns views; return clones``).
+    and what to change (``python: it returns views; return clones``). ``program`` is the program, or
+    a function that reads it at its first use.
     """
 
-    path: str
-    digest: str
-    backend: str
-    reason: str
-    program: schema.Program
-    rejected: Mapping[str, str] = {}
-    calls: Mapping[str, str] = {}
+    def __init__(
+        self,
+        path: str,
+        digest: str,
+        backend: str,
+        reason: str,
+        program: schema.Program | Callable[[], schema.Program],
+        rejected: Mapping[str, str],
+        calls: Mapping[str, str],
+    ) -> None:
+        self.path, self.digest, self.backend, self.reason = path, digest, backend, reason
+        self.rejected, self.calls = rejected, calls
+        self._program = program
+
+    @property
+    def program(self) -> schema.Program:
+        """The program."""
+        if callable(self._program):
+            self._program = self._program()
+        return self._program
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Names of the program's methods."""
-        return tuple(self.program.methods)
+        return tuple(self.calls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -61,17 +86,23 @@ class LoadedProgram(Watched):
 
     # Names here begin with "aotpack" or "_aotpack", except those of nn.Module. All others belong to
     # the original.
-    def __init__(self, info: LoadInfo, state: Mapping[str, torch.Tensor], calls: Mapping[Mode, Sequence[MethodCall]]) -> None:
+    def __init__(
+        self,
+        info: LoadInfo,
+        outline: Outline,
+        state: Mapping[str, torch.Tensor],
+        calls: Mapping[Mode, Sequence[MethodCall]],
+    ) -> None:
         nn.Module.__init__(self)  # skips other base classes that a program may have
         self.aotpack = info
         self._aotpack_calls = {mode: several[0] for mode, several in calls.items()}
         self._aotpack_variants = {mode: several for mode, several in calls.items() if len(several) > 1}
-        self.training = info.program.training
+        self.training = outline.training
         edits = Edits()
-        add_modules(self, info.program, edits)
+        add_modules(self, outline.modules, edits)
         # Skips nn.Module's __setattr__, which could mistake these for a parameter of the same name.
-        vars(self)["_aotpack_slots"] = add_state(self, info.program.state, state, edits)
-        vars(self)["_aotpack_modes"] = modes_after(info.program)
+        vars(self)["_aotpack_slots"] = add_state(self, outline.state, state, edits)
+        vars(self)["_aotpack_modes"] = modes_after(outline.modules)
 
     @skipped
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,11 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from .archive import digest as digests
 from .archive.private import private_directory, user_directory
 from .errors import AotpackError, DirectoryError, Problem, TrustError
+from .value import Value
 
 if TYPE_CHECKING:
     from .archive.attachments import Attached
@@ -35,12 +34,17 @@ class TrustArgumentError(AotpackError, ValueError):
     __str__ = AotpackError.__str__
 
 
-class TrustDecision(Struct, frozen=True):
+class TrustDecision(Value):
     """Whether native code may run, and why (or why not), as a phrase that follows "because"."""
+
+    __slots__ = ("trusted", "reason", "problems")  # noqa: RUF023 - in the order of the arguments
 
     trusted: bool
     reason: str
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...]
+
+    def __init__(self, trusted: bool, reason: str, problems: tuple[Problem, ...] = ()) -> None:
+        self._set(trusted, reason, problems)
 
 
 def check_trust(

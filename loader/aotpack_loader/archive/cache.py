@@ -48,8 +48,8 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
         CorruptBundleError: ``produce`` returned other bytes.
         DirectoryError: the cache cannot be written to.
     """
-    folder = cache_root() / "code" / "sha256"
-    path = by_handle(folder, "AOTPACK_CACHE") / (digests.hex_part(raw_digest) + suffix)
+    root = cache_root()
+    path = code_folder(root) / (digests.hex_part(raw_digest) + suffix)
     if _holds(path, raw_digest, raw_size):
         return path
     data = produce()
@@ -62,25 +62,58 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
         write_whole(path, data)
     except OSError as error:
         raise DirectoryError(
-            f"Compiled code cannot be written to {folder}: {error.strerror}.",
+            f"Compiled code cannot be written to {root / 'code' / 'sha256'}: {error.strerror}.",
             hint="Set AOTPACK_CACHE to a directory with enough space.",
         ) from error
     return path
 
 
+def code_folder(root: Path) -> Path:
+    """Return the directory of extracted code in the cache ``root``, by its handle.
+
+    Raises:
+        DirectoryError: it cannot be used.
+    """
+    return by_handle(root / "code" / "sha256", "AOTPACK_CACHE")
+
+
+def extracted(folder: Path, raw_digest: str, raw_size: int, suffix: str) -> Path | None:
+    """Return the file that :func:`extract` made in ``folder``, checked again. None: it is not there."""
+    path = folder / (digests.hex_part(raw_digest) + suffix)
+    return path if _holds(path, raw_digest, raw_size) else None
+
+
+def read_private(path: Path) -> bytes | None:
+    """Return the bytes of a file that only this user can write to. None: it is missing, or somebody else's."""
+    handle = _open_private(path)
+    if handle is None:
+        return None
+    with open(handle, "rb", buffering=0) as file:
+        return file.read()
+
+
 def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:
     """Whether ``path`` is already the required file. Anything else at that path is replaced."""
+    handle = _open_private(path)
+    if handle is None:
+        return False
+    with open(handle, "rb", buffering=0) as file:
+        if os.fstat(handle).st_size != raw_size:
+            return False
+        return digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() == raw_digest
+
+
+def _open_private(path: Path) -> int | None:
+    """Open a regular file that only this user can write to. None: there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False
-    with open(handle, "rb", buffering=0) as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != raw_size:
-            return False
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
-        return digests.PREFIX + hashlib.file_digest(file, "sha256").hexdigest() == raw_digest
+        return None
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return handle
+    os.close(handle)
+    return None
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -122,6 +122,15 @@ class WeightMap:
         """
         return self._find(name)[0]
 
+    def place(self, name: str) -> tuple[Descriptor, int, int]:
+        """Return where the stored tensor ``name`` is: its blob, and its bytes ``[start, stop)`` there.
+
+        Raises:
+            CorruptBundleError: it does not exist.
+        """
+        stored = self.stored(name)
+        return self._blob_of[name], stored.start, stored.stop
+
     def tensor(self, entry: TensorView) -> torch.Tensor:
         """Return the tensor that ``entry`` describes, as a writable, private view of the mapping without a copy.
 

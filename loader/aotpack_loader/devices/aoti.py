@@ -5,25 +5,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from .._torch_compat import aoti_runner
-from ..archive import digest
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError, DirectoryError, TargetError
+from ..errors import CorruptBundleError, TargetError
 from ..format import schema
 from .base import CpuDevice
 from .call_library import CallLibrary, open_library
-
-_MODEL: Final = Path("data", "aotinductor", "model")
-_METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
+from .packages import library_of, package_of, require_operators
 
 
 def _unchanged_error(error: Exception) -> Exception:
@@ -47,7 +41,7 @@ class AotiExecutable:
         refused: Callable[[Exception], Exception] = _unchanged_error,
     ) -> None:
         self._refused = refused
-        self.run = aoti_runner(package) if library is None else library.open(os.fspath(package / _MODEL / "code.wrapper.so"))
+        self.run = aoti_runner(package) if library is None else library.open(library_of(package))
         inputs, outputs = executable.inputs, executable.outputs
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
         self._inputs = None if plain else inputs
@@ -164,7 +158,7 @@ class AotiDevice(CpuDevice):
             return of_compiled_code(error, self._bundle.program, key)
 
         try:
-            return AotiExecutable(_package(library, self._fallbacks(executable)), executable, self.call_library[0], refused)
+            return AotiExecutable(package_of(library, self._fallbacks(executable)), executable, self.call_library[0], refused)
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",
@@ -175,71 +169,6 @@ class AotiDevice(CpuDevice):
         """The list of operators that the code calls through the dispatcher, after checking that all are registered."""
         if executable.fallbacks is None:
             return None
-        from . import generator, operators
-
         found = bytes(self._bundle.read(executable.fallbacks))
-        called = _called(found)
-        if any(name.startswith("aotpack.") for name in called):
-            generator.register()
-        operators.require(called)
+        require_operators(found)
         return found
-
-
-def _called(fallbacks: bytes) -> set[str]:
-    """Names of the operators in a list of fallbacks.
-
-    The list has ``namespace::name``, and ``.overload`` unless it is the default.
-    """
-    try:
-        targets = [str(item["node"]["target"]) for item in json.loads(fallbacks)["nodes"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptBundleError("The list of operators that compiled code calls cannot be read.") from error
-    names = [target.replace("::", ".", 1) for target in targets]
-    return {name if name.count(".") > 1 else f"{name}.default" for name in names}
-
-
-def _package(library: Path, fallbacks: bytes | None) -> Path:
-    """The library in the directory form that torch's runner takes, next to the library in the cache.
-
-    It is made under another name and renamed, so that concurrent processes see all of it or
-    nothing. An existing one is used only if it holds the same library that was just checked, and
-    the same fallbacks.
-    """
-    texts = {"code.wrapper_metadata.json": _METADATA}
-    if fallbacks is not None:
-        texts["code.wrapper.json"] = fallbacks
-    key = digest.sha256(b"".join([library.stem.encode(), *texts.values()]))
-    package = library.with_name(f"{digest.hex_part(key)}.package")
-    try:
-        if not _is_package(package, library, texts):
-            from ..archive.temporaries import replace_directory, temporary_directory  # not needed for a package that is there
-
-            with temporary_directory(library.parent) as made:
-                _fill_package(made, library, texts)
-                replace_directory(made, package)  # one that is there is damaged, or another process was faster
-    except OSError as error:
-        raise DirectoryError(
-            f"Compiled code cannot be unpacked to {package}: {error.strerror}.",
-            hint="Set AOTPACK_CACHE to a directory with enough space.",
-        ) from error
-    return package
-
-
-def _is_package(package: Path, library: Path, texts: Mapping[str, bytes]) -> bool:
-    try:
-        code = package / _MODEL / "code.wrapper.so"
-        if not code.samefile(library) and code.read_bytes() != library.read_bytes():
-            return False
-        return all((package / _MODEL / name).read_bytes() == data for name, data in texts.items())
-    except FileNotFoundError:
-        return False
-
-
-def _fill_package(made: Path, library: Path, texts: Mapping[str, bytes]) -> None:
-    (made / _MODEL).mkdir(parents=True)
-    for name, data in texts.items():
-        (made / _MODEL / name).write_bytes(data)
-    try:
-        os.link(library, made / _MODEL / "code.wrapper.so")
-    except OSError:  # a file system without links, or with a limit on them
-        shutil.copy(library, made / _MODEL / "code.wrapper.so")

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 
-from ..archive.bundle import Bundle
-from ..format import schema
+if TYPE_CHECKING:
+    from ..archive.bundle import Bundle
+    from ..format import schema
 
 INTERFACE: Final = 1
 """The version of what passes between the loader and the library."""

@@ -58,7 +58,7 @@ class MethodCall:
         *,
         native: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.flags = name, method.flags
         self.checks, self.method, self.constants = checks, method, constants
         self.device = device
         self.modes = Modes(method, device, native=native)

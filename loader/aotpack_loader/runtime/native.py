@@ -15,17 +15,14 @@ import torch
 
 from ..devices.aoti import AotiExecutable
 from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
+from ..devices.call_sizes import make
 from ..devices.literals import literal
 from ..errors import AutogradError, Problem
-from ..format import expressions, schema
+from ..format import schema
 from .autograd import Differentiable
-from .backward_inputs import Environment
 from .call import MethodCall
 from .identity import Memory, Pattern
 from .inputs import TensorCheck
-
-_PATIENCE = 64
-"""Sets of sizes of a method that are called in native code; with more, the others are called in Python."""
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
@@ -33,10 +30,20 @@ def use(call: MethodCall, library: CallLibrary) -> str:
     if found := obstacle(call, library):
         return f"python: {found}"
     library.on_refusal(refuse)
-    made = BySizes(call, library) if call.method.symbols else library.make(describe(call, {}))
+    made = make(describe(call), library, sizes_of(call))
     compares = call.method.identical or call.method.distinct
     call.native = partial(_of_pattern, call.inputs.pattern, made) if compares else made
     return "native"
+
+
+def sizes_of(call: MethodCall) -> tuple[list[Any], list[str]]:
+    """Which arguments give a method's symbols, and what these must satisfy; see :class:`.BySizes`."""
+    binds = [
+        (i, len(check.leaf.shape), [(dim, symbol.name, symbol.minimum, symbol.maximum) for dim, symbol in check.binds])
+        for i, check in call.inputs.binding
+        if isinstance(check, TensorCheck)
+    ]
+    return binds, call.method.constraints
 
 
 def _of_pattern(pattern: Pattern, native: NativeCall, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
@@ -44,33 +51,6 @@ def _of_pattern(pattern: Pattern, native: NativeCall, leaves: Sequence[Any], slo
     problems: list[Problem] = []
     pattern.check(leaves, problems)
     return None if problems else native(leaves, slots)
-
-
-class BySizes:
-    """A method with dynamic sizes. Each new set of sizes gets a description of its own."""
-
-    def __init__(self, call: MethodCall, library: CallLibrary) -> None:
-        self._call, self._library = call, library
-        self._made: dict[tuple[int, ...], NativeCall] = {}
-        tensors = [(i, check) for i, check in call.inputs.binding if isinstance(check, TensorCheck)]
-        self._symbols = [symbol.name for _, check in tensors for _, symbol in check.binds]
-        self._bindings = [(i, len(check.leaf.shape), [dim for dim, _ in check.binds]) for i, check in tensors]
-
-    def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
-        """Make the call; None if Python must make it."""
-        sizes: list[int] = []
-        for i, dims, bound in self._bindings:
-            leaf = leaves[i]
-            if not isinstance(leaf, torch.Tensor) or leaf.dim() != dims:
-                return None
-            sizes += [leaf.shape[dim] for dim in bound]
-        native = self._made.get(tuple(sizes))
-        if native is None:
-            environment = dict(zip(self._symbols, sizes, strict=True))
-            if len(self._made) == _PATIENCE or not self._call.inputs.admits(environment):
-                return None
-            native = self._made[tuple(sizes)] = self._library.make(describe(self._call, environment))
-        return native(leaves, slots)
 
 
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
@@ -120,8 +100,8 @@ def _is_short(graph: Any, library: CallLibrary) -> bool:
     return isinstance(graph, AotiExecutable) and library.outputs(graph.run) <= max(graph.positions[1], default=-1)
 
 
-def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
-    """The argument of :meth:`CallLibrary.make` (spec/targets.md): a method at the sizes of ``environment``."""
+def describe(call: MethodCall) -> dict[str, Any]:
+    """The argument of :meth:`CallLibrary.make` (spec/targets.md), for all sizes (:mod:`..devices.call_sizes`)."""
     method, state = call.method, call.state.expected
     names = {name: len(method.leaves) + i for i, name in enumerate(state)}
     constants = [primal.name for primal in method.primals if isinstance(primal, schema.ConstantPrimal)]
@@ -129,20 +109,20 @@ def describe(call: MethodCall, environment: Environment) -> dict[str, Any]:
     leaves = zip(method.leaves, call.inputs.checks, strict=True)
     return {
         "undetermined": not method.deterministic,
-        "leaves": [_leaf(leaf, check, environment) for leaf, check in leaves],
-        "state": [_tensor(e.dtype, e.shape, e.stride, {}, refuses_gradient=e.frozen) for e in state.values()],
+        "leaves": [_leaf(leaf, check) for leaf, check in leaves],
+        "state": [_tensor(e.dtype, e.shape, e.stride, refuses_gradient=e.frozen) for e in state.values()],
         "names": list(state),
         "ties": call.state.ties,
         "constants": [call.constants[name] for name in constants],
         "primals": [_primal_index(primal, names, stored) for primal in method.primals],
         "apart": [] if call.memory is None else _separate_memory(call.memory, names),
         "written": [leaf for leaf, _ in call.written_leaves.leaves],
-        "forward": _executable(call.forward, {}),
+        "forward": _executable(call.forward),
         "unviewed": call.own,
-        "differentiable": None if call.differentiable is None else _differentiable(call.differentiable, method, environment),
+        "differentiable": None if call.differentiable is None else _differentiable(call.differentiable, method),
         "mutations": [(m.primal, m.output, m.hidden_from_autograd, m.unversioned) for m in method.mutations],
         "touched": method.touched,
-        "results": [_result(result, environment) for result in method.results],
+        "results": [_result(result) for result in method.results],
     }
 
 
@@ -154,68 +134,50 @@ def _primal_index(primal: schema.Primal, names: Mapping[str, int], constants: Ma
     return constants[primal.name] if isinstance(primal, schema.ConstantPrimal) else names[primal.name]
 
 
-def _leaf(leaf: schema.InputLeaf, check: Any, environment: Environment) -> dict[str, Any]:
+def _leaf(leaf: schema.InputLeaf, check: Any) -> dict[str, Any]:
     if isinstance(leaf, schema.ConstantLeaf):
         return {"constant": literal(leaf.value)}
     assert isinstance(leaf, schema.TensorLeaf)
-    return _tensor(check.dtype, leaf.shape, leaf.stride, environment, refuses_gradient=not check.requires_grad)
+    return _tensor(check.dtype, leaf.shape, leaf.stride, refuses_gradient=not check.requires_grad)
 
 
 def _tensor(
-    dtype: torch.dtype,
-    shape: Sequence[schema.Dim],
-    stride: Sequence[schema.Dim] | None,
-    environment: Environment,
-    *,
-    refuses_gradient: bool,
+    dtype: torch.dtype, shape: Sequence[schema.Dim], stride: Sequence[schema.Dim] | None, *, refuses_gradient: bool
 ) -> dict[str, Any]:
-    strides = None if stride is None else _sizes(stride, environment)
-    return {"dtype": dtype, "shape": _sizes(shape, environment), "stride": strides, "refuses_gradient": refuses_gradient}
-
-
-def _sizes(sizes: Sequence[schema.Dim], environment: Environment) -> list[int]:
-    return [expressions.evaluate(size, environment) for size in sizes]
+    strides = None if stride is None else list(stride)
+    return {"dtype": dtype, "shape": list(shape), "stride": strides, "refuses_gradient": refuses_gradient}
 
 
 def _separate_memory(memory: Memory, indices: Mapping[str, int]) -> list[tuple[int, int]]:
     return [*memory.overlap, *[(leaf, indices[name]) for leaf, items in memory.state for name, _, _ in items]]
 
 
-def _executable(executable: Any, sizes: Mapping[int, int]) -> dict[str, Any]:
-    """Code that the library runs itself, or a Python function for a graph in parts.
-
-    ``sizes`` are the inputs that are not tensors.
-    """
+def _executable(executable: Any) -> dict[str, Any]:
+    """Code that the library runs itself, or a Python function for a graph in parts."""
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
         return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
-
-    def run(inputs: list[Any]) -> list[Any]:
-        for position, size in sizes.items():
-            inputs[position] = size
-        return list(executable(inputs))
-
-    return {"run": run if sizes else executable, "inputs": None, "outputs": None}
+    return {"run": executable, "inputs": None, "outputs": None}
 
 
-def _differentiable(differentiable: Differentiable, method: schema.Method, environment: Environment) -> dict[str, Any]:
+def _differentiable(differentiable: Differentiable, method: schema.Method) -> dict[str, Any]:
     assert method.backward is not None
     saved = method.backward.saved
-    sizes = {i: expressions.evaluate(s.expr, environment) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)}
-    carriers = {i: number for number, i in enumerate(sizes)}
+    sizes = [(i, s.expr) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)]
+    carriers = {i: number for number, (i, _) in enumerate(sizes)}
     tangents = zip(differentiable.tangents, method.backward.tangents, differentiable.sources, strict=True)
     return {
-        "executable": _executable(differentiable.backward, sizes),
+        "executable": _executable(differentiable.backward),
         "visible": differentiable.visible,
         "plain": differentiable.non_differentiable,
         "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
-        "constants": [torch.empty((size, 0), dtype=torch.float32, device="cpu") for size in sizes.values()],
+        "sizes": sizes,
         "tangents": [
             {
                 "position": tangent.position,
                 "dtype": tangent.dtype,
-                "shape": _sizes(described.shape, environment),
-                "stride": _strides(described, tangent.memory_format, environment),
+                "shape": list(described.shape),
+                "stride": tangent.memory_format if described.stride is None else list(described.stride),
                 "sources": list(sources),
             }
             for tangent, described, sources in tangents
@@ -227,12 +189,6 @@ def _differentiable(differentiable: Differentiable, method: schema.Method, envir
     }
 
 
-def _strides(tangent: schema.Tangent, memory_format: torch.memory_format, environment: Environment) -> Sequence[int]:
-    if tangent.stride is not None:
-        return _sizes(tangent.stride, environment)
-    return torch.empty(_sizes(tangent.shape, environment), device="meta", memory_format=memory_format).stride()
-
-
 def _saved(item: schema.Saved) -> tuple[str, int]:
     if isinstance(item, schema.SavedPrimal):
         return "primal", item.primal
@@ -240,13 +196,13 @@ def _saved(item: schema.Saved) -> tuple[str, int]:
     return "checked" if item.check_version else "unchecked", item.output
 
 
-def _result(result: schema.Result, environment: Environment) -> tuple[str, Any]:
+def _result(result: schema.Result) -> tuple[str, Any]:
     if isinstance(result, schema.InputResult):
         return "primal", result.primal
     if isinstance(result, schema.ConstantResult):
         return "constant", literal(result.value)
     if isinstance(result, schema.SizeResult):
-        return "constant", expressions.evaluate(result.expr, environment)
+        return "size", result.expr
     assert isinstance(result, schema.FreshResult)
     return "output", result.output
 

@@ -15,11 +15,12 @@ from aotpack.measure import contender
 from devtools.bench.processes.clock import Clock
 
 PHASES = {
-    "open": [("aotpack_loader.archive.bundle", "Bundle.open")],
-    "verify": [("aotpack_loader.archive.bundle", "Bundle.code")],
-    "map": [("aotpack_loader.loading", "_state"), ("aotpack_loader.loading", "_constants")],
-    "dlopen": [("aotpack_loader.devices.aoti", "aoti_runner")],
+    "open": [("aotpack_loader.recorded_start", "open_layout"), ("aotpack_loader.start_records", "read")],
+    "verify": [("aotpack_loader.archive.cache", "extracted")],
+    "map": [("aotpack_loader.recorded_start", "_tensors")],
+    "dlopen": [("aotpack_loader.recorded_start", "import_library"), ("aotpack_loader.recorded_start", "_executable")],
 }
+"""Of a start from a record, as all but the first are."""
 
 
 def main() -> None:

@@ -1,0 +1,247 @@
+"""Opens a bundle by its documents: chooses the target, opens its code, and makes the calls of its methods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from msgspec import structs
+from msgspec.structs import replace
+
+from . import start_recording
+from .archive.bundle import Bundle
+from .archive.layout import Layout
+from .archive.weights import View, WeightMap
+from .devices.select import Selection, select
+from .errors import BundleError, DirectoryError
+from .format import schema
+from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
+from .format.versions import torch_satisfies
+from .options import LoadOptions, pinned
+from .outline import outline_of
+from .own_class import class_of
+from .program import LoadedProgram, LoadInfo, by_mode
+from .runtime.call import MethodCall
+from .trust import ALL
+
+if TYPE_CHECKING:
+    from .devices.protocols import Device, SizedDevice
+    from .runtime.checks import Checks
+    from .runtime.subclasses import Classes
+
+
+def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
+    """Return the module, and a warning about its backend or an empty string.
+
+    With ``self_test``, native code of another release of torch is tested before its first use.
+    """
+    where: str | os.PathLike[str]
+    if isinstance(bundle, str) and "://" in bundle:
+        from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
+
+        where, options = fetch(bundle, options)
+    else:
+        where, options = bundle, pinned(options, options.digest)
+    opened = Bundle.open(where)
+    _check_pin(opened, options.digest)
+    if options.policy or os.environ.get("AOTPACK_POLICY"):
+        from .policy import apply_policies, source_of  # rarely needed
+
+        options = apply_policies(opened, replace(options, source=options.source or source_of(bundle)))
+    if options.verify == "full":
+        opened.verify()
+    classes = _classes(opened.program.requirements.subclasses, options.subclasses)
+    state = _state(opened, opened.program, options.weights, classes)
+    chosen, program, calls = _runnable(opened, classes, options)
+    reason, warning = chosen.reason, chosen.fallback
+    if self_test and _is_of_another_release(chosen.target):
+        from .other_release import tested_here  # rarely needed
+
+        same = replace(options, backend=chosen.target.name, weights=True, check="arguments")
+        tested, warning = tested_here(
+            where, opened.program, chosen.target, options, lambda: load_with(where, same, self_test=False)[0]
+        )
+        reason = f"{reason}; {tested}"
+    made = {name: _natively(call, chosen.device) for name, call in calls.items()}
+    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made)
+    outline = outline_of(program)
+    module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
+    start_recording.keep(opened, options, chosen, outline, info, calls)
+    return module, warning
+
+
+def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall]]:
+    """The program and the calls of a bundle that was loaded from a record, on the same target.
+
+    The load has checked that its code may run.
+
+    Raises:
+        BundleError: the bundle has changed since.
+    """
+    opened = Bundle(layout)
+    _check_pin(opened, digest)
+    chosen, program, calls = _runnable(opened, {}, LoadOptions(backend=target, trust=ALL))
+    for call in calls.values():
+        _natively(call, chosen.device)
+    return program, calls
+
+
+def _check_pin(bundle: Bundle, digest: str | None) -> None:
+    """Refuse a bundle of another digest than the caller's."""
+    if digest is not None and bundle.digest != digest:
+        bundle.close()
+        raise BundleError(f"The bundle {bundle.path!r} has the digest {bundle.digest}, and {digest} is wanted.")
+
+
+def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[Selection, schema.Program, dict[str, MethodCall]]:
+    """A target, the program adapted to its device, and the calls.
+
+    If no target was requested and the code of one cannot be extracted, the next target is used.
+    """
+    unusable: dict[str, DirectoryError] = {}
+    while True:
+        chosen = select(bundle, options, unusable)
+        if options.donate:
+            chosen = structs.replace(chosen, device=chosen.device.updating_in_place(chosen.target.name))
+        program = chosen.device.adapted(bundle.program)
+        try:
+            return chosen, program, _calls(bundle, program, chosen, classes=classes, check=options.check)
+        except DirectoryError as error:
+            if options.backend is not None:
+                raise
+            unusable[chosen.target.name] = error
+
+
+def _classes(required: list[str], provided: Collection[type]) -> Classes:
+    """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
+    if not required and not provided:
+        return {}
+    from .runtime.subclasses import resolve
+
+    return resolve(required, provided)
+
+
+def _state(bundle: Bundle, program: schema.Program, weights: bool, classes: Classes) -> dict[str, torch.Tensor]:
+    """Tensors of all entries. Without weights only the entries that no state dict contains are read."""
+    stored = bundle.weights()
+    blank = stored if weights else bundle.weights(blank=True)
+    entries = [entry for entry in program.state if not entry.tied_to]
+    return {entry.name: _tensor(entry, blank if entry.persistent else stored, classes) for entry in entries}
+
+
+def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> torch.Tensor:
+    """The tensor of an entry; a subclass is rebuilt from its stored parts."""
+    if entry.subclass is None:
+        return stored.tensor(entry)
+    from .runtime.subclasses import Wrapper
+
+    parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
+    return Wrapper(entry.subclass, classes).unflatten(parts, {})
+
+
+def _view(part: schema.InnerTensor) -> View:
+    """A view of a stored tensor. Stored sizes are numbers (rule K3)."""
+    return View(part.storage, part.dtype, [int(size) for size in part.shape], [int(step) for step in part.stride], part.offset)
+
+
+def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classes: Classes, check: str) -> dict[str, MethodCall]:
+    """Calls by method name. ``program`` is adapted to the device."""
+    entries = {entry.name: entry for entry in program.state}
+    constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
+    made: dict[str, MethodCall] = {}
+    for name, method in program.methods.items():
+        if name in chosen.target.constraints:
+            method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
+        call = partial(_call, name, method, constants, entries, bundle, chosen, classes, check)
+        codes = chosen.target.specializations.get(name)
+        if not codes:
+            made[name] = call(chosen.device)
+            continue
+        from .runtime.specialized import SpecializedCall  # rarely needed, so not imported at every start
+
+        sized = cast("SizedDevice", chosen.device)  # C14
+        calls = [call(sized.specialized(name, code)) for code in codes]
+        sizes = [code.sizes for code in codes]
+        made[name] = SpecializedCall(name, method, calls, sizes, constants, entries, chosen.device.device)
+    for name, method in program.methods.items():
+        if method.backward is not None and method.backward.second is not None:
+            made[name].differentiate_again(made[method.backward.second.method])
+    return made
+
+
+def _natively(call: MethodCall, device: Device) -> str:
+    """What makes the calls of a method: ``native``, or ``python`` and the reason."""
+    library, reason = device.call_library
+    if library is None:
+        return f"python: {reason}"
+    from .runtime.native import use  # not imported without a library
+
+    return use(call, library)
+
+
+def _call(
+    name: str,
+    method: schema.Method,
+    constants: Mapping[str, torch.Tensor],
+    entries: Mapping[str, schema.StateEntry],
+    bundle: Bundle,
+    chosen: Selection,
+    classes: Classes,
+    check: str,
+    code: Device,
+) -> MethodCall:
+    """A method with its executables from ``code``."""
+    forward = code.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
+    backward = None
+    if method.backward is not None:
+        backward = code.executable(f"{name}.backward", method.backward.graph, backward_arity(method.backward))
+    device = code.device
+    held = uses_subclasses(method, entries)
+    is_plain = not held and not method.sizes
+    checks = _checks(name, method, entries, bundle, chosen, None if is_plain else classes) if check == "full" else None
+    native = _is_native(chosen)
+    if is_plain:
+        return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=native)
+    from .runtime.subclass_call import SubclassCall
+
+    return SubclassCall(name, method, forward, backward, constants, entries, device, classes, checks, native=native)
+
+
+def _checks(
+    name: str,
+    method: schema.Method,
+    entries: Mapping[str, schema.StateEntry],
+    bundle: Bundle,
+    chosen: Selection,
+    classes: Classes | None,
+) -> Checks:
+    """The checks of a method. Without ``classes`` its tensors are plain."""
+    from .runtime.checks import Checks  # rarely needed, so not imported at every start
+
+    chosen.device.require_memory()
+    backward = None if method.backward is None else bundle.graph(method.backward.graph)
+    graphs = bundle.graph(method.forward), backward, chosen.device.device
+    if classes is None:
+        return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
+
+    from .runtime.full_subclass_checks import SubclassChecks
+
+    return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
+
+
+def _is_of_another_release(target: schema.Target) -> bool:
+    """Whether a target is native code for the CPU that was compiled for another minor release of torch."""
+    return target.kind == "aoti" and not torch_satisfies(str(torch.__version__), target.torch)
+
+
+def _is_native(chosen: Selection) -> bool:
+    return chosen.target.kind != "portable"
+
+
+def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:
+    used = [p for m in program.methods.values() for p in m.primals if isinstance(p, schema.ConstantPrimal)]
+    stored = bundle.weights()
+    return {p.name: stored.tensor(View.contiguous(p.name, p.dtype, p.shape)) for p in used}

@@ -1,0 +1,314 @@
+"""Loads a bundle of native code from the record of an earlier load, without reading its documents.
+
+The documents are hashed as in any load, and so is the code. Whether the code may run is decided
+again. What the documents say is in the record (:mod:`.start_records`), which a load of the same bytes
+by this loader wrote after validating them. The documents are read when somebody asks for the program,
+or when Python has to make a call. Anything unusual is left to :mod:`.opening`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from . import _collector, _heap, start_records
+from ._torch_compat import backward_is_compiled
+from .archive import cache
+from .archive.layout import Layout, open_layout
+from .devices import cpuinfo
+from .devices.call_library import SWITCH, CallLibrary, NativeCall, Slots, import_library
+from .devices.call_sizes import make
+from .devices.packages import library_of, package_of, require_operators
+from .errors import CorruptBundleError, DirectoryError
+from .outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
+from .own_class import class_of
+from .program import LoadedProgram, LoadInfo, by_mode
+from .trust import decide_trust
+from .value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from .format import schema
+    from .runtime.call import MethodCall
+
+    Description = dict[str, Any]
+
+
+class Blob(Value):
+    """What the archive needs of a descriptor."""
+
+    __slots__ = ("digest", "media_type", "size")
+
+    digest: str
+    media_type: str
+    size: int
+
+    def __init__(self, digest: str, size: int, media_type: str) -> None:
+        self._set(digest, media_type, size)
+
+
+def load(bundle: str | os.PathLike[str], backend: str | None, trust: str | Collection[str] | None) -> LoadedProgram | None:
+    """Return the module; None if there is no record that fits, or something is unusual.
+
+    Raises:
+        AotpackError: as :func:`aotpack_loader.load`.
+    """
+    if not start_records.are_used() or (isinstance(bundle, str) and "://" in bundle):
+        return None
+    if os.environ.get("AOTPACK_POLICY") or os.environ.get(SWITCH) == "0":
+        return None
+    layout = open_layout(bundle)
+    try:
+        module = _from_record(os.fspath(bundle), layout, backend, trust)
+    except BaseException:
+        layout.close()
+        raise
+    if module is None:
+        layout.close()
+    return module
+
+
+def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Collection[str] | None) -> LoadedProgram | None:
+    try:
+        (index,) = json.loads(layout.read_index())["manifests"]
+        digest = index["digest"]
+        layout.read(_blob([digest, index["size"], index["mediaType"]]))
+        root = cache.cache_root()
+        record = start_records.read(root, digest, backend)
+    except (DirectoryError, KeyError, TypeError, ValueError, CorruptBundleError):
+        return None  # signed, damaged, or no bundle: its documents say more
+    if record is None or not _suits_machine(record) or not all(map(layout.has, map(_blob, record["layers"]))):
+        return None
+    decision = decide_trust(digest, trust)
+    if not decision.trusted:
+        return None
+    for document in record["documents"]:
+        layout.read(_blob(document))
+    rest = _Rest(layout, digest, record["target"])
+    opened = _open(layout, root, record["code"], rest)
+    if opened is None:
+        return None
+    _heap.warm()
+    tensors = _tensors(layout, record["tensors"])
+    library, codes = opened
+    calls = {name: _call(name, described, library, codes, tensors, rest) for name, described in record["methods"].items()}
+    outline = _outline(record["outline"])
+    reason = record["reason"].format(decision.reason)
+    info = LoadInfo(path, digest, record["target"], reason, rest.program, record["rejected"], dict.fromkeys(calls, "native"))
+    state = {name: tensors[name] for name in record["state"]}
+    return class_of(outline)(info, outline, state, by_mode(outline.serves, cast("dict[str, MethodCall]", calls)))
+
+
+def _suits_machine(record: Any) -> bool:
+    """Whether this machine has the same features as the one of the record, of those that the bundle's targets ask for."""
+    if record["machine"] != [cpuinfo.system(), cpuinfo.architecture()]:
+        return False
+    features = cpuinfo.features()
+    return features.issuperset(record["features"]) and features.isdisjoint(record["missing"])
+
+
+def _blob(fields: list[Any]) -> Any:
+    return Blob(*fields)
+
+
+class _Rest:
+    """What a start from a record leaves out: the program, and the calls that Python makes."""
+
+    def __init__(self, layout: Layout, digest: str, target: str) -> None:
+        self._layout, self._digest, self._target = layout, digest, target
+        self._lock = threading.Lock()
+        self._read: tuple[schema.Program, dict[str, MethodCall]] | None = None
+
+    def _complete(self) -> tuple[schema.Program, dict[str, MethodCall]]:
+        with self._lock:
+            if self._read is None:
+                from .opening import complete  # a usual start and its steps need none of it
+
+                with _collector.paused():
+                    self._read = complete(self._layout, self._digest, self._target)
+            return self._read
+
+    def program(self) -> schema.Program:
+        """The program."""
+        return self._complete()[0]
+
+    def call(self, name: str) -> MethodCall:
+        """The calls of a method, in Python and in native code."""
+        return self._complete()[1][name]
+
+
+def _open(layout: Layout, root: Path, code: Any, rest: _Rest) -> tuple[CallLibrary, dict[str, Description]] | None:
+    """The call library, and the code of each graph as the library takes it; None if one is not there or does not open."""
+    try:
+        folder = cache.code_folder(root)
+        path = cache.extracted(folder, *code["library"])
+        if path is None:
+            return None
+        library = import_library(path)
+        return library, {
+            key: _executable(layout, folder, library, key, described, rest) for key, described in code["graphs"].items()
+        }
+    except (DirectoryError, ImportError, FileNotFoundError, RuntimeError):
+        return None  # a load without the record extracts it, or says what is wrong
+
+
+def _executable(layout: Layout, folder: Path, library: CallLibrary, key: str, described: Any, rest: _Rest) -> Description:
+    path = cache.extracted(folder, *described["file"])
+    if path is None:
+        raise FileNotFoundError(key)
+    fallbacks = described["fallbacks"]
+    if fallbacks is not None:
+        fallbacks = bytes(layout.read(_blob(fallbacks)))
+        require_operators(fallbacks)
+
+    def failed(message: str) -> None:
+        from .devices.refusals import of_compiled_code  # only for errors
+
+        raise of_compiled_code(RuntimeError(message), rest.program(), key) from None
+
+    run = library.open(library_of(package_of(path, fallbacks)))
+    return {"run": run, "inputs": described["inputs"], "outputs": described["outputs"], "failed": failed}
+
+
+def _tensors(layout: Layout, record: Any) -> dict[str, torch.Tensor]:
+    """The tensors of parameters, buffers and constants, by name."""
+    bases: dict[str, torch.Tensor] = {}
+    for blob, floats, integers in record["blobs"]:
+        descriptor = _blob(blob)
+        data = layout.map(descriptor) if floats else memoryview(b"")
+        for name, dtype, start, stop in floats:
+            bases[name] = torch.frombuffer(data[start:stop], dtype=getattr(torch, dtype))
+        if integers:
+            copies = layout.copies(descriptor, [(start, stop) for _, _, start, stop in integers])
+            for (name, dtype, _, _), copied in zip(integers, copies, strict=True):
+                bases[name] = torch.frombuffer(copied, dtype=getattr(torch, dtype))
+    return {name: _view(bases, *fields) for name, fields in record["views"].items()}
+
+
+def _view(
+    bases: dict[str, torch.Tensor], base: str, dtype: str, shape: list[int], stride: list[int], offset: int
+) -> torch.Tensor:
+    if 0 in shape:
+        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+    return bases[base].as_strided(shape, stride, offset).data  # .data makes an independent tensor
+
+
+class RecordedCall:
+    """The native calls of a method. For anything else it stands for the :class:`.runtime.call.MethodCall`."""
+
+    def __init__(self, name: str, described: Any, native: NativeCall, rest: _Rest) -> None:
+        self.name, self.native = name, native
+        self.flags: dict[str, bool] = described["flags"]
+        self.unflatten = _unflattener(described["result"])
+        self._count: int = described["count"]
+        self._keys: list[str] = described["keys"]
+        self._keywords = frozenset(self._keys)
+        self._differentiable = described["description"]["differentiable"] is not None
+        self._rest = rest
+
+    def natively(self, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> list[Any] | None:
+        """As :meth:`.runtime.call.MethodCall.natively`. Arguments in another form than at build need the documents."""
+        if self._differentiable and backward_is_compiled():
+            return None
+        if len(args) != self._count or kwargs.keys() != self._keywords:
+            return self._rest.call(self.name).natively(args, kwargs, slots)
+        return self.native([*args, *[kwargs[key] for key in self._keys]], slots)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._rest.call(self.name)(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rest.call(self.name), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordedCall:
+        return self
+
+
+def _call(
+    name: str,
+    described: Any,
+    library: CallLibrary,
+    codes: dict[str, Description],
+    tensors: dict[str, torch.Tensor],
+    rest: _Rest,
+) -> RecordedCall:
+    description = described["description"]
+    for item in (*description["leaves"], *description["state"]):
+        _add_dtype(item)
+    description["constants"] = [tensors[constant] for constant in description["constants"]]
+    description["forward"] = codes[f"{name}.forward"]
+    differentiable = description["differentiable"]
+    if differentiable is not None:
+        differentiable["executable"] = codes[f"{name}.backward"]
+        for tangent in differentiable["tangents"]:
+            _add_dtype(tangent)
+    library.on_refusal(_refuse)
+    return RecordedCall(name, described, make(description, library, described["sizes"]), rest)
+
+
+def _add_dtype(item: dict[str, Any]) -> None:
+    if "dtype" in item:
+        item["dtype"] = getattr(torch, item["dtype"])
+        if isinstance(item["stride"], str):  # a memory format
+            item["stride"] = getattr(torch, item["stride"])
+
+
+def _refuse(what: str, gradient: torch.Tensor | None) -> None:
+    from .runtime.native import refuse  # only for errors
+
+    refuse(what, gradient)
+
+
+def _unflattener(tree: Any) -> Callable[[Iterator[Any]], Any]:
+    """A function that builds a result from its leaves: tuples, lists and dictionaries of any depth."""
+    kind, items, keys = tree
+    if kind == "leaf":
+        return next
+    parts = [_unflattener(item) for item in items]
+    if kind == "dict":
+        return lambda leaves: {key: part(leaves) for key, part in zip(keys, parts, strict=True)}
+    if kind == "tuple":
+        return lambda leaves: tuple([part(leaves) for part in parts])
+    return lambda leaves: [part(leaves) for part in parts]
+
+
+def _outline(record: Any) -> Outline:
+    signature = record["signature"]
+    return Outline(
+        list(starmap(EntryOutline, record["state"])),
+        [ModuleOutline(**{**fields, "attributes": _plain_values(fields["attributes"])}) for fields in record["modules"]],
+        None if signature is None else [ParameterOutline(*fields[:4], plain(fields[4])) for fields in signature],
+        record["training"],
+        record["takes_loss_argument"],
+        record["serves"],
+    )
+
+
+def _plain_values(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in attributes.items()}
+
+
+_SEQUENCES: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "size": torch.Size}
+
+
+def plain(value: Any) -> Any:
+    """Plain data from the form that :func:`.start_recording.packed` gave it."""
+    if not isinstance(value, list):
+        return value
+    kind, content = value
+    if kind == "dict":
+        return {plain(key): plain(item) for key, item in content}
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](map(plain, content))
+    return complex(*content) if kind == "complex" else torch.device(content) if kind == "device" else getattr(torch, content)
+
+
+__all__ = ["load", "plain"]

@@ -1,0 +1,72 @@
+"""Where records of starts are kept, and when one fits.
+
+A record holds what a load of native code got from a bundle's documents, so the next load of the same
+bundle need not read them (:mod:`.recorded_start`). It is a file in the user's cache, beside the
+extracted code. Its name is a hash of everything that decides what a load gets: the bundle's digest,
+the requested target, this loader, torch and Python. Only this user can write to it, and a damaged
+record counts as none. Whether code may run is never recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from .archive import cache as files
+from .archive.private import by_handle
+
+SWITCH: Final = "AOTPACK_RECORDED_STARTS"
+_MAKERS: Final = (
+    "start_recording", "recorded_start", "outline", "archive/bundle", "archive/weights", "devices/aoti", "devices/call_sizes",
+    "devices/select", "format/schema", "format/validate", "runtime/call", "runtime/inputs", "runtime/native",
+)  # fmt: skip
+"""The modules that decide what a record has."""
+
+
+def are_used() -> bool:
+    """Whether loads are recorded: not with ``AOTPACK_RECORDED_STARTS=0``."""
+    return os.environ.get(SWITCH) != "0"
+
+
+def read(root: Path, bundle: str, backend: str | None) -> Any:
+    """Return the record for a bundle's digest and the requested target from the cache ``root``; None: there is none.
+
+    Raises:
+        DirectoryError: the cache cannot be used.
+    """
+    found = files.read_private(_path(root, bundle, backend))
+    if found is None:
+        return None
+    digest, _, text = found.partition(b"\n")
+    return json.loads(text) if hashlib.sha256(text).hexdigest().encode() == digest else None
+
+
+def write(bundle: str, backend: str | None, record: object) -> None:
+    """Keep a record.
+
+    Raises:
+        OSError: it cannot be written.
+        DirectoryError: the cache cannot be used.
+    """
+    text = json.dumps(record, separators=(",", ":")).encode()
+    files.write_whole(_path(files.cache_root(), bundle, backend), hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+
+def _path(root: Path, bundle: str, backend: str | None) -> Path:
+    key = json.dumps([bundle, backend, torch.__version__, EXTENSION_SUFFIXES[0], _loader()])
+    return by_handle(root / "starts", "AOTPACK_CACHE") / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+@cache
+def _loader() -> str:
+    """Identify this loader by the files that make records: a record of another loader does not fit."""
+    root = os.path.dirname(__file__)
+    found = [os.stat(f"{root}/{module}.py") for module in _MAKERS]
+    return " ".join(f"{status.st_size}:{status.st_mtime_ns}" for status in found)
