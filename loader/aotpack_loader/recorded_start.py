@@ -285,11 +285,16 @@ def _outline(record: Any) -> Outline:
     return Outline(
         list(starmap(EntryOutline, record["state"])),
         [ModuleOutline(**{**fields, "attributes": _plain_values(fields["attributes"])}) for fields in record["modules"]],
-        None if signature is None else [ParameterOutline(*fields[:4], plain(fields[4])) for fields in signature],
+        None if signature is None else list(map(_parameter, signature)),
         record["training"],
         record["takes_loss_argument"],
         record["serves"],
     )
+
+
+def _parameter(fields: list[Any]) -> ParameterOutline:
+    name, kind, optional, opaque, default = fields
+    return ParameterOutline(name, kind, optional, opaque, plain(default))
 
 
 def _plain_values(attributes: dict[str, Any]) -> dict[str, Any]:
