@@ -181,6 +181,17 @@ def with_memory(value: Any) -> Any:
     return value
 
 
+def sparse_tensor(indices: torch.Tensor, values: torch.Tensor, sizes: tuple[int, ...], *, checked: bool) -> torch.Tensor:
+    """An uncoalesced sparse tensor; ``checked``: raise if an index is outside of ``sizes``.
+
+    In torch 2.11 the public constructor warns that nobody chose whether to check, also where the
+    caller did.
+    """
+    if checked:
+        torch._validate_sparse_coo_tensor_args(indices, values, sizes)
+    return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, sizes, is_coalesced=False)  # type: ignore[no-any-return]
+
+
 def is_one_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are views of one storage object. On some devices a storage has no address."""
     same: bool = first.untyped_storage()._cdata == second.untyped_storage()._cdata

@@ -27,7 +27,7 @@ process. ``compile-error``: an error while compiling. ``strides``: wrong strides
 
 Minor = tuple[int, int]
 
-SUPPORTED = ("2.9", "2.13", "2.14", "2.15")
+SUPPORTED = ("2.9", "2.11", "2.13", "2.14", "2.15")
 """The minor releases of torch that the compiler was tested on."""
 
 INDUCTOR_SUPPORTED = ("2.13", "2.15")
@@ -53,6 +53,8 @@ class Fix:
         broken: minor releases of torch whose case was seen to fail without the fix.
         fixed_in: the first minor release whose case passes without the fix. The fix is not applied
             from there on.
+        since: the first minor release with the fault. Earlier ones do not get the fix. Null: all
+            have it.
         takes: the facts of a build that ``apply`` takes as keyword arguments.
         kind: ``context``: ``apply`` is entered around torch's work. ``graph``: it is called with a
             graph. ``table``: it returns decompositions by operator.
@@ -67,6 +69,7 @@ class Fix:
     upstream: str = "unreported"
     broken: tuple[str, ...] = ("2.13",)
     fixed_in: str | None = None
+    since: str | None = None
     takes: tuple[str, ...] = ()
     kind: Literal["context", "graph", "table"] = "context"
 
@@ -77,7 +80,9 @@ class Fix:
 
     def is_needed(self, torch_version: str) -> bool:
         """Whether this release of torch is known or assumed to have the fault."""
-        return self.fixed_in is None or minor(torch_version) < minor(self.fixed_in)
+        installed = minor(torch_version)
+        begun = self.since is None or installed >= minor(self.since)
+        return begun and (self.fixed_in is None or installed < minor(self.fixed_in))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked
+from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked, sparse_tensor
 from ..format import expressions, schema
 from .backward_inputs import Environment, SavedValues, Tangent
 from .views import detach_outputs, detached_outputs
@@ -254,9 +254,7 @@ def _make_sparse(results: list[Any], call: _Call) -> None:
     """Replace the values of sparse gradients in ``results`` by sparse tensors with the sizes of their primals."""
     checked = call.method.untrusted or call.method.checks is not None
     made = {
-        position: torch.sparse_coo_tensor(
-            results[indices], results[position], call.sizes[primal][0], check_invariants=checked, is_coalesced=False
-        )
+        position: sparse_tensor(results[indices], results[position], call.sizes[primal][0], checked=checked)
         for primal, position, indices in call.method.sparse
     }
     for position, gradient in made.items():

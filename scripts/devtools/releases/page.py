@@ -59,7 +59,7 @@ def page(results: Sequence[Result]) -> str:
         if part == "fixes":
             applied = [f"{result['fixes']['applied']} of {result['fixes']['entries']}" for result in results]
             lines.append(_row("Fixes that a build applies", applied))
-            lines.append(_row("Faults that torch has fixed", [str(len(result["fixes"]["fixed"])) for result in results]))
+            lines.append(_row("Faults that torch lacks", [str(len(result["fixes"]["fixed"])) for result in results]))
         lines.append("")
     return "\n".join([*lines, *_fixed(results), *_failures(results), *_machines(results)]).rstrip() + "\n"
 
@@ -100,7 +100,7 @@ def _failures(results: Sequence[Result]) -> list[str]:
 def _fixed(results: Sequence[Result]) -> list[str]:
     names = {_torch(result): result["fixes"]["fixed"] for result in results if result["fixes"]["fixed"]}
     found = [f"- {torch}: {', '.join(f'`{fix}`' for fix in fixed)}" for torch, fixed in names.items()]
-    return ["A build leaves out these fixes, because torch has no such fault any more:", "", *found, ""] if found else []
+    return ["A build leaves out these fixes, because that torch lacks the fault:", "", *found, ""] if found else []
 
 
 def _machines(results: Sequence[Result]) -> list[str]:

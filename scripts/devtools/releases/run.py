@@ -117,7 +117,7 @@ def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) ->
 
 
 def applied_fixes() -> dict[str, Any]:
-    """How many fixes a build applies with this torch, and which ones torch does not need any more."""
+    """How many fixes a build applies with this torch, and which ones torch does not need."""
     from aotpack._torch.fixes.entries import FIXES
     from aotpack._torch.fixes.register import needed
 

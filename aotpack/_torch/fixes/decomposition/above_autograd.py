@@ -18,12 +18,10 @@ from ..applying import counted
 
 def make_one_hot_contiguous() -> contextlib.AbstractContextManager[None]:
     """Make the result of ``one_hot`` contiguous, whatever the strides of the classes."""
-    if not hasattr(decompositions, "one_hot"):  # torch 2.9 has no such decomposition
-        return contextlib.nullcontext()
+    decompose: Callable[..., torch.Tensor] = getattr(decompositions, "one_hot", _one_hot)  # torch 2.9 and 2.11 have none
 
     def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
-        encoded: torch.Tensor = decompositions.one_hot(classes, number)
-        return encoded.contiguous()
+        return decompose(classes, number).contiguous()
 
     return _rule("decomposition-strides-of-one-hot", torch.ops.aten.one_hot.default, one_hot)
 
@@ -97,6 +95,16 @@ def trace_padded_sparse_embeddings() -> contextlib.AbstractContextManager[None]:
 
 def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     return ruled({operator: counted(identifier, rule)})
+
+
+def _one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
+    """``one_hot`` whose checks of the classes become assertions, as in torch 2.13 and later."""
+    if number == -1:
+        raise DataDependentOutputException(torch.ops.aten.one_hot.default)
+    check = torch.ops.aten._assert_async.msg
+    check((classes >= 0).all(), "one_hot: Class values must be non-negative.")
+    check((classes < number).all(), "one_hot: Class values must be smaller than num_classes.")
+    return (classes.unsqueeze(-1) == torch.arange(number, dtype=classes.dtype, device=classes.device)).to(torch.int64)
 
 
 def _covariance(

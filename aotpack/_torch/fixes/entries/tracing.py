@@ -47,6 +47,16 @@ FIXES = (
         patches=("torch._subclasses.fake_impls._compute_stride",),
     ),
     _fake(
+        id="fake-ends-of-slices",
+        severity="refuses",
+        summary="A slice that may end before its bound has an unknown size, where the sliced dimension varies.",
+        apply="fixes.fake_tensor.views:find_ends_of_slices",
+        patches=("torch._subclasses.fake_impls._compute_slice_index",),
+        broken=("2.11",),
+        fixed_in="2.13",
+        since="2.11",
+    ),
+    _fake(
         id="fake-kernels-without-sizes",
         severity="refuses",
         summary="Operators such as `linalg.lstsq`, `ctc_loss` and `histogram` have no fake kernel, and cannot be traced.",
@@ -108,6 +118,7 @@ FIXES = (
         severity="wrong-values",
         summary="Gradients of results whose elements share memory are copied to the same strides, where values are lost.",
         apply="fixes.aot_autograd.tangents:copy_overlapping_gradients",
+        since="2.13",  # up to 2.11, tangents have a memory format instead of the strides of their results
         patches=(f"{_AOT}.schemas.MemoryFormatMeta.from_tensor",),
     ),
     _aot(

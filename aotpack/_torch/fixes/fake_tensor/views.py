@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ...api.patching import patched, with_items
 from ..applying import counted
@@ -41,4 +42,23 @@ def find_strides_of_views() -> Iterator[None]:
         return strides_of_view(shape, stride, viewed, True) or strides_of_view(shape, stride, viewed, size_oblivious)
 
     with patched("fake-strides-of-views", fake_impls, "_compute_stride", strides):
+        yield
+
+
+@contextlib.contextmanager
+def find_ends_of_slices() -> Iterator[None]:
+    """Compute where a slice ends from the size, if it is unknown which one is smaller: ``x[:2]`` of
+    a batch that may be 1 has ``min(2, batch)`` rows, not an unknown number.
+    """
+    known: Callable[..., Any] = fake_impls._compute_slice_index
+
+    def index(size: Any, wanted: Any) -> Any:
+        found = known(size, wanted)
+        if found is not None:
+            return found
+        if guard_or_false(wanted >= 0):
+            return torch.sym_min(wanted, size)
+        return torch.sym_max(wanted + size, 0) if guard_or_false(wanted < 0) else None
+
+    with patched("fake-ends-of-slices", fake_impls, "_compute_slice_index", index):
         yield
