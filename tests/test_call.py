@@ -244,7 +244,7 @@ WRONG: list[tuple[str, Change, list[str]]] = [
     (
         "sizes that must be equal",
         lambda a, k: (a[1].update(a=a[1]["a"][:4]), k.update(labels=k["labels"][:3])),
-        ["pair['a']: expected float32[batch,1], got float32[4,1]", "labels: expected int64[batch], got int64[3]"],
+        ["pair['a']: expected float32[batch=5,1], got float32[4,1]", "labels: expected int64[batch=5], got int64[3]"],
     ),
     (
         "everything at once",
@@ -258,7 +258,7 @@ WRONG: list[tuple[str, Change, list[str]]] = [
             "pair['b'][0]: expected float32[3], got str 'x'",
             "pair['extra']: unexpected",
             "double: the graphs were built for True, got NoneType None",
-            "labels: expected int64[batch], got float32[5]",
+            "labels: expected int64[batch=5], got float32[5]",
         ],
     ),
 ]

@@ -49,7 +49,7 @@ IMG, SCALE = torch.randn(5, 4), torch.randn(5, 1)
         ((IMG, SCALE), {"img": IMG}, ["argument 'img' is given twice, by position and by name"]),
         ((IMG, SCALE, None, 1, 2), {}, ["expected 2 positional arguments, got 5"]),
         ((IMG[:, :3], SCALE), {}, ["img: expected float32[batch=2..64,4], got float32[5,3]"]),
-        ((IMG, SCALE[:4]), {}, ["scale: expected float32[batch,1], got float32[4,1]"]),
+        ((IMG, SCALE[:4]), {}, ["scale: expected float32[batch=5,1], got float32[4,1]"]),
         (
             (IMG, SCALE),
             {"mode": "mean"},

@@ -112,6 +112,21 @@ def recorder() -> str:
     return "" if _mode(_FAKE) is None and _mode(_FUNCTIONAL) is None else "A run on fake tensors"
 
 
+def recorded_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a call of ``module`` as one node of a graph that ``torch.fx`` traces symbolically.
+
+    None if it traces nothing, or ``module`` itself.
+    """
+    proxy: Any = sys.modules.get("torch.fx.proxy")
+    if proxy is None:
+        return None
+    found = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, proxy.Proxy)]
+    tracer: Any = found[0].tracer if found else None
+    if getattr(tracer, "root", module) is module:
+        return None
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)
+
+
 def backward_is_compiled() -> bool:
     """Whether compiled autograd is enabled. It supports Python's autograd nodes but not those of foreign libraries."""
     module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -136,6 +151,13 @@ def node_runs(node: Any) -> bool:
 def saved_tensors_are_hooked() -> bool:
     """Whether hooks of the caller are active for saved tensors. Such hooks may keep the tensors."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def stops_recomputation(error: BaseException) -> bool:
+    """Whether ``torch.utils.checkpoint`` raised ``error``: its recomputation has all saved tensors that it needs."""
+    module: Any = sys.modules.get("torch.utils.checkpoint")
+    kind = getattr(module, "_StopRecomputationError", None)
+    return kind is not None and isinstance(error, kind)
 
 
 def release_saved_tensors(ctx: Any) -> None:

@@ -18,17 +18,13 @@ import torch
 from torch import nn
 
 from .errors import EditError, MissingCodeError, ModeError, Problem
-from .frozen import frozen, is_same, refusal
+from .frozen import article, frozen, is_same, refusal
 
 if TYPE_CHECKING:
     from .runtime.call import MethodCall
 
 _REBUILD = "Change the model itself, and build the bundle again."
 _WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
-_REPARAMETRIZE = (
-    "torch.nn.utils.weight_norm, spectral_norm and prune compute a parameter in a hook of its module, which would never run. "
-    "torch.nn.utils.parametrizations and parametrize.register_parametrization work: every call reads parameters through them."
-)
 _AVERAGE = (
     "A bundle averages statistics only of torch's own BatchNorm classes. Use update_bn on the model itself, and load its "
     "state_dict(). Statistics that update_bn had reset are as before."
@@ -103,7 +99,12 @@ class Edits:
                 hint="Put them back with train() or eval(), or build the bundle from a model with them in these modes.",
             )
         averaged = [item for module in root.modules() for item in _averaged(module)]
-        if not averaged:
+        computed = any(module._forward_pre_hooks for module in root.modules() if module is not root)
+        if computed:
+            from .computed import compute_parameters  # few modules have such hooks
+
+            compute_parameters(root)
+        if not averaged and not computed:
             self.sound.add(call.name)
             self.reset.clear()
         return averaged
@@ -155,6 +156,10 @@ def _hooks(module: nn.Module) -> Iterator[Problem]:
         return  # a parametrization: it does run
     for attribute, kind in _HOOKS.items():
         for hook in vars(module)[attribute].values():
+            from .computed import computes_parameter  # only if there are hooks
+
+            if attribute == "_forward_pre_hooks" and computes_parameter(hook):
+                continue
             yield Problem(module._aotpack_path, f"has a {kind}, {getattr(hook, '__qualname__', type(hook).__qualname__)}")
 
 
@@ -170,7 +175,8 @@ class Submodules(dict[str, Any]):
 
     def __setitem__(self, name: str, module: Any) -> None:
         if self.get(name) is not module and not is_parametrization(name, module):
-            what = f"cannot become a {type(module).__name__}" if name in self else f"a {type(module).__name__} cannot be added"
+            kind = article(type(module).__name__)
+            what = f"cannot become {kind}" if name in self else f"{kind} cannot be added"
             self._refuse(name, what, _alternative([type(module)]))
         super().__setitem__(name, module)
 
@@ -295,9 +301,10 @@ class Watched(nn.Module):
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
         held = vars(self).get("_aotpack_held")
         if held is not None and name not in held and tensor is not None:
-            base, _, end = name.rpartition("_")
-            hint = _REPARAMETRIZE if base in held and end in ("orig", "g", "v", "mask", "u") else _WRAP
-            raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", hint)
+            from .computed import is_ingredient  # only where something is added
+
+            if not is_ingredient(name, held):
+                raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
 
     register_forward_pre_hook = _checked_registration("register_forward_pre_hook")
     register_forward_hook = _checked_registration("register_forward_hook")
@@ -350,7 +357,8 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
     path, attributes = _join(module._aotpack_path, name), vars(module)
     if isinstance(value, nn.Module) or name in attributes["_modules"]:
         if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
-            what = f"cannot become a {type(value).__name__}" if name in attributes["_modules"] else "a module cannot be added"
+            kind = article(type(value).__name__)
+            what = f"cannot become {kind}" if name in attributes["_modules"] else f"{kind} cannot be added"
             raise refusal(path, f"{what}; the submodules are compiled in", _alternative([type(value)]) or _WRAP)
     elif name in module._aotpack_held or name == "training":
         pass  # looked at by the next call
@@ -365,7 +373,9 @@ def _check_set(module: Watched, name: str, value: Any) -> None:
             raise refusal(path, f"was {old!r} at the build, and is compiled in: it cannot become {value!r}", hint)
     elif name == "__class__":
         if value.forward is not type(module).forward and not _adds_only(module, value):
-            raise refusal(path.rpartition(".")[0], f"cannot become a {value.__name__}; its forward would not run", _REBUILD)
+            raise refusal(
+                path.rpartition(".")[0], f"cannot become {article(value.__name__)}; its forward would not run", _REBUILD
+            )
     elif name == "qconfig":
         raise refusal(path, "cannot be set; the element types are compiled in", "Quantize the model, and build it again.")
     elif name in module._aotpack_names and not (name == "forward" and module._aotpack_is_root):

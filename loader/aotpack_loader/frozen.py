@@ -17,6 +17,11 @@ def refusal(path: str, message: str, hint: str) -> EditError:
     return EditError("This edit of a loaded bundle would do nothing.", [Problem(path, message)], hint=hint)
 
 
+def article(name: str) -> str:
+    """``name`` with its article: ``a Linear``, ``an Identity``."""
+    return f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}"
+
+
 class _Frozen:
     """Common base of both classes: the path of the attribute, and refusal of changes in place."""
 

@@ -41,7 +41,10 @@ class Submodule(Watched):
         return cls._aotpack_base(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise ModeError(f"{self._aotpack_path}: This submodule only holds parameters: a bundle is called as a whole.")
+        raise ModeError(
+            f"{self._aotpack_path}: This submodule only holds parameters: a bundle is called as a whole.",
+            hint="Return its value from the model as well, or build a bundle of this submodule, with example inputs of its own.",
+        )
 
     def extra_repr(self) -> str:
         return shown(self._aotpack_text)

@@ -91,8 +91,11 @@ class LossWarning(UserWarning):
 def _accepts_no_loss_argument(program: LoadedProgram) -> bool:
     """Refuse the loss argument of ``transformers.Trainer``, with a warning.
 
-    The trainer otherwise passes it to every model with ``**kwargs``.
+    The trainer otherwise passes it to every model with ``**kwargs``. It asks several times.
     """
+    if "_aotpack_told" in vars(program):
+        return False
+    vars(program)["_aotpack_told"] = True
     warnings.warn(
         f"This bundle was built without the keyword {_LOSS_ARGUMENT}, so a trainer cannot have its loss divided by the number of "
         f"items in a batch. For the losses of the original, build with {_LOSS_ARGUMENT}=torch.tensor(1.0) among the inputs.",

@@ -8,6 +8,7 @@ and are refused.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from .devices.literals import plain_data
-from .errors import EditError, Problem
+from .errors import EditError, MissingCodeError, Problem
 from .format import schema
 from .program import LoadedProgram
 
@@ -31,8 +32,17 @@ _HINTS = {
     "gradient_checkpointing_enable": "Call it on the model itself before the build, or build with a memory budget.",
     "activation_checkpointing_enable": "Call it on the model itself before the build, or build with a memory budget.",
     "from_pretrained": "Load the bundle, and fill it with load_state_dict().",
+    "generate": "Call the bundle for one token after another, or load its state_dict() into the model itself.",
     "push_to_hub": "Save it with save_pretrained(), and upload the directory.",
 }
+
+
+_LABELS = ("id2label", "label2id")
+"""Values of a configuration that no model computes with."""
+
+
+class ConfigWarning(UserWarning):
+    """A value of a recorded configuration was changed. Compiled code does not read it."""
 
 
 class Config:
@@ -69,6 +79,39 @@ class Config:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.to_json_file(Path(folder, "config.json"))
 
+    @property
+    def num_labels(self) -> int:
+        """The number of classes, as the library's configurations count them."""
+        return len(self.id2label)
+
+    @num_labels.setter
+    def num_labels(self, number: int) -> None:
+        if number != self.num_labels:
+            self.id2label = {i: f"LABEL_{i}" for i in range(number)}
+            self.label2id = {label: i for i, label in self.id2label.items()}
+
+    @property
+    def use_return_dict(self) -> bool:
+        """Whether the model returned a mapping."""
+        return bool(self.return_dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _LABELS and name in self.__dict__ and self.__dict__[name] != value:
+            warnings.warn(
+                f"config.{name} was {self.__dict__[name]!r} at the build, and is compiled in. The new value {value!r} is saved "
+                "with the configuration, and changes no result.",
+                ConfigWarning,
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise MissingCodeError(
+            f"The recorded configuration has no {name!r}. A bundle holds the values of a configuration, not its class, "
+            "so aliases and properties of that class are missing.",
+            hint="Make one from the values: transformers.AutoConfig.for_model(**model.config.to_dict()).",
+        )
+
     def __contains__(self, name: object) -> bool:
         return name in self.__dict__
 
@@ -91,11 +134,13 @@ def members(recorded: schema.Pretrained) -> dict[str, Any]:
         body["config"] = _Configured(recorded.config, "config")
     if recorded.generation_config is not None:
         body["generation_config"] = _Configured(recorded.generation_config, "generation_config")
+        body["generate"] = _refusal("generate")  # only such models have it
     body["get_input_embeddings"] = _embeddings(recorded.input_embeddings)
     body["get_output_embeddings"] = _embeddings(recorded.output_embeddings)
     body["_aotpack_unsaved"] = frozenset(recorded.unsaved)
     body["save_pretrained"] = save_pretrained
     body["tie_weights"] = _tied
+    body["gradient_checkpointing_disable"] = _without_checkpointing
     return body
 
 
@@ -133,26 +178,32 @@ def _tied(self: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Do nothing, because tied parameters stay tied."""
 
 
+def _without_checkpointing(self: nn.Module) -> None:
+    """Do nothing: how much a bundle computes again was chosen at its build, and changes no result."""
+
+
 def save_pretrained(
     self: Any,
     save_directory: str | Path,
     is_main_process: bool = True,
     state_dict: dict[str, Any] | None = None,
+    *,
+    max_shard_size: int | str = "50GB",
     **kwargs: Any,
 ) -> None:
     """Write weights and configuration in the original's format, for the library's ``from_pretrained``.
 
-    Only one of several tied weights is written. All weights go into one file.
+    Only one of several tied weights is written.
     """
     if not is_main_process:
         return
-    from safetensors.torch import save_file  # installed with the library
+    from huggingface_hub import save_torch_state_dict  # installed with the library
 
     folder = Path(save_directory)
     folder.mkdir(parents=True, exist_ok=True)
     state = self.state_dict() if state_dict is None else state_dict
     kept = {name: tensor.contiguous() for name, tensor in state.items() if name not in self._aotpack_unsaved}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    save_torch_state_dict(kept, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     if isinstance(config := getattr(self, "config", None), Config):
         config.save_pretrained(folder)
     if isinstance(generation := getattr(self, "generation_config", None), Config):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch import nn
 
-from ._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorder, skipped
+from ._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorded_call, recorder, skipped
 from .edits import Edits, Watched, retraced_error, warn_of_global_hooks
 from .errors import AotpackError, InputError, ModeError, Problem
 from .modules import Slots, add_modules, add_state, computed_state, modes_after, shown
@@ -136,6 +136,8 @@ class LoadedProgram(Watched):
         except InputError as error:
             if tool := recorder():
                 raise retraced_error(tool) from error
+            if (recorded := recorded_call(self, args, kwargs)) is not None:
+                return recorded
             raise
         except RuntimeError as error:
             if type(args) is not tuple:  # torch.fx passes another type

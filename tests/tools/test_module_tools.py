@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 import aotpack
 import aotpack_loader
 from aotpack_loader.edits import HookWarning
-from aotpack_loader.errors import EditError
+from aotpack_loader.errors import EditError, InputError, ModeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -85,16 +86,91 @@ def test_hooks_of_all_modules_are_told_about(models: tuple[Any, Any], seen: list
     assert seen == ["Sequential"]
 
 
-@pytest.mark.parametrize("tool", ["prune", "weight_norm", "spectral_norm"])
-def test_parameters_that_a_hook_would_compute_name_what_works(models: tuple[Any, Any], tool: str) -> None:
-    tools = {
-        "prune": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
-        "weight_norm": nn.utils.weight_norm,
-        "spectral_norm": nn.utils.spectral_norm,
-    }
+@pytest.mark.parametrize(
+    ("tool", "undo"),
+    [
+        (lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5), lambda layer: prune.remove(layer, "weight")),
+        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+        (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+    ],
+    ids=["prune", "weight_norm", "spectral_norm"],
+)
+def test_parameters_that_a_hook_computes_act(
+    models: tuple[Any, Any], tool: Callable[[Any], object], undo: Callable[[Any], object]
+) -> None:
+    found = []
+    for model in models:
+        torch.manual_seed(1)
+        tool(model[0])
+        during = losses(model)
+        names = list(model.state_dict())
+        undo(model[0])
+        found.append((during, losses(model), names))
+    assert found[1][0] == pytest.approx(found[0][0])
+    assert found[1][1] == pytest.approx(found[0][1])
+    assert found[1][2] == found[0][2]
 
-    with pytest.raises(EditError, match="parametrizations and parametrize"):
-        tools[tool](models[1][0])
+
+def test_other_hooks_of_submodules_are_refused_beside_those(models: tuple[Any, Any]) -> None:
+    model = models[1]
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    handle = model[0].register_forward_pre_hook(lambda module, args: None)
+    with pytest.raises(EditError, match=r"0: has a forward pre-hook, .*<lambda>") as caught:
+        model(X)
+    assert len(caught.value.problems) == 1
+    handle.remove()
+    model(X)
+
+
+def test_a_recomputed_call_updates_statistics_as_in_eager(models: tuple[Any, Any]) -> None:
+    found = []
+    for model in models:
+        loss = checkpoint(model, X, use_reentrant=False).square().mean()
+        once = model[1].running_mean.clone()
+        loss.backward()
+        found.append([once, model[1].running_mean, model[1].num_batches_tracked, *(p.grad for p in model.parameters())])
+    assert not torch.equal(found[0][0], found[0][1])  # torch runs the model twice
+    torch.testing.assert_close(found[1], found[0])
+
+
+class Scaled(nn.Module):
+    """Holds a model, as users' own models hold a bundle."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * 2).sum()
+
+
+def test_a_symbolic_trace_keeps_a_bundle_as_one_module(models: tuple[Any, Any]) -> None:
+    traced = [torch.fx.symbolic_trace(Scaled(model)) for model in models]
+    assert [node.target for node in traced[1].graph.nodes if node.op == "call_module"] == ["inner"]
+    gradients = []
+    for module in traced:
+        loss = module(X)
+        loss.backward()
+        gradients.append([loss, *(p.grad for p in module.parameters())])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    with pytest.raises(EditError, match=r"torch\.fx cannot trace"):
+        torch.fx.symbolic_trace(models[1])(X)
+
+
+def test_a_submodule_says_how_to_get_at_its_value(models: tuple[Any, Any]) -> None:
+    with pytest.raises(ModeError, match="Return its value from the model as well"):
+        models[1][0](X)
+
+
+def test_weights_in_channels_last_name_the_way_back_and_the_way_on(tmp_path: Path) -> None:
+    image = torch.linspace(-1, 1, 96).reshape(2, 3, 4, 4)
+    aotpack.build(nn.Conv2d(3, 2, 3), (image,), out=tmp_path / "c.aotpack", targets=("portable",), methods=("train",))
+    model = aotpack_loader.load(tmp_path / "c.aotpack")
+    model.to(memory_format=torch.channels_last)
+    with pytest.raises(InputError, match="build the bundle from a model that is in it"):
+        model(image)
+    model.to(memory_format=torch.contiguous_format)
+    model(image)
 
 
 def test_parametrizations_act(models: tuple[Any, Any]) -> None:

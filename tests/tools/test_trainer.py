@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Trainer, TrainingArguments
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 import aotpack
 import aotpack_loader
 from aotpack_loader import AotpackError
+from aotpack_loader.errors import EditError, MissingCodeError
 from aotpack_loader.own_class import LossWarning
+from aotpack_loader.pretrained import ConfigWarning
 
 pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -136,8 +138,43 @@ def test_the_library_may_be_imported_after_the_load(bundle: Path, tmp_path: Path
 def test_a_loss_that_a_trainer_cannot_scale_is_told(data: Data, tmp_path: Path) -> None:
     aotpack.build(gpt2(), (), _batch(data), out=tmp_path / "m.aotpack", targets=("portable",), methods=("train",))
     model = aotpack_loader.load(tmp_path / "m.aotpack")
-    with pytest.warns(LossWarning, match="num_items_in_batch"):
-        assert model.accepts_loss_kwargs is False
+    with pytest.warns(LossWarning, match="num_items_in_batch") as told:
+        assert [model.accepts_loss_kwargs for _ in range(3)] == [False] * 3
+    assert len(told) == 1
+
+
+def test_generate_says_what_to_do(bundle: Path) -> None:
+    model = aotpack_loader.load(bundle)
+    with pytest.raises(EditError, match="one token after another"):
+        model.generate(torch.tensor([[3, 4]]))
+
+
+def test_a_configuration_tells_what_it_lacks_and_what_does_not_act(bundle: Path) -> None:
+    model, original = aotpack_loader.load(bundle), gpt2()
+    assert model.config.num_labels == original.config.num_labels
+    assert model.config.use_return_dict == original.config.use_return_dict
+    assert not hasattr(model.config, "hidden_size")
+    with pytest.raises(MissingCodeError, match="AutoConfig"):
+        _ = model.config.hidden_size
+    assert AutoConfig.for_model(**model.config.to_dict()).hidden_size == original.config.hidden_size
+    model.config.use_cache = False  # as it was
+    with pytest.warns(ConfigWarning, match=r"config\.n_layer was 1 at the build"):
+        model.config.n_layer = 3
+    model.config.num_labels = original.config.num_labels = 4
+    assert model.config.id2label == original.config.id2label
+
+
+def test_weights_are_saved_in_several_files(bundle: Path, tmp_path: Path) -> None:
+    model, original = aotpack_loader.load(bundle), gpt2()
+    names = []
+    for each in (original, model):
+        folder = tmp_path / type(each).__module__
+        each.save_pretrained(folder, max_shard_size="2KB")
+        names.append(sorted(path.name for path in folder.glob("*.safetensors*")))
+        read = GPT2LMHeadModel.from_pretrained(folder)
+        torch.testing.assert_close(read.state_dict(), each.state_dict())
+    assert names[0] == names[1]
+    assert len(names[0]) > 2
 
 
 def test_signatures_of_models_of_others(tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_batched, keeps_graph, opaque, release_saved_tensors, saved_tensors_are_hooked, sparse_tensor
+from .._torch_compat import (
+    is_batched,
+    keeps_graph,
+    opaque,
+    release_saved_tensors,
+    saved_tensors_are_hooked,
+    sparse_tensor,
+    stops_recomputation,
+)
+from ..errors import AutogradError
 from ..format import expressions, schema
 from .backward_inputs import Environment, SavedValues, Tangent
 from .views import detach_outputs, detached_outputs
@@ -18,6 +27,14 @@ if TYPE_CHECKING:
     from .tangent_writes import Write, Writes
 
 Executable = Callable[[list[Any]], list[Any]]
+
+
+class RecomputationStopped(Exception):  # noqa: N818 - the call goes on, and raises the cause of this at its end
+    """``torch.utils.checkpoint`` needs nothing more of this call. The original would have written to its state by now."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        super().__init__()
+        self.outputs = outputs
 
 
 class Differentiable:
@@ -73,8 +90,17 @@ class Differentiable:
         if self.second is not None:
             call.primals, call.before = arguments, self.second.before(arguments)
         call.anchors = [_Anchor.apply(primal) for primal in arguments if primal.grad_fn is not None]  # type: ignore[no-untyped-call]
-        attached = _Step.apply(call, *arguments)  # type: ignore[no-untyped-call]
-        outputs, call.outputs = call.outputs, []
+        try:
+            attached = _Step.apply(call, *arguments)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if not stops_recomputation(error):
+                raise
+            raise RecomputationStopped(self._outputs(call, call.returned)) from error
+        return self._outputs(call, attached)
+
+    def _outputs(self, call: _Call, attached: Sequence[Any]) -> list[Any]:
+        """The outputs of a call, with those that autograd or the caller sees as ``attached``."""
+        outputs, call.outputs, call.returned = call.outputs, [], ()
         for position, value in zip(self.visible, attached, strict=True):
             outputs[position] = value
         return outputs
@@ -134,6 +160,7 @@ class _Call:
         "outputs",
         "primals",
         "remembered",
+        "returned",
         "shapes",
         "sizes",
         "unchecked",
@@ -149,6 +176,7 @@ class _Call:
         self.unchecked: list[Any] | None = None
         self.hooked = False
         self.remembered: Remembered = []
+        self.returned: tuple[Any, ...] = ()
         self.primals: list[torch.Tensor] = []
         self.before: Before = ([], None)
 
@@ -175,6 +203,8 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Metadata-only updates need these outputs' sizes and strides. The caller gets all other
         # outputs through autograd.
+        if call.hooked:
+            call.returned = returned  # a hook may stop the call
         call.outputs = [value if position not in method.visible else None for position, value in enumerate(outputs)]
         return returned
 

@@ -12,7 +12,7 @@ import torch
 from .._torch_compat import backward_is_compiled
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
-from .autograd import Differentiable, Executable
+from .autograd import Differentiable, Executable, RecomputationStopped
 from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
@@ -161,11 +161,16 @@ class MethodCall:
         unchanged = all(map(operator.is_, leaves, strided_leaves))
         strided_primals = primals if unchanged else self.primals(state, strided_leaves)
         arguments = strided_primals.copy()  # the forward empties its list
-        if self.modes.autocast is None:
-            outputs = self.run(arguments, environment)
-        else:
-            with torch.autocast(self.device.type, enabled=False):  # the graphs hold their own casts
+        try:
+            if self.modes.autocast is None:
                 outputs = self.run(arguments, environment)
+            else:
+                with torch.autocast(self.device.type, enabled=False):  # the graphs hold their own casts
+                    outputs = self.run(arguments, environment)
+        except RecomputationStopped as stopped:
+            self._measure(stopped.outputs, environment)
+            self._epilogue(CallValues(primals, strided_primals, stopped.outputs), environment)
+            raise stopped.__cause__ from None  # type: ignore[misc]
         results = self._epilogue(CallValues(primals, strided_primals, outputs), environment)
         for base, before in zip(self._bases, versions, strict=True):
             base.count_writes(leaves, before)
@@ -222,10 +227,13 @@ class MethodCall:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
                 detach_outputs(outputs, self.own, primals)
-        # The backward reads these from the same environment.
+        self._measure(outputs, environment)
+        return outputs
+
+    def _measure(self, outputs: list[Any], environment: dict[str, int]) -> None:
+        """Add the sizes that ``outputs`` give. The backward reads them from the same environment."""
         for name, output, dim in self._measured:
             environment[name] = _measure(outputs[output], dim)
-        return outputs
 
 
 def _bases_of(

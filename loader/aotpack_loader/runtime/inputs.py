@@ -106,7 +106,8 @@ def _error(problems: list[Problem]) -> InputError:
     return InputError(
         "The arguments do not fit this bundle." if len(problems) == 1 else f"{len(problems)} arguments do not fit this bundle.",
         problems,
-        hint="The bundle was built for these arguments; see `aotpack inspect` for all of them.",
+        hint="The bundle was built for these arguments; see `aotpack inspect` for all of them. For other ones, build it with "
+        "example inputs like those of this call.",
     )
 
 
@@ -200,14 +201,14 @@ class TensorCheck:
         if value is MISSING:
             return value
         if not is_plain_tensor(value):
-            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {describe(value)}"))
+            problems.append(Problem(self.leaf.path, f"expected {self.expected(environment)}, got {describe(value)}"))
             return value
         if value.dtype is self.dtype and value.shape == self.shape and value.stride() == self.stride:
             wrong = False
         else:
             wrong = value.dtype is not self.dtype or not self.sizes_fit(value, environment)
         if wrong or value.is_cpu is not self.on_cpu:
-            problems.append(Problem(self.leaf.path, f"expected {self.expected()}, got {describe(value)}"))
+            problems.append(Problem(self.leaf.path, f"expected {self.expected(environment)}, got {describe(value)}"))
             return value
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
@@ -273,9 +274,17 @@ class TensorCheck:
             warnings.warn(visible(_copied(self.leaf.path, list(strides), known)), LayoutWarning, stacklevel=2)
         return self.copy(value, known)
 
-    def expected(self) -> str:
+    def expected(self, environment: Environment) -> str:
+        """Type and sizes, for messages. ``environment`` has the sizes that other arguments have determined."""
         labels, bound = _labels(self.symbols), {symbol.name: symbol for _, symbol in self.binds}
-        sizes = [labels.range(bound[str(size)]) if str(size) in bound else labels.text(size) for size in self.leaf.shape]
+
+        def shown(size: schema.Dim) -> str:
+            if str(size) in bound:
+                return labels.range(bound[str(size)])
+            value = _try(size, environment) if isinstance(size, str) else None
+            return labels.text(size) if value is None else f"{labels.text(size)}={value}"
+
+        sizes = [shown(size) for size in self.leaf.shape]
         return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
 
 

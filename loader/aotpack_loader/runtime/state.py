@@ -72,6 +72,11 @@ class State:
             if isinstance(value, torch.Tensor) and value.dtype != expected.dtype
         ]
         hint = "The bundle's code was compiled for the original types and shapes; load it again to get them back."
+        if any(_is_laid_out_otherwise(expected, value) for expected, value in zip(self.expected.values(), values, strict=True)):
+            hint = (
+                "The bundle's code was compiled for the original strides; to(memory_format=torch.contiguous_format) undoes "
+                "to(memory_format=torch.channels_last). To compute in channels_last, build the bundle from a model that is in it."
+            )
         from .parallel import advice  # only for errors
 
         if instead := advice(type(value).__module__ for value in values):
@@ -84,6 +89,11 @@ class State:
                 "A policy that casts parameters (FSDP) works with a bundle built in that type: load(...).float(), then wrap it."
             )
         return InputError("Parameters or buffers of the module no longer fit this bundle.", problems, hint=hint)
+
+
+def _is_laid_out_otherwise(expected: Expected, value: Any) -> bool:
+    """Whether the only difference of ``value`` are strides of images or volumes."""
+    return isinstance(value, torch.Tensor) and value.dim() in (4, 5) and expected.mismatch(value).startswith("expected strides")
 
 
 THAWED = "was frozen when the bundle was built and now requires a gradient, for which there is no code"

@@ -78,7 +78,7 @@ class SubclassCheck(TensorCheck):
         if value is MISSING:
             return value
         if type(value) is self.wrapper.kind and not (self.sizes_fit(value, environment) and self._inner_sizes_fit(environment)):
-            found = [("", f"expected {self.expected()}, got {describe(value)}")]
+            found = [("", f"expected {self.expected(environment)}, got {describe(value)}")]
         else:
             found = list(self.wrapper.mismatch(value, environment))
         problems += [Problem(f"{self.leaf.path}{path}", message) for path, message in found]
