@@ -136,8 +136,8 @@ def warn_of_global_hooks() -> None:
     """Warn that hooks for the modules of all models do not run for submodules. Python shows it once."""
     warnings.warn(
         "Hooks for all modules (register_module_forward_hook and the like; FlopCounterMode uses them) run "
-        "for a loaded bundle as a whole. They do not run for its submodules, which are compiled in. Native code adds nothing to a "
-        "count of operations: load the bundle with backend='portable' to count them.",
+        "for a loaded bundle as a whole. They do not run for its submodules, which are compiled in. "
+        "Native code adds nothing to a count of operations; load the bundle with backend='portable' to count them.",
         HookWarning,
         stacklevel=4,
     )

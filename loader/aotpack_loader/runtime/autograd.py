@@ -16,7 +16,6 @@ from .._torch_compat import (
     sparse_tensor,
     stops_recomputation,
 )
-from ..errors import AutogradError
 from ..format import expressions, schema
 from .backward_inputs import Environment, SavedValues, Tangent
 from .views import detach_outputs, detached_outputs
