@@ -327,8 +327,9 @@ def test_v3_an_unknown_optional_property_is_ignored() -> None:
 
 
 def test_s1_opening_runs_and_writes_nothing() -> None:
-    for folder in VALID:  # what is imported lazily is imported now
-        _open_and_read(folder)
+    for folder in (*VALID, *INVALID):  # what is imported lazily is imported now
+        with contextlib.suppress(errors.AotpackError):
+            _open_and_read(folder)
     seen: list[tuple[str, Any]] = []
     watching = True
 

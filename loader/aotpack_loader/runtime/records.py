@@ -36,13 +36,13 @@ def maker(tree: schema.RecordNode) -> Make:
     """Return the function that makes records of ``tree``.
 
     Raises:
-        CorruptBundleError: a field cannot be an attribute.
+        CorruptBundleError: a field cannot be an attribute (C40).
     """
     names = [*tree.fields, *tree.none_fields]
     if bad := [name for name in names if not _is_attribute(name, tree.kind)]:
         raise CorruptBundleError(
             "A bundle has a result with fields that cannot be attributes.",
-            [Problem(tree.name, f"has a field {name!r}") for name in bad],
+            [Problem(tree.name, f"C40: has a field {name!r}") for name in bad],
         )
     fields, nones = tuple(tree.fields), tuple(tree.none_fields)
     if tree.kind == "tuple":

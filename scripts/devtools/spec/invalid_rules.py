@@ -81,6 +81,10 @@ def _two_named(name: str) -> Json:
     return {"type": "dict", "keys": [name, name], "items": items}
 
 
+def _record(field: str, kind: str = "object") -> Json:
+    return {"type": "record", "name": "Record", "fields": [field], "items": [{"type": "leaf"}], "kind": kind}
+
+
 def _array_code(**fields: Any) -> Json:
     return {"parameters": [], "results": [], "outputs": [{"type": "value", "index": 0}], **fields}
 
@@ -131,6 +135,12 @@ MORE_INVALID: dict[str, Invalid] = {
     "leaf_stride_length": Invalid("C3", "C3:", _method(lambda m: _set(m["leaves"][0], "stride", [1, 1]))),
     "tree_key_twice": Invalid("C15", "C15:", _method(lambda m: _set(m, "outputs", _two_named("a")))),
     "tree_too_deep": Invalid("C15", "C15:", _method(lambda m: _set(m, "outputs", _deep(66)))),
+    "record_field_no_attribute": Invalid("C40", "C40:", _method(lambda m: _set(m, "outputs", _record("not a name")))),
+    "record_field_of_a_tuple": Invalid("C40", "C40:", _method(lambda m: _set(m, "outputs", _record("_field", kind="tuple")))),
+    "symbol_without_values": Invalid(
+        "C13", "C13: the maximum", _method(lambda m: _set(m["symbols"][0], "maximum", 1)), base="dynamic_batch"
+    ),
+    "sparse_indices_beyond": Invalid("C14", "C14:", _sparse(lambda s: _set(s[0], "indices", 9)), **_SPARSE),
     "integer_with_gradient": Invalid("C16", "C16:", _state(dtype="int32")),
     "shared_with_later": Invalid("C17", "C17:", _method(lambda m: _set(_shared(m), "result", 9)), **_AT_TWO),
     "shared_other_steps": Invalid("C17", "C17:", _method(lambda m: _set(_shared(m), "steps", 9)), **_AT_TWO),
