@@ -23,7 +23,7 @@ _SHAPE = "the size of a result depends on the values of a tensor"
 _STRIDED = "the model writes to a view of an as_strided view; write by an index, or to a clone that you copy back"
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
 _KINDS = (
-    (_ENLARGED, r"Attempted to resize a view tensor to a larger size"),
+    (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
     (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),

@@ -15,6 +15,7 @@ from .cases import (
     gradient_writes,
     identity,
     layouts,
+    losses,
     mutation,
     outputs,
     overlaps,
@@ -32,7 +33,7 @@ from .cases import (
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES]
+CASES += [*gradient_writes.CASES, *losses.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 

@@ -490,7 +490,38 @@ def shrunk_after_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, row
 
 
+IN_TYPE_OF_OUT = (
+    torch.sum,
+    torch.mean,
+    torch.nansum,
+    torch.nanmean,
+    torch.prod,
+    torch.cumsum,
+    torch.cumprod,
+    torch.var,
+    torch.std,
+)
+"""Functions that compute in the element type of ``out=``."""
+
+
+def into_type(function: Any) -> Any:
+    def f(x: Tensor) -> Tensor:
+        shape = x.shape if function in (torch.cumsum, torch.cumprod) else x.shape[:1]
+        out = torch.zeros(shape, dtype=torch.float64)
+        function(x, 1, out=out)
+        return out
+
+    return f
+
+
+def enlarged_and_sliced(x: Tensor) -> Tensor:
+    y = x * 2
+    y.resize_(20)
+    return y[:5]
+
+
 OUT_REFUSED = {
+    "input mutation: an intermediate resized to more elements": r"enlarges a tensor in place.*mutation\.py:\d+: y\.resize_\(20\)",
     "input mutation: out= of other sizes, a view": "resizes a view passed as out=",
     "outputs: an intermediate set to another one": r"set_ changes a tensor that is returned.*mutation\.py:\d+: z\.set_",
     "outputs: an intermediate made smaller after a view": r"resize_ changes a tensor that is.*mutation\.py:\d+: y\.resize_",
@@ -499,10 +530,12 @@ TWO_OF_TWO = t(2, 2)
 
 CASES: list[Case] = [
     *(case(f"input mutation: out= of other sizes, {name}", f, TWO_OF_TWO, t(*shape)) for name, (f, shape) in OUT_SIZES.items()),
+    *(case(f"input mutation: out= of another type, {f.__name__}", into_type(f), t(4, 5)) for f in IN_TYPE_OF_OUT),
     case("input mutation: out= of other sizes, sum on cpu", into(torch.sum, 0), TWO_OF_TWO, t(2, 2), targets=("cpu",)),
     case("input mutation: out= of other sizes, intermediates", into_intermediate, TWO_OF_TWO),
     case("input mutation: out= of other sizes, two", into_two, TWO_OF_TWO, t(4, 2), ints(2)),
     case("input mutation: out= of other sizes, a view", into_view, TWO_OF_TWO, t(3, 3), methods=("infer",)),
+    case("input mutation: an intermediate resized to more elements", enlarged_and_sliced, TWO_OF_TWO),
     case("outputs: an intermediate set to another one", set_to_another, TWO_OF_TWO),
     case("outputs: an intermediate made smaller after a view", shrunk_after_a_view, TWO_OF_TWO),
     case("outputs: an intermediate set to another one, alone", lambda x: set_to_another(x)[1], TWO_OF_TWO),

@@ -1,7 +1,8 @@
-"""Resizes tensors passed as ``out=`` as eager does.
+"""Treats tensors passed as ``out=`` as eager does.
 
 A trace copies the result into such a tensor. A larger tensor then keeps its sizes: the copy
-broadcasts the result, or raises.
+broadcasts the result, or raises. Sums and their like have the input's element type in a trace.
+Eager computes them in the type of ``out=``.
 
 Tried on: torch 2.13.0.
 """
@@ -26,7 +27,7 @@ class OutSizeError(Exception):
 
 
 class OutSizeMode(TorchFunctionMode):
-    """While active, gives tensors passed as ``out=`` the sizes of the result.
+    """While active, gives tensors passed as ``out=`` the sizes of the result, and reductions their type.
 
     Raises:
         OutSizeError: the tensor is a view.
@@ -41,6 +42,7 @@ class OutSizeMode(TorchFunctionMode):
         if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
             return function(*args, **kwargs)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
+        args, kwargs = _in_type_of(given[0], function, args, kwargs)
         found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
         for tensor, value in zip(given, fresh, strict=True):
             _set(tensor, value.detach())  # `value` itself says that it is empty; a view of it has the true sizes
@@ -50,6 +52,28 @@ class OutSizeMode(TorchFunctionMode):
 def _names(function: Callable[..., Any]) -> list[str]:
     operator = operator_of(function)
     return ["out"] if operator is None else [argument.name for argument in operator._schema.arguments if argument.is_out]
+
+
+_TYPED = frozenset({"sum", "mean", "nansum", "nanmean", "prod", "cumsum", "cumprod"})
+_CAST = frozenset({"var", "std"})
+"""Functions that eager computes in the element type of ``out=``: with an argument ``dtype``, and without."""
+
+
+def _in_type_of(
+    out: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments with which a reduction computes in the element type of ``out``."""
+    name = getattr(function, "__name__", "").partition(".")[0]
+    x = args[0] if args else next((kwargs[key] for key in ("input", "self") if key in kwargs), None)
+    if name not in _TYPED | _CAST or not isinstance(x, torch.Tensor) or x.dtype == out.dtype:
+        return args, kwargs
+    reached("aot-sizes-of-out")
+    if name in _TYPED:
+        return args, {**kwargs, "dtype": kwargs.get("dtype") or out.dtype}
+    cast = x.to(out.dtype)
+    return [cast if value is x else value for value in args], {
+        key: cast if value is x else value for key, value in kwargs.items()
+    }
 
 
 def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -53,6 +53,20 @@ FIXES = (
         patches=("torch.ops.aten.polygamma_.default",),
     ),
     _fix(
+        id="decomposition-labels-after-the-end",
+        severity="wrong-values",
+        summary="`multilabel_margin_loss` counts labels after the first -1, so losses with padded labels are too large.",
+        apply="fixes.decomposition.margin_losses:ignore_labels_after_the_end",
+        patches=("torch.ops.aten.multilabel_margin_loss_forward.default",),
+    ),
+    _fix(
+        id="decomposition-margins-just-met",
+        severity="wrong-values",
+        summary="`multi_margin_loss` has a gradient where a margin is just met, and a dimension where eager's has none.",
+        apply="fixes.decomposition.margin_losses:trace_multi_margin_loss",
+        patches=("torch.ops.aten.multi_margin_loss.default",),
+    ),
+    _fix(
         id="decomposition-covariance",
         severity="refuses",
         summary="`torch.cov` with weights cannot be traced: it looks at the values of the weights.",

@@ -147,7 +147,7 @@ FIXES = (
     _aot(
         id="aot-sizes-of-out",
         severity="wrong-values",
-        summary="A tensor passed as `out=` keeps sizes that eager changes: the result is broadcast into it, or tracing fails.",
+        summary="A tensor passed as `out=` keeps sizes that eager changes, and sums are not computed in its type.",
         apply="fixes.aot_autograd.out_sizes:OutSizeMode",
     ),
     _aot(

@@ -1,0 +1,39 @@
+"""Losses with padded labels, of a single example, and where a margin is just met."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from devtools.harness import Case, Spec, case, const, g, ints
+
+_PADDED = torch.tensor([[2, 0, -1, 1], [3, -1, -1, -1], [0, 1, 2, 3], [-1, 2, 2, 2]])
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def multilabel_margins(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return tuple([F.multilabel_margin_loss(x, labels, reduction=how) for how in _REDUCTIONS])
+
+
+def margins(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return tuple([F.multi_margin_loss(x, labels, p=p, reduction=how) for how in _REDUCTIONS for p in (1, 2)])
+
+
+def rounded(*shape: int) -> Spec:
+    """A leaf whose elements often differ by exactly 1, where eager's gradient is 0."""
+    return lambda generator: torch.randn(shape, generator=generator).round().requires_grad_()
+
+
+CASES: list[Case] = [
+    *(
+        case(f"losses: {name}, {target}", function, scores, labels, targets=(target,))
+        for target in ("portable", "cpu")
+        for name, function, scores, labels in (
+            ("labels padded with -1", multilabel_margins, g(4, 4), const(_PADDED)),
+            ("labels of one example", multilabel_margins, g(4), const(_PADDED[0])),
+            ("the label of one example", margins, g(4), const(torch.tensor(2))),
+            ("margins just met", margins, rounded(6, 4), ints(6, high=4)),
+        )
+    )
+]
