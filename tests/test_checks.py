@@ -257,8 +257,8 @@ def test_view_that_lost_its_gradient(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def selecting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def positive(x: Tensor) -> tuple[Tensor, Tensor]:
-        places = (x > 0).nonzero()
-        return x[places[:, 0]] * 2, places
+        indices = (x > 0).nonzero()
+        return x[indices[:, 0]] * 2, indices
 
     out = tmp_path_factory.mktemp("checks") / "selecting.aotpack"
     aotpack.build(positive, (torch.randn(6),), out=out, targets=("portable",), methods=("infer",))

@@ -148,8 +148,8 @@ def test_documents_that_do_not_fit(bundle: Path, donated: list[int], message: st
     target, program = target_of(bundle)
     backward = target.executables["train.backward"]
     (own,) = backward.donated
-    places = [own if position == 0 else position for position in donated]
-    changed = {**target.executables, "train.backward": structs.replace(backward, donated=places)}
+    indices = [own if position == 0 else position for position in donated]
+    changed = {**target.executables, "train.backward": structs.replace(backward, donated=indices)}
     with pytest.raises(CorruptBundleError, match=message):
         validate_target(structs.replace(target, executables=changed), program, "target")
 

@@ -503,21 +503,21 @@ JUNK: list[Any] = [
 
 def _mutate_json(node: Any, generator: random.Random) -> None:
     """Replace, remove or repeat one value somewhere below ``node``."""
-    places: list[tuple[Any, Any]] = []
+    slots: list[tuple[Any, Any]] = []
     pending = [node]
     while pending:
         current = pending.pop()
         keys = current.keys() if isinstance(current, dict) else range(len(current))
-        places += [(current, key) for key in keys]
+        slots += [(current, key) for key in keys]
         pending += [current[key] for key in keys if isinstance(current[key], dict | list)]
-    holder, key = generator.choice(places)
+    holder, key = generator.choice(slots)
     kind = generator.randrange(4)
     if kind == 0:
         del holder[key]
     elif kind == 1 and isinstance(holder, list):
         holder.append(holder[key])
     elif kind == 2:
-        other, other_key = generator.choice(places)
+        other, other_key = generator.choice(slots)
         holder[key] = json.loads(json.dumps(other[other_key]))
     else:
         holder[key] = generator.choice(JUNK)

@@ -33,8 +33,8 @@ def strided(draw: st.DrawFn) -> Tensor:
 
 def bytes_of(tensor: Tensor) -> set[int]:
     size, start = tensor.element_size(), tensor.storage_offset()
-    places = itertools.product(*[[i * step for i in range(n)] for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
-    return {(start + sum(place)) * size + byte for place in places for byte in range(size)}
+    offsets = itertools.product(*[[i * step for i in range(n)] for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    return {(start + sum(offset)) * size + byte for offset in offsets for byte in range(size)}
 
 
 @settings(max_examples=500, deadline=None)

@@ -22,13 +22,13 @@ class Broadcasts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
+        self.words, self.position_table, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
 
     def forward(self, ids: Tensor) -> Tensor:
         positions = torch.arange(ids.shape[1]).unsqueeze(0)
         if ids.shape[0] != positions.shape[0]:
             positions = positions.expand(ids.shape[0], -1)
-        logits = self.head(self.words(ids) + self.places(positions))
+        logits = self.head(self.words(ids) + self.position_table(positions))
         labels = ids[..., 1:].contiguous()
         return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 11), labels.view(-1))
 
@@ -48,14 +48,14 @@ class Masks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
+        self.words, self.position_table, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         mask = mask.view(ids.shape[0], -1)[:, None, None, :]
         positions = torch.arange(ids.shape[1]).unsqueeze(0)
         if ids.shape[0] != positions.shape[0]:
             positions = positions.expand(ids.shape[0], -1)
-        x = (self.words(ids) + self.places(positions)).unsqueeze(1)
+        x = (self.words(ids) + self.position_table(positions)).unsqueeze(1)
         y: Tensor = self.head(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
         return y
 

@@ -161,9 +161,11 @@ def _seen(case: Case, call: Any, make: Callable[[], tuple[Any, ...]]) -> list[st
             leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             if case.after is not None:
                 case.after(result)
-        graded = [leaf for leaf in leaves if leaf.requires_grad]
-        if graded:
-            torch.autograd.backward(graded, [torch.linspace(1, 2, leaf.numel()).view(leaf.shape).to(leaf) for leaf in graded])
+        differentiable = [leaf for leaf in leaves if leaf.requires_grad]
+        if differentiable:
+            torch.autograd.backward(
+                differentiable, [torch.linspace(1, 2, leaf.numel()).view(leaf.shape).to(leaf) for leaf in differentiable]
+            )
     except aotpack.AotpackError as error:
         return [_RAISED] if isinstance(error, RuntimeError) else _REFUSED
     except (RuntimeError, IndexError):

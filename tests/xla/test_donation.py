@@ -143,12 +143,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_written_to_is_updated_in_place(cache: Path, device: torch.device) -> None:
-    """Over many steps the same two places in memory are used; tensors that were taken before keep their values."""
+    """Over many steps the same two addresses are used; tensors that were taken before keep their values."""
     model, loaded = Cache().eval(), load(cache, device="xla", donate=True).eval()
     on_cpu, total = torch.zeros(128, 16), torch.zeros(128, 16)
     there = on_cpu.to(device)
     alias, view = there.detach(), there[:4]
-    places = {address(loaded.seen), address(there)}
+    addresses = {address(loaded.seen), address(there)}
     with torch.no_grad():
         for _ in range(4):
             x = torch.randn(128, 16)
@@ -160,7 +160,7 @@ def test_what_is_written_to_is_updated_in_place(cache: Path, device: torch.devic
                 torch.testing.assert_close(ours.cpu(), eagers)
             torch.testing.assert_close(alias.cpu(), total)
             torch.testing.assert_close(view.cpu(), total[:4])
-            assert {address(loaded.seen), address(there)} == places
+            assert {address(loaded.seen), address(there)} == addresses
     assert not on_cpu.any()  # what the argument was made from
 
 
@@ -192,11 +192,11 @@ def test_running_statistics_are_updated_in_place(tmp_path: Path, device: torch.d
     loaded = load(build(model, args, tmp_path / "model.aotpack"), device="xla", donate=True)
     given = [arg.to(device) for arg in args]
     names = ("norm.running_mean", "norm.running_var")
-    places = {address(loaded.get_buffer(name)) for name in names}
+    addresses = {address(loaded.get_buffer(name)) for name in names}
     for _ in range(3):
         model(*args).backward()
         loaded(*given).backward()
-        assert {address(loaded.get_buffer(name)) for name in names} == places
+        assert {address(loaded.get_buffer(name)) for name in names} == addresses
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(loaded.get_buffer(name).cpu(), buffer)
     for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):

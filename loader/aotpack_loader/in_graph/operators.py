@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -14,6 +14,7 @@ from .._torch_compat import operator
 from ..errors import EditError, InputError, Problem
 from ..format import expressions, schema
 from ..runtime.autograd import Differentiable
+from ..runtime.backward_inputs import Environment
 from ..runtime.branches import BRANCH_MESSAGE, branch_error
 from ..runtime.call import MethodCall
 from ..runtime.inputs import TensorCheck
@@ -96,14 +97,14 @@ def _decode(item: Any, tensors: Sequence[Any]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _environment(call: _Call) -> dict[str, Any]:
-    environment: dict[str, Any] = {}
+def _environment(call: _Call) -> dict[str, int]:
+    environment: dict[str, int] = {}
     for i, check in call.call.inputs.binding:
         check.bind(call.leaves[i], environment)
     return environment
 
 
-def _sizes(call: MethodCall, sizes: Sequence[Any]) -> dict[str, Any]:
+def _sizes(call: MethodCall, sizes: Sequence[int]) -> dict[str, int]:
     return {symbol.name: size for symbol, size in zip(call.method.symbols, sizes, strict=True)}
 
 
@@ -133,18 +134,18 @@ def _primals(call: _Call, leaves: Sequence[Any], state: Sequence[Tensor]) -> lis
     return call.call.primals(values, list(leaves))
 
 
-def _empty(value: Any, environment: Mapping[str, Any], device: torch.device) -> Tensor:
+def _empty(value: Any, environment: Environment, device: torch.device) -> Tensor:
     shape = [_size(size, environment) for size in value.shape]
     return torch.empty_strided(
         shape, [_size(step, environment) for step in value.stride], dtype=getattr(torch, value.dtype), device=device
     )
 
 
-def _size(size: Any, environment: Mapping[str, Any]) -> Any:
+def _size(size: schema.Dim, environment: Environment) -> int:
     return size if isinstance(size, int) else expressions.parse(size)(environment)
 
 
-def _as_recorded(found: Tensor, value: Any, environment: Mapping[str, Any], held: set[int]) -> Tensor:
+def _as_recorded(found: Tensor, value: Any, environment: Environment, held: set[int]) -> Tensor:
     """An output with the recorded strides and memory of its own, as the caller's compiler assumes."""
     strides = tuple(_size(step, environment) for step in value.stride)
     storage = found.untyped_storage()._cdata

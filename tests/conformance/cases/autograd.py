@@ -667,7 +667,7 @@ def pooled_at_random(x: Tensor) -> Tensor:
 
 
 def speech(x: Tensor, labels: Tensor, lengths: Tensor) -> Any:
-    """Losses of transcripts that are padded; how many places the longest has depends on data."""
+    """Losses of transcripts that are padded; the length of the longest depends on data."""
     steps = torch.full((2,), x.shape[0])
     by_tensors = F.ctc_loss(x.log_softmax(-1), labels + 1, steps, lengths + 1, blank=0, reduction="sum")
     return by_tensors, F.ctc_loss(x[:6].log_softmax(-1), labels[:, :2] + 1, [6, 5], [2, 1], reduction="none")

@@ -20,8 +20,8 @@ def positive(dtype: torch.dtype) -> Spec:
 
 
 def extremes(x: Tensor) -> Any:
-    least, places = x.min(0)
-    return x.amin(), x.amax(1), least, places, x.max(), x.argmin(), (-x).argmax(1), (-x).max(1).values + 1
+    least, indices = x.min(0)
+    return x.amin(), x.amax(1), least, indices, x.max(), x.argmin(), (-x).argmax(1), (-x).max(1).values + 1
 
 
 def any_and_absolute(x: Tensor, y: Tensor) -> Any:
@@ -39,8 +39,14 @@ def tenths(generator: torch.Generator) -> Tensor:
 
 def powers(x: Tensor) -> Any:
     """Of whole numbers, which have more digits than a float."""
-    places = x.abs().clamp(max=62)
-    return 2**places, torch.pow(3, places % 30), torch.pow(-2, places), torch.pow(2, x.to(torch.int8) % 7), torch.pow(2.5, x % 9)
+    exponents = x.abs().clamp(max=62)
+    return (
+        2**exponents,
+        torch.pow(3, exponents % 30),
+        torch.pow(-2, exponents),
+        torch.pow(2, x.to(torch.int8) % 7),
+        torch.pow(2.5, x % 9),
+    )
 
 
 def padded_product(x: Tensor) -> Tensor:
@@ -50,12 +56,12 @@ def padded_product(x: Tensor) -> Tensor:
 
 
 def places_of_extremes(x: Tensor) -> Any:
-    """Loops go by memory, which is channels-last; places do not."""
+    """Loops go by memory, which is channels-last; indices do not."""
     return x.mean(-1).argmax(), x.amax(-1).argmin(), (x * 2).argmax(), x.argmin()
 
 
 def pooled_volumes(x: Tensor) -> Any:
-    """Windows of which the loops run otherwise than the places in them are counted."""
+    """Windows of which the loops run in another order than the indices in them are counted."""
     small, where = F.max_pool3d(x, 3, return_indices=True)
     return small, where, F.max_pool3d(x, 3, stride=2, padding=1), F.adaptive_max_pool3d(x, (1, 2, 2)), F.max_pool2d(x[:, 0], 6)
 
