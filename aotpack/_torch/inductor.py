@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,14 @@ class OutputLayout:
 class Code:
     """A library to make, for one instruction set.
 
-    ``march`` is the compiler's ``-march``; null leaves Inductor's default.
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. Products of at least
+    ``products`` multiplications are oneDNN's, if it is not 0.
     """
 
     output: Path
     march: str | None
     vector_bits: int | None
+    products: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def lower_with_aoti(
         made = [lower([code], free=free) for code in codes]
         return [library for libraries, _ in made for library in libraries], made[0][1]
     except _PaddedError as error:
-        plain = [Code(code.output.parent / "plain" / code.output.name, code.march, code.vector_bits) for code in codes]
+        plain = [replace(code, output=code.output.parent / "plain" / code.output.name) for code in codes]
         return lower_with_aoti(
             module,
             inputs,
@@ -216,7 +218,7 @@ def _lower(
     expected = [node.meta["val"] for node in output_node(module).args[0]]  # type: ignore[union-attr]
     written: list[OutputLayout] = []
     working: list[torch.fx.Node] = []
-    libraries = [Library(code.output) for code in codes]
+    libraries = [Library(code.output, code.products) for code in codes]
     here = libraries[:1]  # the library whose sources this process writes
 
     def inner(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:

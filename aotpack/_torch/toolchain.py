@@ -66,13 +66,14 @@ class Library:
 
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
+    ``products``: as :class:`aotpack._torch.inductor.Code` has it.
     ``interface`` is the source of the functions that all libraries have. ``copy`` is the process that
     writes the sources; null if this process has written them. ``nodes`` are the graph's by name, for
     messages about what that process does.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.output = output
+    def __init__(self, output: Path, products: int = 0) -> None:
+        self.output, self.products = output, products
         self.guards: list[Any] = []
         self.interface = ""
         self.copy: ProcessCopy | None = None
@@ -265,7 +266,9 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_with_functions(wrapper_code))}'
+            wrapper_code = (
+                f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_with_functions(_with_products(wrapper_code, current().products)))}'
+            )
             kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
@@ -277,6 +280,19 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
 
 
 _LSTM = "aoti_torch_cpu_mkldnn_rnn_layer("
+
+
+_PRODUCTS = ("mm_out", "addmm_out")
+
+
+def _with_products(source: str, products: int) -> str:
+    """A wrapper whose products of at least ``products`` multiplications are oneDNN's; 0 for none."""
+    if not products or not any(f"aoti_torch_cpu_{name}(" in source for name in _PRODUCTS):
+        return source
+    for name in _PRODUCTS:
+        source = source.replace(f"aoti_torch_cpu_{name}(", f"aotpack::{name}(")
+    functions = Path(__file__).with_name("products.h").read_text()
+    return f"#include <cstdint>\nstatic constexpr int64_t aotpack_products_from = {products};\n{functions}\n{source}"
 
 
 def _with_functions(source: str) -> str:

@@ -72,6 +72,23 @@ def compile_targets(
     return [entries[target.name] for target in targets]
 
 
+def tune(run: Run, targets: Sequence[Target]) -> None:
+    """Measure alternatives for the code of the targets that have some.
+
+    Raises:
+        BuildError: none has.
+    """
+    tunable = [target for target in targets if hasattr(target, "tune")]
+    if not tunable:
+        raise BuildError(
+            "Nothing can be tuned: no target chooses between libraries.", hint="Add --target cpu, or leave out --tune."
+        )
+    for target in tunable:
+        with run.stage("tune", target.name):
+            choice = target.tune()
+        run.note(f"{target.name}: products of matrices are {choice}")
+
+
 def write(
     in_progress: BundleInProgress, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
 ) -> BuildReport:

@@ -73,6 +73,7 @@ def build(
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
     warm_up: bool = False,
+    tune: bool = False,
     allow_untested_torch: bool = False,
     provenance: bool = False,
     sbom: bool = False,
@@ -120,6 +121,8 @@ def build(
         warm_up: first call a copy of the model in eager on the example inputs, and trace that
             copy. It then has what a first call sets up: caches, lazily created tensors, parameters
             initialised from data.
+        tune: measure on this machine which library multiplies matrices faster, and compile calls of
+            it. The bundle records the choice. Only ``cpu`` targets have one.
         allow_untested_torch: build with a version of torch that aotpack was not tested with. The
             bundle records it.
         provenance: attach a statement of how the bundle was made (SLSA provenance, version 1).
@@ -162,6 +165,8 @@ def build(
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     kernels = all(getattr(target, "has_lstm_kernel", False) for target in chosen) and not second_derivatives
     layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in chosen), kernels=kernels)
+    if tune:
+        finish.tune(run, chosen)
     warmed = _warmed(run, model, args, kwargs, options)
     with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
         context = traced_methods.start(

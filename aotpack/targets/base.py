@@ -74,7 +74,8 @@ class Target(Protocol):
     traced as scans, not step by step. ``uses_inductor = True``: Inductor compiles, so the fixes of
     Inductor must fit the installed torch. ``has_lstm_kernel = True``: graphs may call oneDNN's kernel
     for a layer of an LSTM and its gradient; they do if all targets of a build have it.
-    ``compile_together(targets, …)``: compiles several variants of this target at once, with the
+    ``tune()``: measures alternatives on this machine, for the code that :meth:`compile` makes, and
+    returns what it chose. ``compile_together(targets, …)``: compiles several variants of this target at once, with the
     arguments of :meth:`compile` after them.
     """
 

@@ -20,7 +20,7 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import aot_autograd, inductor, toolchain
+from ..._torch import aot_autograd, inductor, products, toolchain
 from ..._torch.api import messages
 from ..._torch.fixes import applying
 from ...graph import source_line
@@ -89,6 +89,7 @@ class CpuTarget:
     has_lstm_kernel = True
 
     def __init__(self, variant: str = "") -> None:
+        self.products: int | None = None
         if cpuinfo.architecture() != "amd64":
             if variant and variant != "native":
                 raise BuildError(f"cpu:{variant} cannot be built on {cpuinfo.architecture()}; use cpu.")
@@ -115,6 +116,11 @@ class CpuTarget:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return inductor.inductor_decompositions(exact_random=exact_random)
 
+    def tune(self) -> str:
+        """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""
+        self.products = products.products_by_onednn()
+        return self._tuned["products"]
+
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
@@ -140,7 +146,7 @@ class CpuTarget:
                     found.add(item, call, files, store)
             compiled = library.result()
         calls = None if compiled is None else add_call_library(compiled, store)
-        return [target._entry(found, sequences, used, calls) for target, found in zip(targets, made, strict=True)]
+        return [target._entry(found, sequences, used | target._tuned, calls) for target, found in zip(targets, made, strict=True)]
 
     def _entry(
         self, made: _Made, sequences: dict[str, schema.Sequence], used: dict[str, str], calls: schema.CallLibrary | None
@@ -167,7 +173,14 @@ class CpuTarget:
 
     @property
     def _options(self) -> dict[str, str]:
-        return {"march": str(self.march), "bits": str(self._bits())}
+        return {"march": str(self.march), "bits": str(self._bits()), **self._tuned}
+
+    @property
+    def _tuned(self) -> dict[str, str]:
+        """What ``tune`` has chosen, for the record of the tool chain."""
+        if self.products is None:
+            return {}
+        return {"products": f"oneDNN's from {self.products} multiplications on" if self.products else "torch's library's"}
 
     def _bits(self) -> int | None:
         return None if self.march is None else inductor.x86_vector_bits(self.level)
@@ -257,7 +270,10 @@ def _lower(
     targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path
 ) -> tuple[list[toolchain.Library], list[inductor.OutputLayout]]:
     """Lower a graph; returns a library for each target, and the layout of each output that the code writes."""
-    codes = [inductor.Code(folder / target.level / key / "code.so", target.march, target._bits()) for target in targets]
+    codes = [
+        inductor.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
+        for target in targets
+    ]
     lower = partial(inductor.lower_with_aoti, call.module, call.examples, codes, key=key, training=call.training)
     with messages.own_warnings(), targets[0]._refusing(key):
         return lower(saved=call.free, free=call.free, consumed=call.consumed, donated=call.donated)
