@@ -98,6 +98,15 @@ def _flat_indices(x: torch.Tensor, size: list[int], stride: list[int], offset: i
     return indices.reshape(-1)
 
 
+def _weight_norm_backward(
+    gradient: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of both parts of a normalised weight, for which torch has no decomposition."""
+    others = [i for i in range(direction.dim()) if i != dim]
+    product = (gradient * direction).sum(others, keepdim=True)
+    return length / norms * (gradient - direction * (product / (norms * norms))), product / norms
+
+
 def _rrelu(
     x: torch.Tensor,
     noise: torch.Tensor,
@@ -217,6 +226,7 @@ _OWN: dict[Any, Any] = {
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.rrelu_with_noise_functional.default: _rrelu,
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.native_dropout.default: _dropout,
     aten.native_dropout_backward.default: _dropout_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
