@@ -57,7 +57,7 @@ def test_a_warm_up_sets_up_a_copy(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x, out = Cached(), torch.randn(5, 3), tmp_path / "m.aotpack"
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(BuildError, match=r"warm_up=True \(--warm-up\)"):
+    with pytest.raises(BuildError, match="warm_up=True"):
         aotpack.build(model, (x,), out=out, targets=("portable",))
 
     aotpack.build(model, (x,), out=out, targets=("portable",), warm_up=True)

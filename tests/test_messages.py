@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import aotpack
+from aotpack._torch.refusals.changes import refuse_changes
 from aotpack.capture import reasons
 from aotpack.cli import build as build_command
 from aotpack.cli.console import as_options
 from aotpack.pipeline.progress import Run
-from aotpack_loader.errors import CaptureError, InputError
+from aotpack_loader.errors import CaptureError, InputError, UnsupportedError
 
 
 class Scaled(nn.Module):
@@ -157,6 +158,14 @@ def test_the_command_line_names_its_own_options() -> None:
     spelled = 'build with --branches example, --second-derivatives or --method train --method infer, not x="y"'
     assert as_options(text, build_command.command) == spelled
     assert as_options(text, None) == text
+
+
+def test_a_changed_value_is_named_once_and_the_remedy_is_spelled_once() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        refuse_changes(["n", "L['self'].n", "counter"])
+    text = as_options(str(caught.value), build_command.command)
+    assert [problem.where for problem in caught.value.problems] == ["counter", "self.n"]
+    assert text.endswith("build with --warm-up.")
 
 
 def test_a_warning_that_holds_for_two_methods_is_given_once() -> None:

@@ -181,3 +181,13 @@ def test_parametrizations_act(models: tuple[Any, Any]) -> None:
         parametrizations.spectral_norm(model[2])
         found.append(losses(model))
     assert found[1] == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("tool", ["torchinfo", "torchsummary"])
+def test_summaries_that_hook_submodules_name_the_one_that_works(models: tuple[Any, Any], tool: str) -> None:
+    def hook(*args: Any) -> None: ...
+
+    hook.__module__ = f"{tool}.{tool}"
+    models[1][0].register_forward_hook(hook)
+    with pytest.raises(EditError, match=r"summary\(model\)"):
+        models[1](X)

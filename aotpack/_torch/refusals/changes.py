@@ -85,11 +85,13 @@ def refuse_changes(changed: Collection[str]) -> None:
         UnsupportedError: names each value.
     """
     if changed:
+        names = {name.replace("L['self']", "self") for name in changed}
+        names -= {name for name in names if f"self.{name}" in names}  # one attribute, found in two ways
         raise UnsupportedError(
             "The model reads Python values and changes them while it runs; a bundle keeps tensors only.",
-            [Problem(name.replace("L['self']", "self"), "read, and changed for the next call") for name in sorted(changed)],
+            [Problem(name, "read, and changed for the next call") for name in sorted(names)],
             hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)). "
-            "If only the first call sets it, build with warm_up=True (--warm-up).",
+            "If only the first call sets it, build with warm_up=True.",
         )
 
 

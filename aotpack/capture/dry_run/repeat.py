@@ -156,7 +156,7 @@ def _repeat_error(
         "The model acts differently when it is called again: it keeps Python values, and a bundle keeps tensors only.",
         [Problem(where, f"{one.call} at the first call, {other.call} at the second")],
         hint="Keep such a value in a buffer, and change it in place. If only the first call sets something up, "
-        "build with warm_up=True (--warm-up).",
+        "build with warm_up=True.",
     )
     refusal.__cause__ = cause
     return refusal

@@ -1,4 +1,4 @@
-"""Hints for users of tools that split a loaded bundle or add adapters to it, which compiled code cannot support."""
+"""Hints for users of tools that split a loaded bundle, add adapters to it or look inside it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _ADVICE = {
     "torch.distributed._composable": _WHOLE,
     "accelerate": "Offloading by submodules is not possible: the weights are used all at once.",
     "deepspeed": _WHOLE,
+    "torchinfo": "summary(model), without input_data and input_size, lists modules and parameters.",
+    "torchsummary": "Use it on the model itself. torchinfo.summary(model) lists the modules and parameters of a bundle.",
     "peft": "Add adapters to the model itself, get_peft_model(model, config), and build the bundle from what that returns.",
 }
 
