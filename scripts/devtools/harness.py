@@ -18,7 +18,7 @@ import aotpack
 from aotpack.capture import FRONT_ENDS
 from aotpack_loader.errors import CheckError
 from aotpack_loader.program import LoadedProgram
-from devtools.native_calls import load_native
+from devtools.native_calls import has_library, load_native
 
 from .observation import Observation, Tensors, copied, differences, tensors_in, with_parts
 
@@ -161,7 +161,7 @@ def compare(case: Case, out: Path, backend: str) -> None:
         MismatchError: lists all that differs.
     """
     found = _compare(case, aotpack.load(out, backend=backend, subclasses=case.subclasses), "")
-    if backend == "portable":
+    if backend == "portable" and has_library():
         native = load_native(out, subclasses=case.subclasses)
         if "native" in native.aotpack.calls.values():
             found += _compare(case, native, "native ")

@@ -7,13 +7,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import aotpack
+from aotpack._torch.fixes.register import minor
 from aotpack.targets.cpu.call_library import library_bytes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import CallLibrary, import_library
 from aotpack_loader.format import schema
 from aotpack_loader.program import LoadedProgram
 from aotpack_loader.runtime import native
+
+
+@functools.cache
+def has_library() -> bool:
+    """Whether this torch's headers can compile the call library: 2.13 and later. Older ones call in Python."""
+    here: tuple[int, int] = minor(str(torch.__version__))
+    return here >= (2, 13)
 
 
 @functools.cache
