@@ -33,6 +33,11 @@ accepts torch 2.9 to 2.15. The compiler accepts:
 With another release a build stops with an `UnsupportedTorchError`, which `--allow-untested-torch`
 overrides: compare such a bundle with eager.
 
+Code for `cpu` of torch 2.13, 2.14 and 2.15 runs on the other two: the loader's table of tried pairs
+is what `scripts/test-torch-matrix` found. On torch 2.9 and 2.11 calls run in Python, because the
+call library needs torch 2.13. Wheels of both distributions install and train a small model with
+each torch and Python of this page. Nothing ran on Python 3.14.
+
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 
 A cell has the numbers of tests that passed and failed. Skipped tests count as neither. Where a run
