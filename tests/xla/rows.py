@@ -74,6 +74,9 @@ _LAYOUTS = {
         "written where contiguous, cpu",
         "read after a write",
         "written where contiguous, built where it is not",
+        "places counted, as_strided",
+        "places counted, as_strided of what is computed",
+        "places counted, resize_ of a copy",
     ),
 }
 KNOWN = {
@@ -97,6 +100,12 @@ KNOWN = {
     ),
     "subclasses: reduced, with its size": _SUBCLASSES,
     "subclasses: hooks": _SUBCLASSES,
+    "subclasses: equal gradients, accumulated": _SUBCLASSES,
+    "overlaps: gradients of an argument at uneven steps": Known(
+        "eager writes to a copy whose elements share memory; tensors on XLA devices share none",
+        rf"out{VALUES}|args\[0\]\.grad{VALUES}",
+        within=float("inf"),
+    ),
     "outputs: sizes": _SIZES,
     "outputs: sizes, dynamic": _SIZES,
     "input mutation: storage resize_(0)": Known(

@@ -15,6 +15,7 @@ from . import rows
 PASS = (
     "input mutation: data of a non-leaf that feeds the backward",
     "input mutation: through a chain of views, non-leaf",
+    "input mutation: out= of another type, mean",
     "outputs: alias of input, unfold",
     "buffer mutated: chain of views of a buffer",
     "buffer mutated: assigned anew",

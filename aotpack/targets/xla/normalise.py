@@ -35,7 +35,14 @@ _REDUCTIONS = (
 )
 """Reductions that without dimensions reduce all of them in torch, and none in torch_xla."""
 
-_ACCUMULATIONS = (aten.cumsum.default, aten.cumprod.default, aten.prod.default, aten.prod.dim_int)
+_ACCUMULATIONS = (
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.cumsum.default,
+    aten.cumprod.default,
+    aten.prod.default,
+    aten.prod.dim_int,
+)
 """Operators that accumulate in the type of the result in torch, and in the type of the argument in
 torch_xla.
 """
@@ -62,7 +69,7 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in _REDUCTIONS:
             _name_dimensions(node)
-        elif node.target in _ACCUMULATIONS:
+        if node.target in _ACCUMULATIONS:
             _convert_argument(node)
         elif isinstance(node.target, torch._ops.OpOverload):
             _number_truths(node, node.target)
