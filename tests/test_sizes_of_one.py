@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.markdown import ROOT, blocks
 from torch import Tensor, nn
 
 import aotpack
+from aotpack.model.entry import load_entry
 from aotpack_loader.errors import BuildError, InputError
 
 BATCH = torch.export.Dim("batch", min=1, max=8)
@@ -173,3 +176,17 @@ def test_a_lazy_module_that_was_never_called_is_refused_by_name(tmp_path: Path) 
     model = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(BuildError, match=r"0\.weight: has no size yet"):
         aotpack.build(model, (torch.randn(2, 4),), out=tmp_path / "m.aotpack", targets=("portable",))
+
+
+def test_warnings_at_sizes_that_nobody_passed_are_not_shown(tmp_path: Path) -> None:
+    """The policy of the recipe has a loss that warns if one of its arguments has a row, and the other has several."""
+    page = blocks(ROOT / "docs" / "recipes" / "reinforcement-learning.md")
+    (tmp_path / "policy.py").write_text(next(block.text for block in page if block.title == "policy.py"))
+    entry = load_entry(str(tmp_path / "policy.py"))
+    options: dict[str, Any] = {"targets": ("portable",), "dynamic_shapes": entry.dynamic_shapes, "methods": ("train",)}
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        aotpack.build(
+            entry.model, entry.args, out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes, methods=("train",)
+        )
+    assert [str(warning.message) for warning in shown if "target size" in str(warning.message)] == []

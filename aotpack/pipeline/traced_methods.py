@@ -6,6 +6,7 @@ Each is captured, partitioned and given its calling convention.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -366,7 +367,11 @@ def _with_zero_one_guards(
     """Return the method with constraints that exclude sizes of 0 and 1 at which its graphs differ from the model."""
     if not convention.method.symbols:
         return convention
-    with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+    with (
+        capture.as_traced(context.module, branches, training=plan.training),
+        torch.set_grad_enabled(plan.grad),
+        warnings.catch_warnings(action="ignore"),  # the model's own, at sizes that nobody passed
+    ):
         found = list(zero_one.find_zero_one_guards(context.module, context.args, context.kwargs, convention))
     for guard in found:
         context.run.warn(
