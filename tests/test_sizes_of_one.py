@@ -186,7 +186,5 @@ def test_warnings_at_sizes_that_nobody_passed_are_not_shown(tmp_path: Path) -> N
     options: dict[str, Any] = {"targets": ("portable",), "dynamic_shapes": entry.dynamic_shapes, "methods": ("train",)}
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        aotpack.build(
-            entry.model, entry.args, out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes, methods=("train",)
-        )
+        aotpack.build(entry.model, entry.args, out=tmp_path / "m", **options)
     assert [str(warning.message) for warning in shown if "target size" in str(warning.message)] == []
