@@ -21,6 +21,7 @@ from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
 from aotpack_loader.errors import AutogradError, InputError
+from aotpack_loader.runtime.call import MethodCall
 from devtools.native_calls import load_native
 
 
@@ -209,14 +210,92 @@ def test_a_comparison_of_arguments_is_checked_before_native_code(same: bool, tmp
         loaded(*other)
 
 
-class Tail(nn.Module):
+class Turned(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[1:]
+        return x.t_() + 1
 
 
 def test_a_reason_says_what_to_change(tmp_path: Path) -> None:
-    aotpack.build(Tail(), (torch.ones(3),), out=tmp_path / "m", targets=("portable",), methods=("infer",))
-    assert load_native(tmp_path / "m").aotpack.calls == {"infer": "python: it returns views; return clones"}
+    aotpack.build(Turned(), (torch.ones(3, 2),), out=tmp_path / "m", targets=("portable",), methods=("infer",))
+    reason = "python: it changes sizes or strides in place; return a new tensor"
+    assert load_native(tmp_path / "m").aotpack.calls == {"infer": reason}
+
+
+class Views(nn.Module):
+    """Results that are views: of an argument, of a parameter, of a buffer that is written to, and of values inside."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.count.add_(1)
+        hidden = torch.tanh(x @ self.weight)
+        first, second = hidden.chunk(2, dim=1)
+        flat = hidden.view(-1)
+        return [x[1:], x.t(), self.weight[0], self.count[2:], first, second.t(), flat, flat[2:], hidden.detach()[0], hidden]
+
+
+def seen_views(model: nn.Module, x: torch.Tensor, grad: bool) -> list[Any]:
+    """What a caller sees of the views: values, gradients, their bases, and what writes to them change."""
+    model.zero_grad()
+    given = x.clone().requires_grad_(grad)
+    kept = given * 1
+    with torch.set_grad_enabled(grad):
+        results = model(kept)
+    seen = [(one.clone(), one.stride(), one.storage_offset(), one.requires_grad) for one in results]
+    same = [[a.untyped_storage()._cdata == b.untyped_storage()._cdata for a in (*results, kept)] for b in results]
+    if grad:
+        sum((one * (i + 1)).sum() for i, one in enumerate(results) if one.requires_grad).backward()
+        weight = model.get_parameter("weight")
+        seen += [(given.grad, weight.grad)]
+        return [*seen, same, *model.buffers()]
+    results[0].mul_(2)
+    results[3].add_(5)
+    results[6].mul_(3)
+    return [*seen, same, [one.clone() for one in results], kept.clone(), *[buffer.clone() for buffer in model.buffers()]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_are_made_after_a_native_call(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = ({0: torch.export.Dim("rows", min=2, max=8)},) if dynamic else None
+    model = Views()
+    aotpack.build(
+        model, (torch.rand(4, 3, requires_grad=True),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=shapes
+    )
+    native = load_native(tmp_path / "m")
+    assert native.aotpack.calls == {"train": "native", "infer": "native"}
+    monkeypatch.setattr(MethodCall, "__call__", lambda *arguments: pytest.fail("a call was made in Python"))
+    eager = copy.deepcopy(model)
+    for rows, grad in ((4, True), (4, False), *([(6, True), (3, False)] if dynamic else [])):
+        x = torch.rand(rows, 3)
+        for one in (native, eager):
+            one.load_state_dict(model.state_dict())
+            one.train(grad)
+        found, wanted = seen_views(native, x, grad), seen_views(eager, x, grad)
+        torch.testing.assert_close(found, wanted)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="expected float32"):
+        native.train()(torch.rand(4, 5))
+
+
+class FromStart(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (2, 1), 0) * 2
+
+
+def test_an_argument_that_begins_its_storage_is_checked_before_native_code(tmp_path: Path) -> None:
+    aotpack.build(FromStart(), (torch.rand(2, 2),), out=tmp_path / "m", targets=("portable",), methods=("infer",))
+    loaded = load_native(tmp_path / "m")
+    assert loaded.aotpack.calls == {"infer": "native"}
+    x = torch.rand(3, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(x[:2]), x[:2] * 2)
+    with torch.no_grad(), pytest.raises(InputError, match="has the storage offset 2, expected 0"):
+        loaded(x[1:])
 
 
 def test_threads_share_a_model(digits_bundle: Path) -> None:

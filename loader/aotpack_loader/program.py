@@ -36,7 +36,7 @@ class LoadInfo:
 
     ``backend`` is the target's name. ``rejected`` maps each other target to its reason. ``calls``
     records for each method whether native code makes the calls (``native``) or Python does, and why
-    and what to change (``python: it returns views; return clones``). ``program`` is the program, or
+    and what to change (``python: it has sparse gradients; use sparse=False``). ``program`` is the program, or
     a function that reads it at its first use.
     """
 

@@ -23,7 +23,7 @@ from .options import LoadOptions
 from .outline import ModuleOutline, Outline
 from .program import LoadInfo
 from .runtime.call import MethodCall
-from .runtime.native import describe, sizes_of
+from .runtime.native import describe, is_whole, sizes_of
 
 if TYPE_CHECKING:
     from .devices.select import Selection
@@ -142,7 +142,7 @@ def _tensors(bundle: Bundle, views: Mapping[str, schema.StateEntry | View]) -> d
 def _method(call: MethodCall) -> dict[str, Any]:
     method = call.method
     args, kwargs = call_trees(method.inputs)
-    if method.identical or method.distinct or call.containers is not None:
+    if not is_whole(call):
         raise _UnusualError
     if not all(isinstance(item, schema.LeafNode) for item in (*args.items, *kwargs.items)):
         raise _UnusualError

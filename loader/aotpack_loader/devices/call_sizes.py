@@ -51,25 +51,38 @@ class BySizes:
     ) -> None:
         self._description, self._library, self._binds, self._constraints = description, library, binds, constraints
         self._made: dict[tuple[int, ...], NativeCall] = {}
+        self._symbols = [(name, low, high) for _, _, dims in binds for _, name, low, high in dims]
 
     def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
         """Make the call; None if Python must make it."""
+        sizes = self._sizes(leaves)
+        if sizes is None:
+            return None
+        native = self._made.get(sizes)
+        if native is None:
+            bounds = zip(self._symbols, sizes, strict=True)
+            in_range = all(low <= size and (high is None or size <= high) for (_, low, high), size in bounds)
+            environment = self._named(sizes)
+            if len(self._made) == _PATIENCE or not in_range or not _hold(self._constraints, environment):
+                return None
+            native = self._made[sizes] = self._library.make(at_sizes(self._description, environment))
+        return native(leaves, slots)
+
+    def environment(self, leaves: Sequence[Any]) -> Environment:
+        """The values of the symbols; empty for arguments that do not fit."""
+        return self._named(self._sizes(leaves) or ())
+
+    def _named(self, sizes: Sequence[int]) -> Environment:
+        return {name: size for (name, _, _), size in zip(self._symbols, sizes, strict=False)}
+
+    def _sizes(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
         sizes: list[int] = []
         for i, rank, dims in self._binds:
             leaf = leaves[i]
             if not isinstance(leaf, torch.Tensor) or leaf.dim() != rank:
                 return None
             sizes += [leaf.shape[dim] for dim, *_ in dims]
-        native = self._made.get(tuple(sizes))
-        if native is None:
-            symbols = [(name, low, high) for _, _, dims in self._binds for _, name, low, high in dims]
-            environment = {name: size for (name, _, _), size in zip(symbols, sizes, strict=True)}
-            bounds = zip(symbols, sizes, strict=True)
-            in_range = all(low <= size and (high is None or size <= high) for (_, low, high), size in bounds)
-            if len(self._made) == _PATIENCE or not in_range or not _hold(self._constraints, environment):
-                return None
-            native = self._made[tuple(sizes)] = self._library.make(at_sizes(self._description, environment))
-        return native(leaves, slots)
+        return tuple(sizes)
 
 
 def _hold(constraints: Sequence[str], environment: Environment) -> bool:

@@ -8,14 +8,13 @@ None before anything has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from ..devices.aoti import AotiExecutable
 from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
-from ..devices.call_sizes import make
+from ..devices.call_sizes import BySizes, make
 from ..devices.literals import literal
 from ..errors import AutogradError, Problem
 from ..format import schema
@@ -23,6 +22,7 @@ from .autograd import Differentiable
 from .call import MethodCall
 from .identity import Memory, Pattern
 from .inputs import TensorCheck
+from .views import Kept, replayer, shared_values, with_origins
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
@@ -30,10 +30,62 @@ def use(call: MethodCall, library: CallLibrary) -> str:
     if found := obstacle(call, library):
         return f"python: {found}"
     library.on_refusal(refuse)
-    made = make(describe(call), library, sizes_of(call))
-    compares = call.method.identical or call.method.distinct
-    call.native = partial(_of_pattern, call.inputs.pattern, made) if compares else made
+    call.native = make(describe(call), library, sizes_of(call))
+    if not is_whole(call):
+        call.native = Around(call, call.native)
     return "native"
+
+
+def is_whole(call: MethodCall) -> bool:
+    """Whether native code makes the whole call of a method that it can call: Python adds no check and no view."""
+    return not (call.method.identical or call.method.distinct or _from_start(call.method) or _views(call.method))
+
+
+def _from_start(method: schema.Method) -> list[int]:
+    """The arguments that must begin their storage."""
+    return [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf) and leaf.from_start]
+
+
+def _views(method: schema.Method) -> list[int]:
+    """The results that are views."""
+    return [i for i, result in enumerate(method.results) if isinstance(result, schema.AliasResult)]
+
+
+class Around:
+    """A native call with what Python does before and after it.
+
+    Before: it compares arguments by ``is``, and looks at their storage. After: it makes the results
+    that are views, from their bases, as a call in Python does.
+    """
+
+    def __init__(self, call: MethodCall, native: NativeCall) -> None:
+        self._native = native
+        self._pattern: Pattern | None = call.inputs.pattern if call.method.identical or call.method.distinct else None
+        self._from_start = _from_start(call.method)
+        results = with_origins(call.method.results)
+        wanted = shared_values(results)
+        self._replays = [
+            (i, replayer(i, result, wanted)) for i, result in enumerate(results) if isinstance(result, schema.AliasResult)
+        ]
+
+    def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
+        """Make the call; None if Python must make it, which then may reject it."""
+        if self._pattern is not None:
+            problems: list[Problem] = []
+            self._pattern.check(leaves, problems)
+            if problems:
+                return None
+        for i in self._from_start:
+            if not isinstance(leaves[i], torch.Tensor) or leaves[i].storage_offset():
+                return None
+        environment = self._native.environment(leaves) if isinstance(self._native, BySizes) else {}
+        results = self._native(leaves, slots)
+        if results is None:
+            return None
+        kept: Kept = {}
+        for i, replay in self._replays:
+            results[i] = replay(results[i], environment, kept)
+        return results
 
 
 def sizes_of(call: MethodCall) -> tuple[list[Any], list[str]]:
@@ -46,13 +98,6 @@ def sizes_of(call: MethodCall) -> tuple[list[Any], list[str]]:
     return binds, call.method.constraints
 
 
-def _of_pattern(pattern: Pattern, native: NativeCall, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
-    """Make the call of a method that compares its arguments by ``is``; None for another pattern, which Python rejects."""
-    problems: list[Problem] = []
-    pattern.check(leaves, problems)
-    return None if problems else native(leaves, slots)
-
-
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
     """The reason why native code cannot call a method, and what to change for it; or an empty string."""
     method, backward = call.method, call.method.backward
@@ -63,9 +108,6 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it changes or returns containers of its caller; return new ones": call.containers is not None,
         "an integer argument varies; pass a tensor, or build for one number": any(
             isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves
-        ),
-        "an argument must begin its storage; use no as_strided on it": any(
-            isinstance(x, schema.TensorLeaf) and x.from_start for x in method.leaves
         ),
         "it calls requires_grad_() on an argument; do so before the call": any(
             getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves
@@ -88,7 +130,6 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
         "it has sparse gradients; use sparse=False": backward is not None and bool(backward.sparse),
         "its backward writes to the gradient it is given; write to a clone": backward is not None
         and bool(backward.tangent_writes),
-        "it returns views; return clones": any(isinstance(result, schema.AliasResult) for result in method.results),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -199,6 +240,8 @@ def _saved(item: schema.Saved) -> tuple[str, int]:
 def _result(result: schema.Result) -> tuple[str, Any]:
     if isinstance(result, schema.InputResult):
         return "primal", result.primal
+    if isinstance(result, schema.AliasResult):  # its base
+        return ("primal", result.primal) if result.primal is not None else ("output", result.output)
     if isinstance(result, schema.ConstantResult):
         return "constant", literal(result.value)
     if isinstance(result, schema.SizeResult):
