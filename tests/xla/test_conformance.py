@@ -30,6 +30,7 @@ PASS = (
     "shapes: two free sizes",
     "control flow: flex attention, grouped queries",
     "control flow: flex attention, mask made inside",
+    "compiled: quotients rounded down, portable",
     "custom operators: writes to a part of a tensor",
     "subclasses: nested",
     "subclasses: mutated by a subclass argument",

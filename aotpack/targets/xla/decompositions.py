@@ -98,6 +98,25 @@ def _flat_indices(x: torch.Tensor, size: list[int], stride: list[int], offset: i
     return indices.reshape(-1)
 
 
+def _divide(x: torch.Tensor, y: Any, *, rounding_mode: str | None) -> Any:
+    """Quotients of real numbers that are rounded down, as torch computes them: from the remainder.
+
+    torch_xla rounds the quotient, which is off by one where the quotient was rounded up.
+    """
+    dtype = torch.result_type(x, y)
+    if rounding_mode != "floor" or not dtype.is_floating_point:
+        return NotImplemented
+    x = x.to(dtype)
+    y = y.to(dtype) if isinstance(y, torch.Tensor) else torch.full((), y, dtype=dtype, device=x.device)
+    remainder = torch.fmod(x, y)
+    exact, quotient = x / y, (x - remainder) / y
+    quotient = torch.where((remainder != 0) & ((remainder < 0) != (y < 0)), quotient - 1, quotient)
+    rounded = torch.floor(quotient)
+    rounded = torch.where(quotient - rounded > 0.5, rounded + 1, rounded)
+    rounded = torch.where(quotient != 0, rounded, torch.copysign(torch.zeros_like(exact), exact))
+    return torch.where(y == 0, exact, rounded)
+
+
 def _weight_norm_backward(
     gradient: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,6 +241,8 @@ _OWN: dict[Any, Any] = {
     **{backward: partial(pools.average_backward, rank) for rank, (_, backward) in pools.AVERAGES.items()},
     aten.copy.default: _copy,
     aten.copysign.Tensor: _copysign,
+    aten.div.Scalar_mode: _divide,
+    aten.div.Tensor_mode: _divide,
     aten.exp2.default: _exp2,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
