@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 
 from .._torch import aot_autograd, dynamo, fake_run
 from .._torch.api import checkpoint as checkpoints
-from .._torch.api import fake_tensors, writes
+from .._torch.api import fake_tensors, inference, writes
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes
@@ -26,6 +26,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     model, args, kwargs = source.model, source.args, source.kwargs
     with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
+        inference.without_inference(captured)
         refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):

@@ -25,6 +25,7 @@ from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
+from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.recurrent import PackedSequenceError, refused_packing
 from .._torch.decompose import decomposed_as_eager
@@ -189,6 +190,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         AssertedArguments(),
         unmoved_modules(),
         traced_averages(),
+        traced_inference(),
         refused_packing(),
     ):
         yield

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from aotpack.capture import FRONT_ENDS
 from devtools.harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
 
 
@@ -121,6 +122,19 @@ class EnableGradViews(EnableGrad):
 def enabled(x: Tensor) -> Tensor:
     with torch.enable_grad():
         return x.exp()
+
+
+@torch.inference_mode()
+def encoded(x: Tensor) -> Tensor:
+    return x.detach() * 2
+
+
+def inference_inside(x: Tensor) -> tuple[Tensor, ...]:
+    with torch.inference_mode():
+        y = x * 2
+        with torch.inference_mode(False):
+            z = x * 3
+    return y.clone(), z, encoded(x).clone() * x
 
 
 class Autocast(nn.Module):
@@ -828,6 +842,10 @@ CASES: list[Case] = [
     module_case("autograd: packed sequences, GRU", lambda: Packs(nn.modules.rnn.GRU(4, 3)), g(5, 2, 4)),
     module_case("autograd: no_grad inside the model", Grad, g(2, 3)),
     module_case("autograd: enable_grad inside the model", EnableGrad, g(2, 3)),
+    *(
+        case(f"autograd: inference_mode inside the model, {end}", inference_inside, g(2, 3), front_ends=(end,))
+        for end in FRONT_ENDS
+    ),
     module_case(
         "autograd: enable_grad inside the model, gradients taken of it without (eager raises)",
         EnableGrad,

@@ -303,6 +303,16 @@ HOOKS = (
         patches=tuple(f"torch.nn.Module.{name}" for name in ("to", "cpu", "float", "double", "half", "bfloat16")),
     ),
     Hook(
+        id="aot-inference-mode",
+        component="aot_autograd",
+        summary="Traces `torch.inference_mode` inside a model as `torch.no_grad`: its tensors cannot be traced.",
+        module="api.inference",
+        patches=(
+            "torch.autograd.grad_mode.inference_mode.__enter__",
+            "torch.autograd.grad_mode.inference_mode.__exit__",
+        ),
+    ),
+    Hook(
         id="aot-dirty-arguments",
         component="aot_autograd",
         summary="Refuses an `autograd.Function` that marks an argument of the model as dirty.",
