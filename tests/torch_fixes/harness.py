@@ -35,6 +35,7 @@ class Case:
         front_ends: which front ends trace it; by default any.
         threads: the numbers of threads that it is compiled and run with; by default torch's.
         check: what a load checks at each call.
+        message: a text that an error of eager has, and the bundle's must have.
         refused: whether a build must refuse it.
         crashes: whether it ends the process without the fix.
         refused_later: whether the bundle may refuse the call of other sizes.
@@ -51,6 +52,7 @@ class Case:
     front_ends: tuple[str, ...]
     threads: tuple[int, ...]
     check: str
+    message: str
     crashes: bool
     refused: bool
     refused_later: bool
@@ -74,6 +76,7 @@ def load_case(fix: Fix) -> Case:
         tuple(facts.get("front_ends", "dynamo export trace").split()),
         tuple(map(int, facts.get("threads", "").split())),
         facts.get("check", "arguments"),
+        facts.get("message", ""),
         "crashes" in facts,
         "refused" in facts,
         "refused later" in facts,
@@ -142,7 +145,10 @@ def build(case: Case, out: Path) -> None:
 
 
 _REFUSED: list[str | torch.Tensor] = ["refused"]
-_RAISED = "RuntimeError"
+
+
+def _raised(case: Case, error: Exception) -> list[str | torch.Tensor]:
+    return ["RuntimeError" if case.message in str(error) else f"RuntimeError without {case.message!r}"]
 
 
 def _seen(case: Case, call: Any, make: Callable[[], tuple[Any, ...]]) -> list[str | torch.Tensor]:
@@ -167,9 +173,9 @@ def _seen(case: Case, call: Any, make: Callable[[], tuple[Any, ...]]) -> list[st
                 differentiable, [torch.linspace(1, 2, leaf.numel()).view(leaf.shape).to(leaf) for leaf in differentiable]
             )
     except aotpack.AotpackError as error:
-        return [_RAISED] if isinstance(error, RuntimeError) else _REFUSED
-    except (RuntimeError, IndexError):
-        return [_RAISED]
+        return _raised(case, error) if isinstance(error, RuntimeError) else _REFUSED
+    except (RuntimeError, IndexError) as error:
+        return _raised(case, error)
     except Exception as error:
         if call is case.f:
             raise  # the case is wrong

@@ -20,15 +20,6 @@ from aotpack._torch.fixes.register import Fix, minor
 from .harness import ROOT, MismatchError, check, load_case
 from .trial import attempt
 
-ELSEWHERE = {
-    "inductor-view-of-whole-result": "tests/test_cpu_target.py",
-    "inductor-one-thread-regions": "tests/test_refusals.py, compiled with one thread and run with two",
-    "inductor-write-order-after-fusion": "scripts/zoo, UNet2D",
-    "inductor-assertion-messages": "tests/conformance, shapes: a check that fails",
-    "inductor-draws-in-patterns": "tests/conformance, RNG",
-}
-"""Fixes without a case of their own yet: where they are tested with all fixes. This list only gets shorter."""
-
 NOT_SHOWN = dict.fromkeys(
     (
         "decomposition-zeros-without-memory",
@@ -40,8 +31,7 @@ NOT_SHOWN = dict.fromkeys(
 )
 """Fixes whose case passes without them from that release of torch on. A build still applies them: they change the code."""
 
-WITH_CASES = [fix for fix in FIXES if fix.id not in ELSEWHERE]
-NEEDED = [fix for fix in WITH_CASES if fix.is_needed(str(torch.__version__))]
+NEEDED = [fix for fix in FIXES if fix.is_needed(str(torch.__version__))]
 
 
 def parameters(fixes: Sequence[Fix]) -> list[Any]:
@@ -52,11 +42,10 @@ def parameters(fixes: Sequence[Fix]) -> list[Any]:
 
 def test_every_fix_has_a_case() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/torch_fixes/cases").glob("*.py")}
-    assert files == {fix.case for fix in FIXES if fix.id not in ELSEWHERE}
-    assert set(ELSEWHERE) <= {fix.id for fix in FIXES}
+    assert files == {fix.case for fix in FIXES}
 
 
-@pytest.mark.parametrize("fix", parameters(WITH_CASES))
+@pytest.mark.parametrize("fix", parameters(FIXES))
 def test_with_all_fixes_a_case_is_eagers(fix: Fix, tmp_path: Path) -> None:
     """Also where torch has mended the fault: another part of a build may bring it back."""
     case = load_case(fix)

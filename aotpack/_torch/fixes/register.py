@@ -17,12 +17,13 @@ Component = Literal["inductor", "aot_autograd", "partitioner", "fake_tensor", "s
 INDUCTOR: frozenset[Component] = frozenset({"inductor"})
 """The components whose fixes only targets compiled by Inductor need."""
 
-Severity = Literal["wrong-values", "memory-safety", "compile-error", "strides", "refuses"]
+Severity = Literal["wrong-values", "memory-safety", "compile-error", "strides", "refuses", "messages"]
 """What happens without the fix.
 
 ``wrong-values``: wrong numbers. ``memory-safety``: reads or writes outside of memory, or an aborted
 process. ``compile-error``: an error while compiling. ``strides``: wrong strides or aliasing.
-``refuses``: a program that eager runs is rejected, or its sizes become fixed.
+``refuses``: a program that eager runs is rejected, or its sizes become fixed. ``messages``: an error
+lacks what eager's says.
 """
 
 Minor = tuple[int, int]
@@ -49,7 +50,7 @@ class Fix:
             private torch APIs. It returns a context manager. With ``kind="graph"`` it changes the
             graph that it is given.
         patches: dotted names in torch that the fix replaces or depends on.
-        upstream: the issue, or ``unreported``.
+        upstream: the issue (``pytorch#12345``), or ``unreported``.
         broken: minor releases of torch whose case was seen to fail without the fix.
         fixed_in: the first minor release whose case passes without the fix. The fix is not applied
             from there on.

@@ -1,139 +1,93 @@
-"""Programs for upstream reports: the case of a fix, run by eager torch and by torch's compilers, without aotpack."""
+"""Programs for upstream reports: each shows a fault with torch alone, and prints what is expected and what is seen."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..paths import ROOT
 
-_INFER = """\
-def observe(call, make):
-    torch.manual_seed(0)
-    given = make()
-    with torch.no_grad():
-        results = torch.utils._pytree.tree_leaves(call(*given))
-    return [(x.stride(), x) for x in [*results, *given] if isinstance(x, torch.Tensor)]
-"""
-
-_TRAIN = """\
-def observe(call, make):
-    torch.manual_seed(0)
-    given = make()
-    results = [x for x in torch.utils._pytree.tree_leaves(call(*given)) if isinstance(x, torch.Tensor)]
-    losses = [x for x in results if x.requires_grad]
-    torch.autograd.backward(losses, [torch.linspace(1, 2, x.numel()).view(x.shape).to(x) for x in losses])
-    gradients = [x.grad for x in given if isinstance(x, torch.Tensor) and x.grad is not None]
-    return [(x.stride(), x.detach()) for x in [*results, *gradients]]
-"""
-
-_TRAIN_MODULE = _TRAIN.replace(
-    "    torch.manual_seed(0)\n", "    f.train()\n    f.zero_grad()\n    torch.manual_seed(0)\n", 1
-).replace("[x.grad for x in given if isinstance(x, torch.Tensor) and x.grad is not None]", "[x.grad for x in f.parameters()]")
-
-_ERROR_ON_RECOMPILE = """\
-import torch._dynamo.config
-
-torch._dynamo.config.error_on_recompile = True
-"""
-
-_WAYS = {
-    "torch.compile": 'compiled = torch.compile(f, backend="{backend}"{dynamic})\n',
-    "torch.export": """\
-class Model(torch.nn.Module):
-    def forward(self, *args):
-        return f(*args)
-
-
-{shapes}exported = torch.export.export(Model(), args(){varied})
-compiled = exported.module()
-""",
-    "AOTInductor": """\
-class Model(torch.nn.Module):
-    def forward(self, *args):
-        return f(*args)
-
-
-{shapes}with torch.no_grad():
-    exported = torch.export.export(Model(), args(){varied})
-compiled = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(exported))
-""",
-    "AOTAutograd": """\
-from functorch.compile import aot_function, nop
-
-compiled = aot_function(f, fw_compiler=nop, bw_compiler=nop)
-""",
-    "Dynamo's capture": """\
-from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-
-with torch.no_grad():
-    compiled = dynamo_graph_capture_for_export(f)(*args())
-""",
-}
+PAGES = ROOT / "docs" / "torch-fixes"
+NOT_SHOWN = "Not shown without aotpack: "
+"""What a report starts a paragraph with if it has no program, and why."""
+_EXPECTED, _SEEN = "expected ", "seen "
+_LINES = 12
+_TIMEOUT = 900
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program that shows a fault.
+class Report:
+    """The file of a report: comments at its top, then a program.
 
     Args:
-        way: which compiler of torch runs the case: a key of :func:`ways`.
-        definitions: the case, and ``observe(call, make)``: strides and values that a caller sees.
-        compiling: sets ``compiled``.
-        makers: names of the functions that make arguments.
+        title: the title of an issue.
+        text: the cause, and what else a maintainer of torch wants to know.
+        program: a program without aotpack; empty if torch alone cannot show the fault.
     """
 
-    way: str
-    definitions: str
-    compiling: str
-    makers: tuple[str, ...]
+    title: str
+    text: str
+    program: str
 
     @property
-    def text(self) -> str:
-        """The program as a report shows it."""
-        calls = "".join(
-            f'print("expected", observe(f, {make}), sep="\\n")\nprint("seen", observe(compiled, {make}), sep="\\n")\n'
-            for make in self.makers
-        )
-        return f"{self.definitions}\n\n{self.compiling}{calls}"
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.program.encode()).hexdigest()[:16]
 
 
-def has_case(fix: Any) -> bool:
-    return Path(ROOT, fix.case).exists()
+@dataclass(frozen=True)
+class Shown:
+    """What a program printed: ``expected`` is eager's, ``seen`` what torch's compiler did."""
+
+    expected: str
+    seen: str
+
+    @property
+    def differs(self) -> bool:
+        return self.expected != self.seen
 
 
-def programs(fix: Any) -> list[Program]:
-    """The programs that may show the fault of ``fix``, the likeliest first."""
-    lines = (ROOT / fix.case).read_text().splitlines(keepends=True)
-    head = {line[2:].partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines if line.startswith("# ")}
-    body = "".join(line for line in lines if not line.startswith("# ")).strip()
-    training = head.get("method") == "train"
-    settings = ""
-    if threads := head.get("threads"):
-        settings += f"\n\ntorch.set_num_threads({threads.split()[0]})"
-    if head.get("rng") == "eager" and head.get("target") == "cpu":
-        settings += "\n\nimport torch._inductor.config\n\ntorch._inductor.config.fallback_random = True"
-    observe = _INFER if not training else _TRAIN_MODULE if "\nf = " in body else _TRAIN
-    definitions = f"{body}\n{settings}\n\n\n{observe}" if settings else f"{body}\n\n\n{observe}"
-    makers = ("args", "other") if "def other(" in body else ("args",)
-    names = ["torch.compile"]
-    if not training:
-        names.append("AOTInductor" if head.get("target") == "cpu" else "torch.export")
-    names += {"aot_autograd": ["AOTAutograd"], "dynamo": ["Dynamo's capture"]}.get(fix.component, []) * (not training)
-    fixes_sizes = fix.severity == "refuses" and "other" in makers
-    return [Program(name, definitions, _once(name, fixes_sizes) + _compiling(name, head), makers) for name in names]
+def report_of(identifier: str) -> Report:
+    """Read the report of a fix."""
+    lines = (PAGES / f"{identifier}.py").read_text().splitlines(keepends=True)
+    length = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    title, *text = (line.lstrip("#").strip() for line in lines[:length])
+    return Report(title, "\n".join(text).strip(), "".join(lines[length:]))
 
 
-def _once(way: str, fixes_sizes: bool) -> str:
-    """Where a guard fixes a size that varies, ``torch.compile`` compiles again, and only this setting shows it."""
-    return _ERROR_ON_RECOMPILE if fixes_sizes and way == "torch.compile" else ""
+def show(program: str) -> Shown:
+    """Run a program with this torch, in a process of its own: some faults end the process.
+
+    Raises:
+        RuntimeError: it does not print what is expected.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "program.py")
+        file.write_text(program)
+        command = [sys.executable, "-W", "ignore", str(file)]
+        flushed = os.environ | {"PYTHONUNBUFFERED": "1"}  # a crash loses nothing that was printed before
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False, env=flushed)
+    before, _, after = f"\n{done.stdout}".partition(f"\n{_SEEN}")
+    expected = before.partition(f"\n{_EXPECTED}")[2]
+    if not expected:
+        raise RuntimeError(f"The program says nothing that is expected:\n{done.stdout}\n{done.stderr}\n{program}")
+    if done.returncode < 0:
+        return Shown(_short(expected), f"The process ends: {signal.Signals(-done.returncode).name}.")
+    return Shown(_short(expected), _short(after or _error(done.stderr)))
 
 
-def _compiling(way: str, head: dict[str, str]) -> str:
-    varying = head.get("dynamic", "").split()
-    sizes = ", ".join(f"{dim}: torch.export.Dim.DYNAMIC" for dim in varying)
-    shapes = f'shapes = {{"args": [{{{sizes}}}] + [None] * (len(args()) - 1)}}\n' if varying else ""
-    varied = ", dynamic_shapes=shapes" if varying else ""
-    backend = "inductor" if head.get("target") == "cpu" else "aot_eager"
-    return _WAYS[way].format(backend=backend, dynamic=", dynamic=True" if varying else "", shapes=shapes, varied=varied)
+def _error(text: str) -> str:
+    """The last error of a traceback, without the lines after its message."""
+    lines = text.strip().splitlines()
+    start = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=0)
+    found = (line for line in lines[start + 1 :] if line and not line[0].isspace())
+    return next(found, lines[-1] if lines else "no output")
+
+
+def _short(text: str) -> str:
+    return "\n".join(line[:110].rstrip() for line in text.strip().splitlines()[:_LINES])

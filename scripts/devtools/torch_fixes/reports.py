@@ -1,72 +1,40 @@
-"""What the programs of the reports show on this torch, and the pages that say so."""
+"""What the programs of the reports show on each torch, and the pages that say so."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..pages import replaced
 from ..paths import ROOT
-from .programs import Program, has_case, programs
-from .register import ENTRIES, MINOR, REGISTER
+from .programs import NOT_SHOWN, PAGES, Report, Shown, report_of, show
+from .register import ENTRIES, REGISTER
 
-PAGES = ROOT / "docs" / "torch-fixes"
 SEEN = PAGES / "seen.json"
-"""What the programs showed: fix, then compiler (``torch.compile``, ...), then minor release."""
+"""What the programs showed: fix, then release of torch."""
 TABLE = ROOT / "docs" / "torch-fixes.md"
+RELEASE = str(torch.__version__).partition("+")[0]
 
-Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Seen = Mapping[str, Mapping[str, str]]
 """One fix's part of ``seen.json``."""
 
 
-def show(program: Program) -> dict[str, Any]:
-    """Run a program with this torch: the first call at which eager and compiled differ, or the last."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "definitions.py").write_text(program.definitions)
-        (folder / "compiling.py").write_text(f"import torch\nfrom definitions import *\n\n{program.compiling}")
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("probe.py"))]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, "PYTHONPATH": name}
-            )
-            code, output, errors = done.returncode, done.stdout, done.stderr
-        except subprocess.TimeoutExpired as expired:
-            code, output, errors = -signal.SIGKILL, (expired.stdout or b"").decode(), "no end after 900 s"
-    calls = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    if code > 0:
-        raise RuntimeError(f"The program for {program.way} is wrong:\n{errors}\n{program.text}")
-    if code < 0:
-        return {**calls[-1], "seen": f"The process ends: {signal.Signals(-code).name}.", "agree": False}
-    return next((call for call in calls if not call.get("agree", True)), calls[-1])
-
-
 def run(chosen: Sequence[str]) -> None:
-    """Run the programs of all reports, or of ``chosen`` fixes, with this torch; store what they show."""
-    for fix in filter(has_case, ENTRIES.FIXES):
-        if chosen and fix.id not in chosen:
+    """Run the programs of all reports, or of ``chosen`` fixes, with this torch; store what is new."""
+    for fix in ENTRIES.FIXES:
+        report = report_of(fix.id)
+        known = stored().get(fix.id, {}).get(RELEASE, {})
+        if (chosen and fix.id not in chosen) or not report.program or known.get("program") == report.fingerprint:
             continue
-        for program in programs(fix):
-            known = stored().get(fix.id, {}).get(program.way, {}).get(MINOR)
-            if known is None or known["program"] != fingerprint(program):
-                found = {**show(program), "program": fingerprint(program)}
-                _store(fix.id, program.way, found)
-                print(f"{fix.id}, {program.way}: {'does not show' if found['agree'] else 'shows'}", flush=True)
-                known = found
-            if not known["agree"]:
-                break
-
-
-def fingerprint(program: Program) -> str:
-    return hashlib.sha256(program.text.encode()).hexdigest()[:16]
+        shown = show(report.program)
+        _store(fix.id, report, shown)
+        print(f"{fix.id}: {'shown' if shown.differs else 'not shown'}", flush=True)
 
 
 def stored() -> dict[str, Any]:
@@ -74,23 +42,34 @@ def stored() -> dict[str, Any]:
     return found
 
 
-def _store(fix: str, way: str, found: Mapping[str, Any]) -> None:
+def _store(fix: str, report: Report, shown: Shown) -> None:
     everything = stored()
-    everything.setdefault(fix, {}).setdefault(way, {})[MINOR] = found
-    text = json.dumps(everything, indent=1, sort_keys=True) + "\n"
-    SEEN.write_text(text)
+    everything.setdefault(fix, {})[RELEASE] = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "program": report.fingerprint,
+        "expected": shown.expected,
+        "seen": shown.seen,
+    }
+    SEEN.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
+
+
+def results(fix: str, report: Report) -> dict[str, Mapping[str, str]]:
+    """What a program showed by release of torch, without what another version of it showed."""
+    found: Seen = stored().get(fix, {})
+    ordered = sorted(found, key=lambda release: tuple(map(int, release.split("."))))
+    return {release: found[release] for release in ordered if found[release]["program"] == report.fingerprint}
 
 
 def pages() -> dict[Path, str]:
-    """The pages about the fixes, by file: a table of all, and a report for each that has a case."""
-    seen = stored()
-    made = {PAGES / f"{fix.id}.md": _report(fix, seen.get(fix.id, {})) for fix in ENTRIES.FIXES if has_case(fix)}
-    made[TABLE] = _table(seen)
+    """The pages about the fixes, by file: the one with a table of all, and a report for each."""
+    made = {PAGES / f"{fix.id}.md": _page(fix) for fix in ENTRIES.FIXES}
+    made[TABLE] = replaced(TABLE, "fixes", _table())
     return made
 
 
 def write_pages() -> None:
-    """Write the pages, and remove reports without a fix."""
+    """Write the pages, and remove what belongs to no fix."""
     made = pages()
     for file, text in made.items():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,94 +77,98 @@ def write_pages() -> None:
     for file in PAGES.glob("*.md"):
         if file not in made:
             file.unlink()
+    known = stored()
+    kept = {fix.id: known[fix.id] for fix in ENTRIES.FIXES if fix.id in known}
+    SEEN.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
-def _current(fix: Any, seen: Seen) -> tuple[Program, dict[str, Mapping[str, Any]]]:
-    """The program that shows the fault, and what it showed in each minor release."""
-    candidates = programs(fix)
-    for program in candidates:
-        results = _results(program, seen)
-        if any(not result["agree"] for result in results.values()):
-            return program, results
-    return candidates[0], _results(candidates[0], seen)
-
-
-def _results(program: Program, seen: Seen) -> dict[str, Mapping[str, Any]]:
-    """What a program showed, without what another version of it showed."""
-    found = seen.get(program.way, {})
-    ordered = sorted(found, key=REGISTER.minor)
-    return {minor: found[minor] for minor in ordered if found[minor]["program"] == fingerprint(program)}
-
-
-def _report(fix: Any, seen: Seen) -> str:
-    program, results = _current(fix, seen)
-    lines = [f"# {fix.id}", "", fix.summary, "", f"Severity: {fix.severity}. Upstream: {fix.upstream}.", ""]
-    lines += ["```python", program.text.rstrip(), "```", ""]
-    for minor, result in results.items():
-        if result["agree"]:
-            lines += [f"torch {minor}: eager and {program.way} agree in this program.", ""]
+def _page(fix: Any) -> str:
+    report = report_of(fix.id)
+    lines = [f"# {report.title}", ""]
+    if report.text:
+        lines += [report.text, ""]
+    found = results(fix.id, report)
+    if report.program:
+        lines += ["```python", report.program.strip(), "```", ""]
+    for texts, releases in _by_output(found).items():
+        named = " and ".join(f"torch {release}" for release in releases)
+        if texts[0] == texts[1]:
+            lines += [f"With {named} it prints what is expected.", ""]
         else:
-            lines += [f"torch {minor}, expected:", "", "```text", _short(result["expected"]), "```", ""]
-            lines += ["Seen:", "", "```text", _short(result["seen"]), "```", ""]
-    if not any(not result["agree"] for result in results.values()):
-        lines += [f"This program does not show the fault. The case of the fix does: `{fix.case}`.", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _short(text: str) -> str:
-    return "\n".join(line[:110].rstrip() for line in text.splitlines()[:12])
-
-
-def _table(seen: Mapping[str, Seen]) -> str:
-    fixes = ENTRIES.FIXES
-    shown = sum(_is_shown(fix, seen) for fix in fixes)
-    unreported = sum(fix.upstream == "unreported" for fix in fixes)
-    lines = [
-        "# Fixes of torch",
+            lines += ["Expected:", "", "```text", texts[0], "```", ""]
+            lines += [f"Seen with {named}:", "", "```text", texts[1], "```", ""]
+    if found:
+        versions = (f"torch {one['torch']} with Python {one['python']}" for one in found.values())
+        lines += [f"Versions: {', '.join(versions)}; Linux, x86-64, on the CPU.", ""]
+    lines += [
+        "## In aotpack",
         "",
-        "A build corrects these faults of torch. `scripts/torch-fixes docs` makes this page from the",
-        "register in `aotpack/_torch/fixes`.",
+        f"Fix: `{fix.id}`. {fix.summary}",
         "",
-        f"- Fixes: {len(fixes)}. A case of its own proves {sum(map(has_case, fixes))} of them: it fails without the fix and",
-        "  passes with it (`tests/torch_fixes`). The others are tested elsewhere.",
-        f"- Not reported to PyTorch yet: {unreported}. Programs without aotpack show {shown} of",
-        "  them, ready to report. Where a column names no compiler, the page's program shows nothing yet.",
-        f"- Fixed in a release of torch: {_fixed(fixes)}. A build with that release or a later one leaves them out.",
-        f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
-        "",
-        "| fix | what is wrong without it | severity | broken | fixed in | report shows it | upstream | test |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"Severity: {fix.severity}. Upstream: {_upstream(fix)}. {_mended(fix)}Case: `{fix.case}`.",
     ]
-    lines += [_row(fix, seen.get(fix.id, {})) for fix in fixes]
     return "\n".join(lines) + "\n"
 
 
-def _is_shown(fix: Any, seen: Mapping[str, Seen]) -> bool:
-    """Whether the program of a fix's report showed the fault, with some release of torch."""
-    return has_case(fix) and any(not result["agree"] for result in _current(fix, seen.get(fix.id, {}))[1].values())
+def _by_output(found: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Releases of torch by what they print."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for release, one in found.items():
+        grouped.setdefault((one["expected"], one["seen"]), []).append(release)
+    return grouped
+
+
+def _mended(fix: Any) -> str:
+    return f"Fixed in torch {fix.fixed_in}. " if fix.fixed_in else ""
+
+
+def _upstream(fix: Any) -> str:
+    if not fix.upstream.startswith("pytorch#"):
+        return str(fix.upstream)
+    return f"[{fix.upstream}](https://github.com/pytorch/pytorch/issues/{fix.upstream.partition('#')[2]})"
+
+
+def _table() -> str:
+    fixes = ENTRIES.FIXES
+    unreported = [fix for fix in fixes if fix.upstream == "unreported"]
+    shown = [fix for fix in fixes if shown_on(fix)]
+    lines = [
+        f"- Fixes: {len(fixes)}.",
+        f"- Programs without aotpack show {len(shown)} of them. The other pages say why there is none.",
+        f"- Issues of PyTorch describe {len(fixes) - len(unreported)}. Not reported yet: {len(unreported)}.",
+        f"- Fixed in a release of torch: {_fixed(fixes)}.",
+        f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
+        "",
+        "| fix | what is wrong without it | severity | fixed in | shown with torch | upstream |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*lines, *map(_row, fixes)])
+
+
+def shown_on(fix: Any) -> list[str]:
+    """The releases of torch on which the program of a fix's report showed the fault."""
+    found = results(fix.id, report_of(fix.id))
+    return [release for release, one in found.items() if one["expected"] != one["seen"]]
+
+
+def explained(fix: Any) -> bool:
+    """Whether a report says why torch alone does not show the fault."""
+    return NOT_SHOWN in report_of(fix.id).text
 
 
 def _fixed(fixes: Sequence[Any]) -> str:
     found = Counter(fix.fixed_in for fix in fixes if fix.fixed_in)
-    return ", ".join(
-        f"{count} in {release}" for release, count in sorted(found.items(), key=lambda item: REGISTER.minor(item[0]))
-    )
+    ordered = sorted(found.items(), key=lambda item: REGISTER.minor(item[0]))
+    return ", ".join(f"{count} in {release}" for release, count in ordered)
 
 
-def _row(fix: Any, seen: Seen) -> str:
-    shown = ""
-    if has_case(fix):
-        program, results = _current(fix, seen)
-        found = [minor for minor, result in results.items() if not result["agree"]]
-        shown = f"{program.way}, {', '.join(found)}" if found else ""
+def _row(fix: Any) -> str:
     cells = (
-        f"[{fix.id}](torch-fixes/{fix.id}.md)" if has_case(fix) else fix.id,
+        f"[{fix.id}](torch-fixes/{fix.id}.md)",
         fix.summary.replace("|", "\\|"),
         fix.severity,
-        ", ".join(fix.broken),
         fix.fixed_in or "",
-        shown,
-        fix.upstream,
-        f"`{Path(fix.case).name}`" if has_case(fix) else "elsewhere",
+        ", ".join(shown_on(fix)),
+        _upstream(fix),
     )
     return "| " + " | ".join(cells) + " |"

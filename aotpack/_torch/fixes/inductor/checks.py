@@ -21,7 +21,7 @@ from torch._inductor.codegen import common, cpp, cpp_utils
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ...api.patching import attribute_set, patched, replaced
+from ...api.patching import patched, replaced
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
@@ -128,14 +128,15 @@ def throw_after_regions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def escape_messages() -> Iterator[None]:
-    """Write the message of a scalar's assertion as a C++ string; Inductor does not escape it."""
+def keep_messages() -> Iterator[None]:
+    """Write the graph's own assertions, with their messages, before those that Inductor derives from
+    its knowledge of sizes.
+    """
     codegen: Callable[..., None] = ir.AssertScalar.codegen
 
     def written(assertion: ir.AssertScalar, wrapper: Any) -> None:
         _own_assertions(assertion, wrapper)
-        with attribute_set(assertion, "msg", _literal(assertion.msg)[1:-1]):
-            codegen(assertion, wrapper)
+        codegen(assertion, wrapper)
 
     with patched("inductor-assertion-messages", ir.AssertScalar, "codegen", written):
         yield
