@@ -23,6 +23,7 @@ from ..report.describe import (
     code_blobs,
     platform_text,
     primal_name,
+    producer_text,
     requirements_of,
     subclass_types,
     tensor_type,
@@ -172,7 +173,7 @@ def _overview(path: str, bundle: Bundle) -> Table:
     table.add_row("digest", bundle.digest)
     table.add_row("size", f"{size_text(total_size(bundle))} in {len(bundle.descriptors())} blobs")
     table.add_row("format", f"{program.format.major}.{program.format.minor}")
-    table.add_row("built with", plain(f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"))
+    table.add_row("built with", plain(producer_text(bundle)))
     needs = [
         f"torch {program.requirements.torch}",
         *(f"operators of {name}" for name in program.requirements.operators),

@@ -97,6 +97,13 @@ def code_blobs(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]
                 yield blob, f"{kind} {key}"
 
 
+def producer_text(bundle: Bundle) -> str:
+    """What built a bundle: ``aotpack 0.1.0, torch 2.13.0+cpu``, and whether aotpack was not tried with that torch."""
+    producer = bundle.program.producer
+    untested = any("untested_torch" in target.toolchain for target in bundle.targets.values())
+    return f"aotpack {producer.aotpack}, torch {producer.torch}" + (" (not tried together)" if untested else "")
+
+
 def requirements_of(target: schema.Target, program: schema.Program) -> str:
     """Return what a machine must have, and the accepted sizes.
 

@@ -43,6 +43,14 @@ def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest
         run()
 
 
+def test_a_replacement_that_torch_calls_with_other_arguments_is_an_error() -> None:
+    """As in a release of torch that passes one more to a function which a fix replaces."""
+    with pytest.raises(TypeError) as found:
+        torch.utils._pytree.tree_map(lambda: None, (1,))
+    with pytest.raises(aotpack.AotpackError, match="An analysis of sizes and strides failed"):
+        repeat.refuse_if_broken(found.value)
+
+
 def test_what_a_model_refuses_is_no_break(tmp_path: Path) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return x.view(-1)[0] + x.sum()

@@ -17,6 +17,7 @@ from aotpack._torch.fixes import gate, sources
 from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
 from aotpack._torch.fixes.register import INDUCTOR, SUPPORTED, minor, name_of
+from aotpack.report.describe import producer_text
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError
 
@@ -100,6 +101,9 @@ def test_an_override_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "untested_torch" not in build(tmp_path / "tried", "portable")
     monkeypatch.setattr(torch, "__version__", "2.99.1")
     assert build(tmp_path / "x", "portable", allow_untested_torch=True)["untested_torch"] == "2.99.1"
+    for name, told in (("tried", False), ("x", True)):
+        with Bundle.open(tmp_path / name) as bundle:
+            assert producer_text(bundle).endswith("(not tried together)") == told
 
 
 @pytest.mark.parametrize("found", [None, "0123456789abcdef"])
@@ -128,8 +132,9 @@ def test_modules_that_cannot_be_imported_are_named(monkeypatch: pytest.MonkeyPat
             raise ImportError("cannot import name 'ShapeEnv'")
 
     monkeypatch.setattr(gate.importlib, "import_module", missing)
-    with pytest.raises(UnsupportedTorchError, match=r"shape_env: cannot import name 'ShapeEnv'"):
+    with pytest.raises(UnsupportedTorchError, match=r"shape_env: cannot import name 'ShapeEnv'") as refused:
         gate.check_imports()
+    assert "No option helps" in refused.value.hint
 
 
 def test_an_untested_torch_can_be_imported(fresh_process: FreshProcess) -> None:

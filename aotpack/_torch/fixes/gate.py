@@ -20,6 +20,8 @@ from .entries import FIXES, HOOKS
 from .register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, Fix, Hook, minor, name_of, needed
 from .sources import fingerprint, recorded
 
+_NO_OPTION = "Install a torch that was tried. No option helps: this one lacks names that aotpack imports."
+
 
 def check_torch(*, inductor: bool, allow_untested: bool = False) -> bool:
     """Check the names that fixes and hooks patch.
@@ -65,7 +67,7 @@ def check_imports() -> None:
                 if not _is_incomplete(error, package):
                     problems.append(Problem(module.name, str(error)))
     if problems:
-        raise _refusal(installed, problems, SUPPORTED)
+        raise _refusal(installed, problems, SUPPORTED, hint=_NO_OPTION)
 
 
 def _is_incomplete(error: Exception, package: str) -> bool:
@@ -91,11 +93,16 @@ def misfits(entry: Fix | Hook, torch_version: str) -> Sequence[str]:
 def _misfits(installed: str, inductor: bool) -> tuple[Problem, ...]:
     entries: list[Fix | Hook] = [*needed(FIXES, installed), *HOOKS]
     chosen = [entry for entry in entries if inductor or entry.component not in INDUCTOR]
-    return tuple(
-        Problem(entry.id, f"{name} {'has changed' if fingerprint(name) else 'is gone'}")
-        for entry in chosen
-        for name in misfits(entry, installed)
-    )
+    found = [(entry.id, misfits(entry, installed)) for entry in chosen]
+    return tuple(Problem(identifier, _misfit_text(names)) for identifier, names in found if names)
+
+
+def _misfit_text(names: Sequence[str]) -> str:
+    """Which names are other functions than on a torch that was tried, and which are gone."""
+    changed = [name for name in names if fingerprint(name)]
+    gone = [name for name in names if not fingerprint(name)]
+    told = [f"{', '.join(several)} {verb}" for several, verb in ((changed, "changed"), (gone, "gone")) if several]
+    return "; ".join(told)
 
 
 def _fits(name: str, release: str) -> bool:
@@ -105,7 +112,9 @@ def _fits(name: str, release: str) -> bool:
     return fingerprint(name) == hashes.get(newest)
 
 
-def _refusal(installed: str, problems: Sequence[Problem], supported: Sequence[str]) -> UnsupportedTorchError:
+def _refusal(
+    installed: str, problems: Sequence[Problem], supported: Sequence[str], *, hint: str | None = None
+) -> UnsupportedTorchError:
     what = "differs from the one that aotpack was tried on"
     if not is_tried(installed, supported):
         what = "was never tried with this aotpack" + (" and native code" if is_tried(installed, SUPPORTED) else "")
@@ -113,7 +122,8 @@ def _refusal(installed: str, problems: Sequence[Problem], supported: Sequence[st
     return UnsupportedTorchError(
         f"torch {installed} {what} (tried: {', '.join(supported)}). Its {ours}{':' if problems else '.'}",
         problems,
-        hint="Install a torch that was tried, or build with allow_untested_torch=True and compare with eager: "
+        hint=hint
+        or "Install a torch that was tried, or build with allow_untested_torch=True and compare with eager: "
         "without a fix, gradients may be wrong."
         + (" The portable target was tried with this one." if is_tried(installed, SUPPORTED) and supported != SUPPORTED else ""),
     )

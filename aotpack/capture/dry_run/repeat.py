@@ -7,6 +7,7 @@ calls are compared.
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,12 +50,19 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
         snapshot.restore()
 
 
+_OTHER_ARGUMENTS = re.compile(
+    r"\(\) (got an unexpected keyword argument|got multiple values|takes .*positional argument|missing \d+ required)"
+)
+"""How Python says that a function takes other arguments."""
+
+
 def refuse_if_broken(error: Exception) -> None:
     """Raise if an error shows that an analysis itself is broken.
 
     Refusals by the model or an operator are ignored. Errors of our own classes are refusals too. A
     missing name, a wrong call or a failed assertion in our code means that the analysis is broken.
-    So does a name that torch's code does not find.
+    So does a name that torch's code does not find, and a call with other arguments than the function
+    takes: the model's own calls succeeded with the example.
 
     Raises:
         BuildError: the analysis is broken. A safety analysis must not continue as if its result
@@ -66,7 +74,8 @@ def refuse_if_broken(error: Exception) -> None:
     innermost = frames[-1].filename if frames else ""
     lost = isinstance(error, (AttributeError, NameError, ImportError))
     wrong = lost or isinstance(error, (TypeError, KeyError, AssertionError))
-    if (wrong and origin.is_ours(innermost)) or (lost and origin.is_torch(innermost)):
+    called_wrongly = isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(str(error)) is not None
+    if (wrong and origin.is_ours(innermost)) or ((lost or called_wrongly) and origin.is_torch(innermost)):
         raise BuildError(
             "An analysis of sizes and strides failed, so the bundle might be wrong for some of them.",
             [Problem(f"{innermost}:{frames[-1].lineno}", f"{type(error).__name__}: {error}")],

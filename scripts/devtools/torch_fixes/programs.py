@@ -27,12 +27,12 @@ class Report:
 
     Args:
         title: the title of an issue.
-        text: the cause, and what else a maintainer of torch wants to know.
+        paragraphs: the cause, and what else a maintainer of torch wants to know.
         program: a program without aotpack; empty if torch alone cannot show the fault.
     """
 
     title: str
-    text: str
+    paragraphs: list[str]
     program: str
 
     @property
@@ -57,7 +57,8 @@ def report_of(identifier: str) -> Report:
     lines = (PAGES / f"{identifier}.py").read_text().splitlines(keepends=True)
     length = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     title, *text = (line.lstrip("#").strip() for line in lines[:length])
-    return Report(title, "\n".join(text).strip(), "".join(lines[length:]))
+    paragraphs = [" ".join(paragraph.split("\n")) for paragraph in "\n".join(text).strip().split("\n\n")]
+    return Report(title, [paragraph for paragraph in paragraphs if paragraph], "".join(lines[length:]))
 
 
 def show(program: str) -> Shown:

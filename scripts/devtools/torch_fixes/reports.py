@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,8 +86,8 @@ def write_pages() -> None:
 def _page(fix: Any) -> str:
     report = report_of(fix.id)
     lines = [f"# {report.title}", ""]
-    if report.text:
-        lines += [report.text, ""]
+    for paragraph in report.paragraphs:
+        lines += [*_wrapped(paragraph), ""]
     found = results(fix.id, report)
     if report.program:
         lines += ["```python", report.program.strip(), "```", ""]
@@ -99,15 +100,20 @@ def _page(fix: Any) -> str:
             lines += [f"Seen with {named}:", "", "```text", texts[1], "```", ""]
     if found:
         versions = (f"torch {one['torch']} with Python {one['python']}" for one in found.values())
-        lines += [f"Versions: {', '.join(versions)}; Linux, x86-64, on the CPU.", ""]
+        lines += [*_wrapped(f"Versions: {', '.join(versions)}; Linux, x86-64, on the CPU."), ""]
     lines += [
         "## In aotpack",
         "",
-        f"Fix: `{fix.id}`. {fix.summary}",
+        *_wrapped(f"Fix: `{fix.id}`. {fix.summary}"),
         "",
-        f"Severity: {fix.severity}. Upstream: {_upstream(fix)}. {_mended(fix)}Case: `{fix.case}`.",
+        f"Severity: {fix.severity}. Upstream: {_upstream(fix)}. {_mended(fix)}".rstrip(),
+        f"Case: `{fix.case}`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 99, break_long_words=False, break_on_hyphens=False)
 
 
 def _by_output(found: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
@@ -153,7 +159,7 @@ def shown_on(fix: Any) -> list[str]:
 
 def explained(fix: Any) -> bool:
     """Whether a report says why torch alone does not show the fault."""
-    return NOT_SHOWN in report_of(fix.id).text
+    return any(paragraph.startswith(NOT_SHOWN) for paragraph in report_of(fix.id).paragraphs)
 
 
 def _fixed(fixes: Sequence[Any]) -> str:
