@@ -432,7 +432,7 @@ def test_what_inductor_has_no_code_for_is_named_with_the_users_line(tmp_path: Pa
 
 @pytest.mark.parametrize("method", ["infer", "train"])
 def test_views_of_whole_results_are_tensors_of_their_own(tmp_path: Path, method: str) -> None:
-    """Inductor returns one tensor for all of them (torch 2.13), beside a gradient too."""
+    """Inductor would return one tensor for all of them. No graph returns them: the loader makes the views."""
 
     def model(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
         y = x.sin()

@@ -98,6 +98,8 @@ def _page(fix: Any) -> str:
         else:
             lines += ["Expected:", "", "```text", texts[0], "```", ""]
             lines += [f"Seen with {named}:", "", "```text", texts[1], "```", ""]
+    if report.program and not shown_on(fix):
+        lines += ["The program does not show the fault. The case of the fix does.", ""]
     if found:
         versions = (f"torch {one['torch']} with Python {one['python']}" for one in found.values())
         lines += [*_wrapped(f"Versions: {', '.join(versions)}; Linux, x86-64, on the CPU."), ""]
@@ -140,7 +142,7 @@ def _table() -> str:
     shown = [fix for fix in fixes if shown_on(fix)]
     lines = [
         f"- Fixes: {len(fixes)}.",
-        f"- Programs without aotpack show {len(shown)} of them. The other pages say why there is none.",
+        f"- Programs without aotpack show {len(shown)} of them. The pages of the others say what is missing.",
         f"- Issues of PyTorch describe {len(fixes) - len(unreported)}. Not reported yet: {len(unreported)}.",
         f"- Fixed in a release of torch: {_fixed(fixes)}.",
         f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",

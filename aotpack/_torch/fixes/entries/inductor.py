@@ -13,17 +13,6 @@ _LOWERINGS = f"{_LOWERING}.lowerings"
 
 FIXES = (
     _fix(
-        id="inductor-view-of-whole-result",
-        severity="strides",
-        summary="A result that is a view of all of another result (`return y, y[:]`) is returned as the same tensor object.",
-        apply="fixes.inductor.results:return_views_separately",
-        takes=("saved",),
-        patches=(
-            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.get_output_refs",
-            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_return",
-        ),
-    ),
-    _fix(
         id="inductor-results-share-memory",
         severity="strides",
         summary="What changes no numbers is dropped: `x * torch.ones(3)` and `torch.cat(x.split(2))` return the memory of `x`.",

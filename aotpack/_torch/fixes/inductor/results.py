@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._inductor import ir, virtualized
-from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.graph import GraphLowering, SubgraphLowering
 
 from ...api.nodes import without_views
-from ...api.patching import patched, replaced
+from ...api.patching import replaced
 from ..applying import reached
 
 
@@ -85,66 +83,3 @@ def buffer_of(value: Any) -> Any:
     while isinstance(buffer, ir.Buffer) and isinstance(buffer.layout, ir.NonOwningLayout):
         buffer = virtualized.V.graph.try_get_buffer(buffer.layout.view.get_name())
     return buffer
-
-
-@contextlib.contextmanager
-def return_views_separately(saved: Collection[int]) -> Iterator[None]:
-    """Return a view of the whole of another result as a separate tensor with the same memory:
-    ``return y, y[:]``.
-
-    Inductor drops such views. It then returns one tensor twice, by the same name or by another
-    handle. Outputs that are ``saved`` for a backward may be the results themselves, whose version
-    counters show changes.
-    """
-    generate: Callable[[Any, list[str]], None] = CppWrapperCpu.generate_return
-
-    def referred(wrapper: Any) -> list[str]:
-        code, names = wrapper.wrapper_call, []
-        for index, output in enumerate(wrapper.get_graph_outputs()):
-            before = len(code._lines)
-            names.append(output.codegen_reference(code))
-            if index not in saved:
-                _rewrite(code._lines, before, lambda line: _HANDLE.sub(_view_of_all, line))
-        return names
-
-    def returned(wrapper: Any, results: list[str]) -> None:
-        lines = wrapper.wrapper_call._lines
-        before = len(lines)
-        generate(wrapper, results)
-        _rewrite(lines, before, rewritten)
-
-    def rewritten(line: str) -> str:
-        indices = set(map(int, re.findall(r"\d+", line)))
-        return line if indices & set(saved) else _SAME_RESULT.sub(_view_of_all, line)
-
-    with (
-        patched("inductor-view-of-whole-result", CppWrapperCpu, "get_output_refs", referred),
-        patched("inductor-view-of-whole-result", CppWrapperCpu, "generate_return", returned),
-    ):
-        yield
-
-
-_HANDLE = re.compile(r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_new_tensor_handle\((?P<whole>\w+), &(?P<view>\w+)\)\);")
-_SAME_RESULT = re.compile(r"(?P<view>output_handles\[\d+\]) = (?P<whole>output_handles\[\d+\]);")
-
-
-def _rewrite(lines: list[Any], first: int, rule: Callable[[str], str]) -> None:
-    """Apply a rule to the lines of generated code from ``first`` on; some are objects that write
-    their line later.
-    """
-    lines[first:] = [rule(line) if isinstance(line, str) else line for line in lines[first:]]
-
-
-def _view_of_all(found: re.Match[str]) -> str:
-    """The C++ that makes a new tensor, a view of the whole of another, instead of a second handle
-    for that tensor.
-    """
-    view, whole = found["view"], found["whole"]
-    calls = (
-        f"aoti_torch_get_dim({whole}, &rank)",
-        f"aoti_torch_get_sizes({whole}, &sizes)",
-        f"aoti_torch_get_strides({whole}, &strides)",
-        f"aoti_torch__reinterpret_tensor({whole}, rank, sizes, strides, 0, &{view})",
-    )
-    checked = " ".join(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" for call in calls)
-    return f"{{ int64_t rank, *sizes, *strides; {checked} }}"
