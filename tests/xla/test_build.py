@@ -105,6 +105,11 @@ def _pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
+def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    whole, half = (x.detach() * 9).long(), x.detach().half()
+    return whole // 3, whole // -2, whole / 2 // 1, half // 2, half // 0.1, torch.copysign(half, -half), torch.sin(x)
+
+
 def _weights(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch._weight_norm(x, x[:, :1] + 2, 0), torch._weight_norm(x, x[:1] + 2, 1)
 
@@ -137,6 +142,7 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
         pytest.param(_signs, (3, 4), id="signs of zeros, what is not a number"),
         pytest.param(lambda x: x.unfold(1, 3, 2) * 2, (3, 8), id="unfold"),
         pytest.param(_pooled, (2, 3, 6, 7), id="average pool over the edge"),
+        pytest.param(_rounded, (3, 4), id="rounded quotients"),
         pytest.param(_weights, (3, 4), id="normalised weights"),
         pytest.param(_strided, (3, 4), id="as_strided of what was computed"),
         pytest.param(lambda x: F.rrelu(x, 0.25, 0.25, training=True), (3, 4), id="rrelu of one slope"),

@@ -113,7 +113,7 @@ def _divide(x: torch.Tensor, y: Any, *, rounding_mode: str | None) -> Any:
     quotient = torch.where((remainder != 0) & ((remainder < 0) != (y < 0)), quotient - 1, quotient)
     rounded = torch.floor(quotient)
     rounded = torch.where(quotient - rounded > 0.5, rounded + 1, rounded)
-    rounded = torch.where(quotient != 0, rounded, torch.copysign(torch.zeros_like(exact), exact))
+    rounded = torch.where(quotient != 0, rounded, exact * 0)  # with the sign of a zero
     return torch.where(y == 0, exact, rounded)
 
 
@@ -154,7 +154,8 @@ def _exp2(x: torch.Tensor) -> torch.Tensor:
 
 
 def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    size = torch.abs(x).to(torch.promote_types(torch.result_type(x, sign), torch.get_default_dtype()))
+    dtype = torch.result_type(x, sign)
+    size = torch.abs(x).to(dtype if dtype.is_floating_point else torch.get_default_dtype())
     return torch.where(torch.atan2(sign, -torch.ones_like(sign)) < 0, -size, size)  # atan2 shows the sign of zeros too
 
 
