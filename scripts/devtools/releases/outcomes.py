@@ -32,6 +32,7 @@ class Outcomes:
         self._known = set(read(path))
         self._worst: dict[str, str] = {}
 
+    @pytest.hookimpl(trylast=True)  # after -k, which leaves out tests of other groups
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         code = os.environ.get("AOTPACK_CODE", "all")
         chosen = [item for item in items if code in ("all", code_of(item))]
