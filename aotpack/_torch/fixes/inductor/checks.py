@@ -282,6 +282,10 @@ def _kept() -> Iterator[None]:
         yield
 
 
+_DERIVED = "Runtime assertion failed for expression"
+"""How the message of an assertion starts that tracing derived from others."""
+
+
 def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
     """Before an assertion of torch, write the graph's own assertions about the same numbers, with
     the graph's messages.
@@ -291,7 +295,8 @@ def _own_assertions(assertion: ir.AssertScalar, wrapper: Any) -> None:
     """
     numbers = assertion.get_free_symbol_uses(unbacked_only=True)
     graph: Graph = virtualized.V.graph.module.graph  # type: ignore[assignment]
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+    asserts = graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
+    for node in sorted(asserts, key=lambda node: str(node.args[1]).startswith(_DERIVED)):  # the model's own messages first
         asserted, message = node.args
         value = asserted.meta["val"] if isinstance(asserted, Node) else asserted
         expression = getattr(getattr(value, "node", None), "_expr", None)  # not simplified by the assertion itself
