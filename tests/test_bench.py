@@ -23,7 +23,7 @@ from devtools.paths import RESULTS
 
 WRAPPED = """
 import json
-import aotpack_loader.devices.aoti, aotpack_loader.opening
+import aotpack_loader.devices.aoti, aotpack_loader.opening.documents
 from devtools.bench.processes import overhead, phases
 from devtools.bench.processes.clock import Clock
 print(json.dumps([*Clock(phases.PHASES).seconds, *Clock(overhead.PARTS).seconds]))

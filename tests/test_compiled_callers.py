@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotpack
 from aotpack_loader.errors import AotpackError, AutogradError, EditError, UnsupportedError
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, where it looks at .grad of results
 

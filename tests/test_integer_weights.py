@@ -11,12 +11,13 @@ from support.archive import members, pack, write_tiny
 from torch import nn
 
 import aotpack
-from aotpack_loader import load, opening
+from aotpack_loader import load
 from aotpack_loader.archive import layout
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.weights import INTEGERS
 from aotpack_loader.errors import CorruptBundleError
 from aotpack_loader.format.schema import StateEntry
+from aotpack_loader.opening import documents
 
 
 class Gather(nn.Module):
@@ -92,7 +93,7 @@ def test_a_changed_integer_is_refused_before_a_target_is_chosen(
         constants = set(bundle.weights().names()) - {entry.storage for entry in bundle.program.state}
     load(path, trust=digest)
     flip(path, 1, constants.pop() if name == "constant" else name)
-    monkeypatch.setattr(opening, "select", lambda *_: pytest.fail("a target was chosen"))
+    monkeypatch.setattr(documents, "select", lambda *_: pytest.fail("a target was chosen"))
     for options in ({"trust": digest}, {"digest": digest}, {"trust": "all"}, {}):
         with pytest.raises(CorruptBundleError, match="its content has digest"):
             load(path, **options)  # type: ignore[arg-type]

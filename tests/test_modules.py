@@ -27,7 +27,7 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, InputError, ModeError, StateError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import validate_program
-from aotpack_loader.original_class import imported
+from aotpack_loader.module.original_class import imported
 
 
 class Block(nn.Module):

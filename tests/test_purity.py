@@ -53,8 +53,9 @@ def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_proces
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "opening", "options",
-    "original_class", "outline", "own_class", "program", "recorded_start", "start_recording", "start_records", "trust", "value",
+    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "options", "trust", "value",
+    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
+    "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.record_files", "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
     "archive.private", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.call_sizes", "devices.cpuinfo",

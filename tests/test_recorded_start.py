@@ -14,11 +14,11 @@ from torch import nn
 
 import aotpack
 import aotpack_loader
-from aotpack_loader import start_records
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import CorruptBundleError, InputError, TrustError
-from aotpack_loader.recorded_start import RecordedCall, plain
-from aotpack_loader.start_recording import packed
+from aotpack_loader.opening import record_files
+from aotpack_loader.opening.from_record import RecordedCall, plain
+from aotpack_loader.opening.recording import packed
 
 
 class Several(nn.Module):
@@ -201,7 +201,7 @@ def test_a_record_that_does_not_fit_is_not_used(
     elif how == "removed":
         record.unlink()
     elif how == "another loader":
-        monkeypatch.setattr(start_records, "_loader", lambda: "another")
+        monkeypatch.setattr(record_files, "_loader", lambda: "another")
     else:
         monkeypatch.setenv("AOTPACK_RECORDED_STARTS", "0")
     assert not is_recorded(aotpack.load(path, backend="cpu"))
@@ -252,8 +252,9 @@ def test_plain_data_passes_through_a_record(value: Any) -> None:
 
 
 RECORDED = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "edits", "errors", "frozen", "loading", "modules", "original_class", "outline",
-    "own_class", "program", "recorded_start", "start_records", "trust", "value",
+    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "trust", "value",
+    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
+    "module.submodules", "opening", "opening.from_record", "opening.record_files",
     "archive", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.private", "archive.tar",
     "devices", "devices.call_library", "devices.call_sizes", "devices.cpuinfo", "devices.packages",
 })  # fmt: skip
@@ -294,15 +295,15 @@ def test_examples_step_alike_from_a_record(digits_bundle: Path, digits_model: nn
 
 def test_a_record_is_of_the_loader_that_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of the loader that changes makes all records another loader's."""
-    for module in start_records._MAKERS:
+    for module in record_files._MAKERS:
         (tmp_path / module).parent.mkdir(exist_ok=True)
         (tmp_path / f"{module}.py").write_text("first")
-        assert (Path(start_records.__file__).parent / f"{module}.py").exists()
-    monkeypatch.setattr(start_records, "__file__", str(tmp_path / "start_records.py"))
+        assert (Path(aotpack_loader.__file__).parent / f"{module}.py").exists()
+    monkeypatch.setattr(record_files, "__file__", str(tmp_path / "opening" / "record_files.py"))
     found = []
     for text in ("first", "longer"):
         (tmp_path / "runtime" / "call.py").write_text(text)
-        start_records._loader.cache_clear()
-        found.append(start_records._loader())
-    start_records._loader.cache_clear()
+        record_files._loader.cache_clear()
+        found.append(record_files._loader())
+    record_files._loader.cache_clear()
     assert found[0] != found[1]

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 import aotpack
 from aotpack.cli import main
-from aotpack_loader import other_release
 from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import torch_releases
@@ -20,6 +19,7 @@ from aotpack_loader.devices.torch_releases import unlike_torch
 from aotpack_loader.errors import TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.loading import BackendWarning
+from aotpack_loader.opening import other_release
 
 EXPORTED = ["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"]
 LACKED = [f"aoti_torch_of_another_release_{i}" for i in range(7)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.modes import as_built
 from aotpack_loader.selftest import random_inputs, recorded_inputs
 

@@ -11,7 +11,7 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 from aotpack_loader.format.validate import RESERVED
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.memory import bytes_of
 
 from .._torch.api.fake_tensors import is_plain_tensor, is_wrapper_subclass

@@ -2,7 +2,8 @@
 
 The package has layers; each uses only those below it:
 
-* :mod:`.program`: the loaded module;
+* :mod:`.opening`: makes the module from a bundle;
+* :mod:`.module`: the loaded module;
 * :mod:`.runtime`: one call of a method;
 * :mod:`.devices` and :mod:`.trust`: turn code into callables, and decide whether it may run;
 * :mod:`.archive`: the bytes of a bundle;
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
     from .loading import BackendWarning as BackendWarning
     from .loading import load as load
-    from .program import LoadedProgram as LoadedProgram
+    from .module.program import LoadedProgram as LoadedProgram
     from .runtime.inputs import LayoutWarning as LayoutWarning
 
 __version__ = "0.1.0"
@@ -30,7 +31,7 @@ _HOME = {
     "load": "loading",
     "BackendWarning": "loading",
     "LayoutWarning": "runtime.inputs",
-    "LoadedProgram": "program",
+    "LoadedProgram": "module.program",
     "AotpackError": "errors",
 }
 

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
-from . import _collector, recorded_start
+from . import _collector
+from .opening import from_record
 
 if TYPE_CHECKING:
     import torch
 
-    from .program import LoadedProgram
+    from .module.program import LoadedProgram
 
 
 class BackendWarning(UserWarning):
@@ -89,9 +90,9 @@ def load(
     with _collector.paused():
         if device is None and weights and not operators and not subclasses and (verify, check) == ("code", "arguments"):
             pinned = digest is not None or lock is not None or policy is not None
-            if not (donate or allow_untested_torch or pinned) and (module := recorded_start.load(bundle, backend, trust)):
+            if not (donate or allow_untested_torch or pinned) and (module := from_record.load(bundle, backend, trust)):
                 return module
-        from .opening import load_with  # not needed for a bundle whose start is recorded
+        from .opening.documents import load_with  # not needed for a bundle whose start is recorded
         from .options import LoadOptions
 
         options = LoadOptions(

@@ -25,7 +25,7 @@ from .runtime.modes import as_built
 from .runtime.tree import flattener, unflattener
 
 if TYPE_CHECKING:
-    from .program import LoadedProgram
+    from .module.program import LoadedProgram
 
 _DTYPES = {code: name for name, code in CODES.items()}
 _EPSILON_FACTOR = 2e3

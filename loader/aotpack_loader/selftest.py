@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from .opening import load_with
+from .opening.documents import load_with
 from .options import LoadOptions
 from .replay import SelfTestReport, observe, random_inputs, recorded_inputs, replay, stored_as
 

@@ -1,4 +1,4 @@
-"""Small frozen objects, without msgspec: a recorded start does not import it (:mod:`.recorded_start`)."""
+"""Small frozen objects, without msgspec: a recorded start does not import it (:mod:`.opening.from_record`)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 import aotpack
 from aotpack.capture import FRONT_ENDS
 from aotpack_loader.errors import CheckError
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from devtools.native_calls import has_library, load_native
 
 from .observation import Observation, Tensors, copied, differences, tensors_in, with_parts

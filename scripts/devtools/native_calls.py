@@ -15,7 +15,7 @@ from aotpack.targets.cpu.call_library import library_bytes
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import CallLibrary, import_library
 from aotpack_loader.format import schema
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime import native
 
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import aotpack
 import aotpack_loader
-from aotpack_loader.edits import HookWarning
 from aotpack_loader.errors import EditError, InputError, ModeError
+from aotpack_loader.module.edits import HookWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

@@ -21,7 +21,7 @@ import aotpack
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError, TargetError
 from aotpack_loader.format import schema
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from devtools.harness import EXAMPLE_SEED, Call, Case, Inputs, MakeInputs, build, observe, seeded
 from devtools.observation import Observation, differences
 

@@ -13,7 +13,7 @@ from torch import nn
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError, AutogradError
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 
 from . import models
 from .test_train import build

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format.events import Event, parse_event
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 
 from ..steps import StepInputs, call_as_built, loss_of
 

@@ -1,6 +1,6 @@
 """Global modes of the caller on which eager depends: autocast, determinism and function transforms.
 
-Gradient mode and train/eval mode select the method (:mod:`..program`). The modes here must match
+Gradient mode and train/eval mode select the method (:mod:`..module.program`). The modes here must match
 the selected method.
 """
 

@@ -20,7 +20,7 @@ from conformance.table import CASES
 
 import aotpack
 from aotpack_loader.errors import AotpackError, TargetError
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from devtools.harness import Case, build, observe, seeded
 from devtools.observation import Observation, differences
 

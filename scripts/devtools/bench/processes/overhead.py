@@ -20,7 +20,7 @@ import torch
 
 from aotpack.measure import contender
 from aotpack_loader import load
-from aotpack_loader.program import LoadedProgram
+from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.autograd import Executable
 from devtools.bench.processes.clock import Clock
 
@@ -28,7 +28,7 @@ _RUNTIME = "aotpack_loader.runtime"
 PARTS = {
     "flatten, check arguments": [(f"{_RUNTIME}.inputs", "Inputs.__call__")],
     "check state and modes": [(f"{_RUNTIME}.state", "State.check"), (f"{_RUNTIME}.modes", "Modes.check")],
-    "call": [("aotpack_loader.program", "LoadedProgram.forward"), (f"{_RUNTIME}.call", "MethodCall.__call__")],
+    "call": [("aotpack_loader.module.program", "LoadedProgram.forward"), (f"{_RUNTIME}.call", "MethodCall.__call__")],
     "autograd node": [
         (f"{_RUNTIME}.autograd", "Differentiable.__call__"),
         (f"{_RUNTIME}.autograd", "_Step.forward"),

@@ -15,10 +15,10 @@ from aotpack.measure import contender
 from devtools.bench.processes.clock import Clock
 
 PHASES = {
-    "open": [("aotpack_loader.recorded_start", "open_layout"), ("aotpack_loader.start_records", "read")],
+    "open": [("aotpack_loader.opening.from_record", "open_layout"), ("aotpack_loader.opening.record_files", "read")],
     "verify": [("aotpack_loader.archive.cache", "extracted")],
-    "map": [("aotpack_loader.recorded_start", "_tensors")],
-    "dlopen": [("aotpack_loader.recorded_start", "import_library"), ("aotpack_loader.recorded_start", "_executable")],
+    "map": [("aotpack_loader.opening.from_record", "_tensors")],
+    "dlopen": [("aotpack_loader.opening.from_record", "import_library"), ("aotpack_loader.opening.from_record", "_executable")],
 }
 """Of a start from a record, as all but the first are."""
 

@@ -9,9 +9,9 @@ import html
 import math
 from collections.abc import Iterable
 
-from .format import schema
-from .format.labels import Labels
-from .text import visible
+from ..format import schema
+from ..format.labels import Labels
+from ..text import visible
 
 _MOST = 24
 """How many arguments of a method are listed."""

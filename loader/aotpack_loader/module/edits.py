@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch import nn
 
-from .errors import EditError, MissingCodeError, ModeError, Problem
+from ..errors import EditError, MissingCodeError, ModeError, Problem
 from .frozen import article, frozen, is_same, refusal
 
 if TYPE_CHECKING:
-    from .runtime.call import MethodCall
+    from ..runtime.call import MethodCall
 
 _REBUILD = "Change the model itself, and build the bundle again."
 _WRAP = f"{_REBUILD} What stands before or after it may also be in a module of your own that holds the bundle."
@@ -119,7 +119,7 @@ def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
 
 def _alternative(used: Iterable[Any]) -> str:
     """What to do instead of using these hooks or wrappers; empty if unknown."""
-    from .runtime.parallel import advice  # only for errors
+    from ..runtime.parallel import advice  # only for errors
 
     return advice(getattr(item, "__module__", None) or "" for item in used)
 
@@ -258,7 +258,7 @@ class Watched(nn.Module):
     __setstate__ = nn.Module.__setstate__
 
     def __repr__(self) -> str:
-        from .text import visible_lines  # only to print
+        from ..text import visible_lines  # only to print
 
         return visible_lines(super().__repr__())
 

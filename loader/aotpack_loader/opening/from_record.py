@@ -1,9 +1,9 @@
 """Loads a bundle of native code from the record of an earlier load, without reading its documents.
 
 The documents are hashed as in any load, and so is the code. Whether the code may run is decided
-again. What the documents say is in the record (:mod:`.start_records`), which a load of the same bytes
+again. What the documents say is in the record (:mod:`.record_files`), which a load of the same bytes
 by this loader wrote after validating them. The documents are read when somebody asks for the program,
-or when Python has to make a call. Anything unusual is left to :mod:`.opening`.
+or when Python has to make a call. Anything unusual is left to :mod:`.documents`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _collector, _heap, start_records
-from ._torch_compat import backward_is_compiled
-from .archive import cache
-from .archive.layout import Layout, open_layout
-from .devices import cpuinfo
-from .devices.call_library import SWITCH, CallLibrary, NativeCall, Slots, import_library
-from .devices.call_sizes import make
-from .devices.packages import library_of, package_of, require_operators
-from .errors import CorruptBundleError, DirectoryError
-from .outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
-from .own_class import class_of
-from .program import LoadedProgram, LoadInfo, by_mode
-from .trust import decide_trust
-from .value import Value
+from .. import _collector, _heap
+from .._torch_compat import backward_is_compiled
+from ..archive import cache
+from ..archive.layout import Layout, open_layout
+from ..devices import cpuinfo
+from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots, import_library
+from ..devices.call_sizes import make
+from ..devices.packages import library_of, package_of, require_operators
+from ..errors import CorruptBundleError, DirectoryError
+from ..module.outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
+from ..module.own_class import class_of
+from ..module.program import LoadedProgram, LoadInfo, by_mode
+from ..trust import decide_trust
+from ..value import Value
+from . import record_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from .format import schema
-    from .runtime.call import MethodCall
+    from ..format import schema
+    from ..runtime.call import MethodCall
 
     Description = dict[str, Any]
 
@@ -61,7 +62,7 @@ def load(bundle: str | os.PathLike[str], backend: str | None, trust: str | Colle
     Raises:
         AotpackError: as :func:`aotpack_loader.load`.
     """
-    if not start_records.are_used() or (isinstance(bundle, str) and "://" in bundle):
+    if not record_files.are_used() or (isinstance(bundle, str) and "://" in bundle):
         return None
     if os.environ.get("AOTPACK_POLICY") or os.environ.get(SWITCH) == "0":
         return None
@@ -82,7 +83,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
         digest = index["digest"]
         layout.read(_blob([digest, index["size"], index["mediaType"]]))
         root = cache.cache_root()
-        record = start_records.read(root, digest, backend)
+        record = record_files.read(root, digest, backend)
     except (DirectoryError, KeyError, TypeError, ValueError, CorruptBundleError):
         return None  # signed, damaged, or no bundle: its documents say more
     if record is None or not _suits_machine(record) or not all(map(layout.has, map(_blob, record["layers"]))):
@@ -130,7 +131,7 @@ class _Rest:
     def _complete(self) -> tuple[schema.Program, dict[str, MethodCall]]:
         with self._lock:
             if self._read is None:
-                from .opening import complete  # a usual start and its steps need none of it
+                from .documents import complete  # a usual start and its steps need none of it
 
                 with _collector.paused():
                     self._read = complete(self._layout, self._digest, self._target)
@@ -170,7 +171,7 @@ def _executable(layout: Layout, folder: Path, library: CallLibrary, key: str, de
         require_operators(fallbacks)
 
     def failed(message: str) -> None:
-        from .devices.refusals import of_compiled_code  # only for errors
+        from ..devices.refusals import of_compiled_code  # only for errors
 
         raise of_compiled_code(RuntimeError(message), rest.program(), key) from None
 
@@ -262,7 +263,7 @@ def _add_dtype(item: dict[str, Any]) -> None:
 
 
 def _refuse(what: str, gradient: torch.Tensor | None) -> None:
-    from .runtime.native import refuse  # only for errors
+    from ..runtime.native import refuse  # only for errors
 
     refuse(what, gradient)
 
@@ -305,7 +306,7 @@ _SEQUENCES: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "si
 
 
 def plain(value: Any) -> Any:
-    """Plain data from the form that :func:`.start_recording.packed` gave it."""
+    """Plain data from the form that :func:`.recording.packed` gave it."""
     if not isinstance(value, list):
         return value
     kind, content = value

@@ -1,4 +1,4 @@
-"""Writes the record of a load, from which the next load of the same bundle starts (:mod:`.recorded_start`).
+"""Writes the record of a load, from which the next load of the same bundle starts (:mod:`.from_record`).
 
 A load is recorded if all its calls are made in native code at fixed sizes, and nothing about it is
 unusual. For other bundles each load reads the documents.
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import start_records
-from .archive.bundle import Bundle, raw_size
-from .archive.weights import INTEGERS, View
-from .devices import cpuinfo
-from .devices.aoti import AotiDevice, AotiExecutable
-from .errors import DirectoryError
-from .format import media_types, schema
-from .format.validate import call_trees
-from .options import LoadOptions
-from .outline import ModuleOutline, Outline
-from .program import LoadInfo
-from .runtime.call import MethodCall
-from .runtime.native import describe, is_whole, sizes_of
+from ..archive.bundle import Bundle, raw_size
+from ..archive.weights import INTEGERS, View
+from ..devices import cpuinfo
+from ..devices.aoti import AotiDevice, AotiExecutable
+from ..errors import DirectoryError
+from ..format import media_types, schema
+from ..format.validate import call_trees
+from ..module.outline import ModuleOutline, Outline
+from ..module.program import LoadInfo
+from ..options import LoadOptions
+from ..runtime.call import MethodCall
+from ..runtime.native import describe, is_whole, sizes_of
+from . import record_files
 
 if TYPE_CHECKING:
-    from .devices.select import Selection
+    from ..devices.select import Selection
 
 
 class _UnusualError(Exception):
@@ -37,10 +37,10 @@ def keep(
     bundle: Bundle, options: LoadOptions, chosen: Selection, outline: Outline, info: LoadInfo, calls: Mapping[str, MethodCall]
 ) -> None:
     """Record a load, if its next one can start from a record. Nothing happens where the cache cannot be written to."""
-    if not start_records.are_used() or not _is_usual(bundle, options, chosen, info):
+    if not record_files.are_used() or not _is_usual(bundle, options, chosen, info):
         return
     try:
-        start_records.write(bundle.digest, options.backend, _record(bundle, chosen, outline, info, calls))
+        record_files.write(bundle.digest, options.backend, _record(bundle, chosen, outline, info, calls))
     except (_UnusualError, DirectoryError, OSError):
         return  # the next load reads the documents, as this one did
 
@@ -223,7 +223,7 @@ def _outline(outline: Outline) -> dict[str, Any]:
 
 
 def packed(value: Any) -> Any:
-    """Plain data in a form that JSON keeps; :func:`.recorded_start.plain` reverses it."""
+    """Plain data in a form that JSON keeps; :func:`.from_record.plain` reverses it."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is dict:

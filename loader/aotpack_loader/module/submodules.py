@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
+from ..errors import AotpackError, ModeError
 from .edits import Edits, Submodules, Watched
-from .errors import AotpackError, ModeError
 from .original_class import OriginalClass
 
 if TYPE_CHECKING:
-    from .format import schema
+    from ..format import schema
     from .outline import EntryOutline, ModuleOutline, Outline
 
 Slots = dict[str, tuple[dict[str, Any], str]]
@@ -62,7 +62,7 @@ class Submodule(Watched):
 
 def shown(text: str) -> str:
     """A text of a bundle as ``repr`` shows it. Its lines are kept, and invisible characters are escaped."""
-    from .text import visible_lines  # nothing is shown at a start
+    from ..text import visible_lines  # nothing is shown at a start
 
     return visible_lines(text)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ._torch_compat import load_hooks, without_load_hooks
-from .errors import Problem, StateError
+from .._torch_compat import load_hooks, without_load_hooks
+from ..errors import Problem, StateError
 
 
 class Prepared(NamedTuple):

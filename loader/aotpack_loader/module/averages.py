@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import EditError, Problem
+from ..errors import EditError, Problem
 
 _STATISTICS = ("running_mean", "running_var")
 _COUNT = "num_batches_tracked"

@@ -11,26 +11,26 @@ import torch
 from msgspec import structs
 from msgspec.structs import replace
 
-from . import start_recording
-from .archive.bundle import Bundle
-from .archive.layout import Layout
-from .archive.weights import View, WeightMap
-from .devices.select import Selection, select
-from .errors import BundleError, DirectoryError
-from .format import schema
-from .format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
-from .format.versions import torch_satisfies
-from .options import LoadOptions, pinned
-from .outline import outline_of
-from .own_class import class_of
-from .program import LoadedProgram, LoadInfo, by_mode
-from .runtime.call import MethodCall
-from .trust import ALL
+from ..archive.bundle import Bundle
+from ..archive.layout import Layout
+from ..archive.weights import View, WeightMap
+from ..devices.select import Selection, select
+from ..errors import BundleError, DirectoryError
+from ..format import schema
+from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
+from ..format.versions import torch_satisfies
+from ..module.outline import outline_of
+from ..module.own_class import class_of
+from ..module.program import LoadedProgram, LoadInfo, by_mode
+from ..options import LoadOptions, pinned
+from ..runtime.call import MethodCall
+from ..trust import ALL
+from . import recording
 
 if TYPE_CHECKING:
-    from .devices.protocols import Device, SizedDevice
-    from .runtime.checks import Checks
-    from .runtime.subclasses import Classes
+    from ..devices.protocols import Device, SizedDevice
+    from ..runtime.checks import Checks
+    from ..runtime.subclasses import Classes
 
 
 def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
@@ -40,7 +40,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     """
     where: str | os.PathLike[str]
     if isinstance(bundle, str) and "://" in bundle:
-        from .registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
+        from ..registry.fetch import fetch  # needs an HTTP library, and is not imported for a file
 
         where, options = fetch(bundle, options)
     else:
@@ -48,7 +48,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     opened = Bundle.open(where)
     _check_pin(opened, options.digest)
     if options.policy or os.environ.get("AOTPACK_POLICY"):
-        from .policy import apply_policies, source_of  # rarely needed
+        from ..policy import apply_policies, source_of  # rarely needed
 
         options = apply_policies(opened, replace(options, source=options.source or source_of(bundle)))
     if options.verify == "full":
@@ -69,7 +69,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made)
     outline = outline_of(program)
     module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
-    start_recording.keep(opened, options, chosen, outline, info, calls)
+    recording.keep(opened, options, chosen, outline, info, calls)
     return module, warning
 
 
@@ -119,7 +119,7 @@ def _classes(required: list[str], provided: Collection[type]) -> Classes:
     """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
     if not required and not provided:
         return {}
-    from .runtime.subclasses import resolve
+    from ..runtime.subclasses import resolve
 
     return resolve(required, provided)
 
@@ -136,7 +136,7 @@ def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> to
     """The tensor of an entry; a subclass is rebuilt from its stored parts."""
     if entry.subclass is None:
         return stored.tensor(entry)
-    from .runtime.subclasses import Wrapper
+    from ..runtime.subclasses import Wrapper
 
     parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
     return Wrapper(entry.subclass, classes).unflatten(parts, {})
@@ -160,7 +160,7 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
         if not codes:
             made[name] = call(chosen.device)
             continue
-        from .runtime.specialized import SpecializedCall  # rarely needed, so not imported at every start
+        from ..runtime.specialized import SpecializedCall  # rarely needed, so not imported at every start
 
         sized = cast("SizedDevice", chosen.device)  # C14
         calls = [call(sized.specialized(name, code)) for code in codes]
@@ -177,7 +177,7 @@ def _natively(call: MethodCall, device: Device) -> str:
     library, reason = device.call_library
     if library is None:
         return f"python: {reason}"
-    from .runtime.native import use  # not imported without a library
+    from ..runtime.native import use  # not imported without a library
 
     return use(call, library)
 
@@ -205,7 +205,7 @@ def _call(
     native = _is_native(chosen)
     if is_plain:
         return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=native)
-    from .runtime.subclass_call import SubclassCall
+    from ..runtime.subclass_call import SubclassCall
 
     return SubclassCall(name, method, forward, backward, constants, entries, device, classes, checks, native=native)
 
@@ -219,7 +219,7 @@ def _checks(
     classes: Classes | None,
 ) -> Checks:
     """The checks of a method. Without ``classes`` its tensors are plain."""
-    from .runtime.checks import Checks  # rarely needed, so not imported at every start
+    from ..runtime.checks import Checks  # rarely needed, so not imported at every start
 
     chosen.device.require_memory()
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
@@ -227,7 +227,7 @@ def _checks(
     if classes is None:
         return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
 
-    from .runtime.full_subclass_checks import SubclassChecks
+    from ..runtime.full_subclass_checks import SubclassChecks
 
     return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
 

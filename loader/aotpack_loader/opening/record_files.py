@@ -1,7 +1,7 @@
 """Where records of starts are kept, and when one fits.
 
 A record holds what a load of native code got from a bundle's documents, so the next load of the same
-bundle need not read them (:mod:`.recorded_start`). It is a file in the user's cache, beside the
+bundle need not read them (:mod:`.from_record`). It is a file in the user's cache, beside the
 extracted code. Its name is a hash of everything that decides what a load gets: the bundle's digest,
 the requested target, this loader, torch and Python. Only this user can write to it, and a damaged
 record counts as none. Whether code may run is never recorded.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any, Final
 
 import torch
 
-from .archive import cache as files
-from .archive.private import by_handle
+from ..archive import cache as files
+from ..archive.private import by_handle
 
 SWITCH: Final = "AOTPACK_RECORDED_STARTS"
 _MAKERS: Final = (
-    "start_recording", "recorded_start", "outline", "archive/bundle", "archive/weights", "devices/aoti", "devices/call_sizes",
-    "devices/select", "format/schema", "format/validate", "runtime/call", "runtime/inputs", "runtime/native",
+    "opening/recording", "opening/from_record", "module/outline", "archive/bundle", "archive/weights", "devices/aoti",
+    "devices/call_sizes", "devices/select", "format/schema", "format/validate", "runtime/call", "runtime/inputs",
+    "runtime/native",
 )  # fmt: skip
 """The modules that decide what a record has."""
 
@@ -66,7 +68,7 @@ def _path(root: Path, bundle: str, backend: str | None) -> Path:
 
 @cache
 def _loader() -> str:
-    """Identify this loader by the files that make records: a record of another loader does not fit."""
-    root = os.path.dirname(__file__)
+    """Identify this loader by its version and by the files that make records: a record of another loader does not fit."""
+    root = os.path.dirname(os.path.dirname(__file__))
     found = [os.stat(f"{root}/{module}.py") for module in _MAKERS]
-    return " ".join(f"{status.st_size}:{status.st_mtime_ns}" for status in found)
+    return " ".join([sys.modules["aotpack_loader"].__version__, *(f"{status.st_size}:{status.st_mtime_ns}" for status in found)])

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch import nn
 
-from ._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorded_call, recorder, skipped
+from .._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorded_call, recorder, skipped
+from ..errors import AotpackError, InputError, ModeError, Problem
 from .edits import Edits, Watched, retraced_error, warn_of_global_hooks
-from .errors import AotpackError, InputError, ModeError, Problem
-from .modules import Slots, add_modules, add_state, computed_state, modes_after, shown
+from .submodules import Slots, add_modules, add_state, computed_state, modes_after, shown
 
 if TYPE_CHECKING:
-    from .format import schema
+    from ..format import schema
+    from ..runtime.call import MethodCall
     from .outline import Outline
-    from .runtime.call import MethodCall
 
 Mode = tuple[bool, bool]
 """Train (or eval) mode, gradients on (or off)."""
@@ -108,7 +108,7 @@ class LoadedProgram(Watched):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
         if is_traced():
-            from .in_graph import call_in_graph  # rarely needed
+            from ..in_graph import call_in_graph  # rarely needed
 
             return call_in_graph(self, args, kwargs)
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
@@ -142,7 +142,7 @@ class LoadedProgram(Watched):
         except RuntimeError as error:
             if type(args) is not tuple:  # torch.fx passes another type
                 raise retraced_error("torch.fx") from error
-            from .runtime.branches import BRANCH_MESSAGE, branch_error  # only for errors
+            from ..runtime.branches import BRANCH_MESSAGE, branch_error  # only for errors
 
             if BRANCH_MESSAGE not in str(error):
                 raise

@@ -1,7 +1,7 @@
 """What of a program makes its module: names, classes, modes and parameters, as plain values.
 
 A load makes it from the documents, or reads it from the record of an earlier load
-(:mod:`.recorded_start`), which then needs no documents.
+(:mod:`..opening.from_record`), which then needs no documents.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .value import Value
+from ..value import Value
 
 if TYPE_CHECKING:
-    from .format import schema
+    from ..format import schema
 
 _LOSS_ARGUMENT = "num_items_in_batch"
 
@@ -116,7 +116,7 @@ class Outline(Value):
 
 def outline_of(program: schema.Program) -> Outline:
     """The outline of a program."""
-    from .devices.literals import plain_data  # with the documents' types, which a record does without
+    from ..devices.literals import plain_data  # with the documents' types, which a record does without
 
     return Outline(
         [EntryOutline(e.name, e.kind, e.requires_grad, e.persistent, e.tied_to) for e in program.state],
@@ -151,7 +151,7 @@ def _parameter(parameter: schema.Parameter, plain_data: Callable[[Any], Any]) ->
 
 def _takes_loss_argument(program: schema.Program) -> bool:
     """Whether the bundle was built for calls that pass the number of items by which the loss is divided."""
-    from .format import schema
+    from ..format import schema
 
     return any(
         _LOSS_ARGUMENT in tree.keys

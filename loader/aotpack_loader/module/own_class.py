@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from .modules import root_class
 from .original_class import OriginalClass, set_type
 from .outline import Outline, ParameterOutline, outline_of
 from .program import LoadedProgram, LoadInfo
+from .submodules import root_class
 
 _LIBRARY = "transformers.modeling_utils"
 _LOSS_ARGUMENT = "num_items_in_batch"

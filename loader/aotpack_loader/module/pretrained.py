@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from .devices.literals import plain_data
-from .errors import EditError, MissingCodeError, Problem
-from .format import schema
+from ..devices.literals import plain_data
+from ..errors import EditError, MissingCodeError, Problem
+from ..format import schema
 from .program import LoadedProgram
 
 _KEPT = frozenset({

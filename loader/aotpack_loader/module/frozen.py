@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NoReturn, Self
 
-from .errors import EditError, Problem
+from ..errors import EditError, Problem
 
 
 def refusal(path: str, message: str, hint: str) -> EditError:

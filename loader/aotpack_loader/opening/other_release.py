@@ -1,7 +1,7 @@
 """Tests native code on a release of torch that it was not compiled for, once on each machine.
 
 The names that the code calls and the table of tried releases are the first check
-(:mod:`.devices.torch_releases`). This is the second: the bundle's self-test runs before the first
+(:mod:`..devices.torch_releases`). This is the second: the bundle's self-test runs before the first
 use, and a note in the cache records that it passed. The note belongs to the digests of the code,
 the version of torch and the processor.
 """
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .archive import digest
-from .archive.cache import cache_root, private_directory, write_whole
-from .devices import cpuinfo
-from .devices.torch_releases import is_tried
-from .errors import DirectoryError, Problem, TargetError
-from .format import schema
-from .options import LoadOptions
-from .replay import replay
+from ..archive import digest
+from ..archive.cache import cache_root, private_directory, write_whole
+from ..devices import cpuinfo
+from ..devices.torch_releases import is_tried
+from ..errors import DirectoryError, Problem, TargetError
+from ..format import schema
+from ..options import LoadOptions
+from ..replay import replay
 
 if TYPE_CHECKING:
-    from .program import LoadedProgram
+    from ..module.program import LoadedProgram
 
 _SHOWN = 5
 
