@@ -27,6 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FreshProcess = Callable[..., Any]
 """``fresh_process(code, *arguments)``: run ``code`` in a process of its own and return the JSON it printed."""
 
+IMPORTED_BY_TORCH = frozenset({
+    "torch.fx.experimental._constant_symnode",
+    "torch.nested._internal", "torch.nested._internal.nested_int", "torch.nested._internal.nested_tensor",
+})  # fmt: skip
+"""What torch 2.15 imports itself in ``Tensor.backward``."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

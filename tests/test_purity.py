@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, FreshProcess
+from conftest import IMPORTED_BY_TORCH, ROOT, FreshProcess
 from torch.nn import functional as F
 
 import aotpack
@@ -41,15 +41,11 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-OF_TORCH = {"torch.fx.experimental._constant_symnode"}
-"""What torch 2.15 imports itself in a first step."""
-
-
 @pytest.mark.parametrize("backend", ["cpu", "portable"])
 def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_process: FreshProcess, backend: str) -> None:
     added = fresh_process(STEP, digits_bundle, backend)
     heavy = [name for name in added if name in FORBIDDEN or name.startswith(tuple(f"{prefix}." for prefix in FORBIDDEN))]
-    assert set(heavy) <= OF_TORCH
+    assert set(heavy) <= IMPORTED_BY_TORCH
 
 
 START = frozenset({
@@ -86,7 +82,7 @@ def test_a_start_imports_what_it_needs(digits_bundle: Path, fresh_process: Fresh
     added = fresh_process(FIRST_STEP, digits_bundle)
     own = {name.removeprefix("aotpack_loader").removeprefix(".") for name in added if name.startswith("aotpack_loader")}
     assert own == START
-    others = {name.partition(".")[0] for name in {*added} - OF_TORCH if not name.startswith("aotpack_loader")}
+    others = {name.partition(".")[0] for name in {*added} - IMPORTED_BY_TORCH if not name.startswith("aotpack_loader")}
     assert others <= {"msgspec", "decimal", "_decimal"}  # msgspec imports decimal
 
 
@@ -135,7 +131,7 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
         print(json.dumps([sorted(set(sys.modules) - before), out.item(), x.grad.tolist()]))
     """
     added, value, gradient = fresh_process(code, tmp_path / "m")
-    assert [name for name in added if name.startswith(FORBIDDEN[:-1]) and name not in OF_TORCH] == []
+    assert [name for name in added if name.startswith(FORBIDDEN[:-1]) and name not in IMPORTED_BY_TORCH] == []
     x = torch.arange(32.0).reshape(2, 4, 4).div(16).sin().requires_grad_()
     torch.manual_seed(0)
     expected = attend(x)

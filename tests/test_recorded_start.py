@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FreshProcess, load_example
+from conftest import IMPORTED_BY_TORCH, FreshProcess, load_example
 from torch import nn
 
 import aotpack
@@ -276,7 +276,7 @@ def test_a_recorded_start_imports_little(digits_bundle: Path, fresh_process: Fre
     own = {name.removeprefix("aotpack_loader").removeprefix(".") for name in added if name.startswith("aotpack_loader")}
     assert own == RECORDED
     others = {name for name in added if not name.startswith("aotpack_loader")}
-    assert others <= {"torch.fx.experimental._constant_symnode"}  # which torch 2.15 imports itself
+    assert others <= IMPORTED_BY_TORCH
 
 
 def test_examples_step_alike_from_a_record(digits_bundle: Path, digits_model: nn.Module, records: Path) -> None:

@@ -36,8 +36,8 @@ overrides: compare such a bundle with eager.
 Code for `cpu` of torch 2.13, 2.14 and 2.15 runs on the other two: the loader's table of tried pairs
 is what `scripts/test-torch-matrix` found. On torch 2.9 and 2.11 calls run in Python, because the
 call library needs torch 2.13. Wheels of both distributions install and train a small model with
-each torch and Python of this page, and with torch 2.9. Nothing ran on Python 3.14: this machine
-has no interpreter of it, nor its Debian packages, and PyPI has none.
+each torch and Python of this page, and with torch 2.9. Nothing ran on Python 3.14: the machine has
+no interpreter of it, and neither do the package lists of its Debian.
 
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 
