@@ -17,7 +17,7 @@ from ..errors import CorruptBundleError, TargetError
 from ..format import schema
 from .base import CpuDevice
 from .call_library import CallLibrary, open_library
-from .packages import library_of, package_of, require_operators
+from .packages import library_of, operators_called, package_of, require_operators
 
 
 def _unchanged_error(error: Exception) -> Exception:
@@ -150,15 +150,15 @@ class AotiDevice(CpuDevice):
         executable = self._target.executables.get(key)
         if executable is None:
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
-        library = self._bundle.code(executable.code)
+        library, fallbacks = self._bundle.code(executable.code), self._fallbacks(executable)
 
         def refused(error: Exception) -> Exception:
             from .refusals import of_compiled_code  # only for errors
 
-            return of_compiled_code(error, self._bundle.program, key)
+            return of_compiled_code(error, self._bundle.program, key, operators_called(fallbacks) if fallbacks else [])
 
         try:
-            return AotiExecutable(package_of(library, self._fallbacks(executable)), executable, self.call_library[0], refused)
+            return AotiExecutable(package_of(library, fallbacks), executable, self.call_library[0], refused)
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",

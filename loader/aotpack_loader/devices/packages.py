@@ -30,14 +30,14 @@ def require_operators(fallbacks: bytes) -> None:
     """
     from . import generator, operators  # most code calls none
 
-    called = _called(fallbacks)
+    called = set(operators_called(fallbacks))
     if any(name.startswith("aotpack.") for name in called):
         generator.register()
     operators.require(called)
 
 
-def _called(fallbacks: bytes) -> set[str]:
-    """Names of the operators in a list of fallbacks.
+def operators_called(fallbacks: bytes) -> list[str]:
+    """Names of the operators in a list of fallbacks, in its order.
 
     The list has ``namespace::name``, and ``.overload`` unless it is the default.
     """
@@ -46,7 +46,7 @@ def _called(fallbacks: bytes) -> set[str]:
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptBundleError("The list of operators that compiled code calls cannot be read.") from error
     names = [target.replace("::", ".", 1) for target in targets]
-    return {name if name.count(".") > 1 else f"{name}.default" for name in names}
+    return [name if name.count(".") > 1 else f"{name}.default" for name in names]
 
 
 def package_of(library: Path, fallbacks: bytes | None) -> Path:

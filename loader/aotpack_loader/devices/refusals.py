@@ -6,14 +6,16 @@ It is imported only after an operator has raised an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import AotpackError, OperatorError, Problem
 from ..format import schema
 
 _CHECK = re.compile(r"\[aotpack check\] (\S*): ([^\n]*)")
 """What compiled code throws: nodes with their operators, and what is wrong."""
-_CALL = re.compile(r"\b(?:aoti_torch_(?:cpu_)?_?(\w+)|custom_op_wrapper)\(")
+_CALL = re.compile(r"\baoti_torch_(?:cpu_)?(\w+?)(?:_out)?\(")
+_LISTED_CALL = re.compile(r"\baoti_torch_proxy_executor_call_function\(\s*\w+,\s*(\d+)")
+"""A call through the dispatcher: the position in the list of operators that the code calls."""
 _DIVIDES = re.compile(r"\.(_*div|floor_divide|remainder|fmod|mod|divmod)\w*\.?")
 _BRANCH = "the branch goes another way than"
 """Part of the message of a branch assertion. :mod:`..runtime.branches` makes the error for it."""
@@ -36,8 +38,11 @@ def of_operator(error: Exception, node: tuple[str, str], program: schema.Program
     return _error(type(error), [operator], [lines[name]] if name in lines else [], _first_line(error), key)
 
 
-def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exception:
-    """The error to raise for the error of the compiled code of the graph called ``key``."""
+def of_compiled_code(error: Exception, program: schema.Program, key: str, listed: Sequence[str] = ()) -> Exception:
+    """The error to raise for the error of the compiled code of the graph called ``key``.
+
+    ``listed`` are the operators that the code calls through the dispatcher.
+    """
     text = str(error)
     lines = _lines(program, key)
     found = _CHECK.search(text)
@@ -50,11 +55,9 @@ def of_compiled_code(error: Exception, program: schema.Program, key: str) -> Exc
         return _error(kind, list(dict.fromkeys(name for _, _, name in nodes)), called, found[2], key)
     if "ZeroDivisionError" in text:
         return _error(RuntimeError, ["an integer division"], _dividing(lines), "ZeroDivisionError: the divisor is 0", key)
-    if "API call failed at" in text and (call := _CALL.search(text)):
-        name = call[1] or "an operator"
-        called = [line for node, line in lines.items() if call[1] and node.startswith(call[1].split("_out")[0])]
+    if "API call failed at" in text and (name := _operator(text, listed)):
         message = text.partition("API call failed at")[2].partition("\n")[2].strip().splitlines()
-        return _error(RuntimeError, [name], list(dict.fromkeys(called)), message[0] if message else "it failed", key)
+        return _error(RuntimeError, [name], _calling(name, lines), message[0] if message else "it failed", key)
     return _error(RuntimeError, ["compiled code"], [], _reason(text), key)
 
 
@@ -91,6 +94,23 @@ def _lines(program: schema.Program, key: str) -> Mapping[str, str]:
 
 def _dividing(lines: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(line for name, line in lines.items() if _DIVIDES.search(f".{name}")))
+
+
+def _operator(text: str, listed: Sequence[str]) -> str:
+    """The operator whose call failed: its full name if the code calls it through the dispatcher."""
+    if found := _LISTED_CALL.search(text):
+        position = int(found[1])
+        return listed[position] if position < len(listed) else "an operator"
+    called = _CALL.search(text)
+    return called[1] if called else ""
+
+
+def _calling(operator: str, lines: Mapping[str, str]) -> list[str]:
+    """Lines of the nodes that call an operator; nodes are called after their operators."""
+    name = operator.split(".")[1] if "." in operator else operator
+    exact = re.compile(rf"_*{re.escape(name.strip('_'))}(_\d+)?")
+    found = {node: line for node, line in lines.items() if exact.fullmatch(node)}
+    return list(dict.fromkeys((found or {n: line for n, line in lines.items() if n.strip("_").startswith(name.strip("_"))}).values()))
 
 
 def _first_line(error: Exception) -> str:

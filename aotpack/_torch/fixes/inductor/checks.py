@@ -41,8 +41,13 @@ _ANY = "std::numeric_limits<int64_t>::max()"
 _TOLD = "g_aoti_last_error = e.what();"
 _TOLD_MORE = """\
 if (g_aoti_last_error.find("API call failed") != std::string::npos) { \
-g_aoti_last_error += std::string("\\n") + torch_exception_get_what_without_backtrace(); }"""
-_DECLARED = 'extern "C" const char* torch_exception_get_what_without_backtrace();\n'
+g_aoti_last_error += std::string("\\n") + torch_exception_get_what_without_backtrace(); \
+if (torch::aot_inductor::set_last_error) { torch::aot_inductor::set_last_error(g_aoti_last_error.c_str()); } }"""
+_DECLARED = """\
+extern "C" const char* torch_exception_get_what_without_backtrace();
+namespace torch::aot_inductor { __attribute__((weak)) void set_last_error(const char*); }
+"""
+"""From 2.13 on, torch's runner reads the message that an operator left before it asks the code."""
 _PRINTED = """std::cerr << "Error: " << e.what() << '\\n';"""
 
 _KEEPER = """
@@ -148,8 +153,8 @@ def with_checks(source: str) -> str:
 
 
 def with_kernel_errors(source: str) -> str:
-    """Change the interface of AOTInductor's code: it prints nothing, and adds an operator's own
-    message to its error.
+    """Change the interface of AOTInductor's code: it prints nothing, and its error has both the
+    call of the operator and the operator's own message.
     """
     return _DECLARED + source.replace(_PRINTED, "").replace(_TOLD, f"{_TOLD} {_TOLD_MORE}")
 
