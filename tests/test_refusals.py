@@ -38,43 +38,52 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(8, 6)
         self.norm = nn.BatchNorm1d(6)
+        self.bag = nn.EmbeddingBag(70, 2)
 
-    def forward(self, ids: Tensor, at: Tensor, by: Tensor, rows: Tensor, ok: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, at: Tensor, by: Tensor, rows: Tensor, ok: Tensor, more: list[Tensor]) -> Tensor:
         h = self.norm(self.embedding(ids))
+        picked = self.bag(more[0]).sum()
+        picked = picked + h[:, 0].scatter_reduce(0, more[1], h[:, 1], "mean").sum()
+        picked = picked + h[:, 2].index_put((more[2],), h[:2, 3]).sum()
         torch._assert_async(ok.all(), 'it said "no"\\')
-        picked = h.gather(1, at).sum()
+        picked = picked + h.gather(1, at).sum()
         h = Rows.apply(h, rows)
         return F.cross_entropy(h, at[:, 0]) + picked + torch.div(ids, by, rounding_mode="trunc").sum()
 
 
-def arguments() -> list[Tensor]:
+def arguments() -> list[Any]:
     ids = torch.arange(64) % 8
-    return [ids, ids[:, None] % 6, ids + 1, torch.arange(64), torch.ones(3, dtype=torch.bool)]
+    more = [torch.arange(64).view(32, 2), torch.arange(64), torch.arange(64) < 2]
+    return [ids, ids[:, None] % 6, ids + 1, torch.arange(64), torch.ones(3, dtype=torch.bool), more]
 
 
-def wrong(argument: int, value: int) -> list[Tensor]:
+def wrong(argument: int, value: int) -> list[Any]:
+    """Arguments of which one has a wrong value; the arguments from 5 on are in a list."""
     found = arguments()
-    found[argument].view(-1)[1] = value
+    (found[argument] if argument < 5 else found[5][argument - 5]).view(-1)[1] = value
     return found
 
 
 WRONG = {
     "embedding": (0, 100, r"aten\.embedding\.default.* train\.forward.*\n  test_refusals.py:\d+: h = self\.norm"),
     "embedding, below 0": (0, -1, r"aten\.embedding\.default"),
-    "gather": (1, 6, r"aten\.gather\.default.*index 6 is out of bounds.*\n  test_refusals.py:\d+: picked = h\.gather"),
+    "gather": (1, 6, r"aten\.gather\.default.*index 6 is out of bounds.*\n  test_refusals.py:\d+: picked = picked \+ h\.gather"),
     "division": (2, 0, r"refused the values.*ZeroDivisionError.*\n  test_refusals.py:\d+: return F\.cross_entropy"),
     "assertion": (4, 0, r'_assert_async.*it said "no"\\\n  test_refusals.py:\d+: torch\._assert_async'),
+    "bag": (5, 70, r"_embedding_bag.* train\.forward.*\n  test_refusals.py:\d+: picked = self\.bag"),
+    "scatter_reduce": (6, 64, r"scatter_reduce.* train\.forward.*\n  test_refusals.py:\d+: picked = picked \+ h\[:, 0\]"),
+    "index_put": (7, 0, r"index_put.* train\.forward.*shape mismatch.*\n  test_refusals.py:\d+: picked = picked \+ h\[:, 2\]"),
     "index in the backward": (3, 64, r"aten\.index\w*\.\w+ .* train\.backward"),
 }
 
 
-def step(model: nn.Module, values: list[Tensor]) -> list[Tensor]:
+def step(model: nn.Module, values: list[Any]) -> list[Tensor]:
     """A step that fails or counts; the gradients are what they were before."""
-    given = [value.clone() for value in values]
-    loss = model(*given)
+    given = [value.clone() for value in values[:5]]
+    loss = model(*given, values[5])
     model.zero_grad()
     loss.backward()
-    assert all(map(torch.equal, given, values))
+    assert all(map(torch.equal, given, values[:5]))
     return [loss, *(parameter.grad for parameter in model.parameters())]
 
 

@@ -16,6 +16,7 @@ _CHECK = re.compile(r"\[aotpack check\] (\S*): ([^\n]*)")
 _CALL = re.compile(r"\baoti_torch_(?:cpu_)?(\w+?)(?:_out)?\(")
 _LISTED_CALL = re.compile(r"\baoti_torch_proxy_executor_call_function\(\s*\w+,\s*(\d+)")
 """A call through the dispatcher: the position in the list of operators that the code calls."""
+_NUMBERED = re.compile(r"_\d+$")
 _DIVIDES = re.compile(r"\.(_*div|floor_divide|remainder|fmod|mod|divmod)\w*\.?")
 _BRANCH = "the branch goes another way than"
 """Part of the message of a branch assertion. :mod:`..runtime.branches` makes the error for it."""
@@ -106,11 +107,14 @@ def _operator(text: str, listed: Sequence[str]) -> str:
 
 
 def _calling(operator: str, lines: Mapping[str, str]) -> list[str]:
-    """Lines of the nodes that call an operator; nodes are called after their operators."""
-    name = operator.split(".")[1] if "." in operator else operator
-    exact = re.compile(rf"_*{re.escape(name.strip('_'))}(_\d+)?")
-    found = {node: line for node, line in lines.items() if exact.fullmatch(node)}
-    return list(dict.fromkeys((found or {n: line for n, line in lines.items() if n.strip("_").startswith(name.strip("_"))}).values()))
+    """Lines of the nodes that call an operator.
+
+    Nodes are called after their operators. A function's name may have an overload at its end (``scatter_reduce_two``).
+    """
+    name = (operator.split(".")[1] if "." in operator else operator).strip("_")
+    bases = {node: _NUMBERED.sub("", node).strip("_") for node in lines}
+    named = max((base for base in bases.values() if f"{name}_".startswith(f"{base}_")), key=len, default=name)
+    return list(dict.fromkeys(lines[node] for node, base in bases.items() if base == named))
 
 
 def _first_line(error: Exception) -> str:

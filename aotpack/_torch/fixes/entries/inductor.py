@@ -271,6 +271,17 @@ FIXES = (
         patches=(f"{_CPP}.CppOverrides.truncdiv", f"{_CPP}.CppVecOverrides.truncdiv"),
     ),
     _fix(
+        id="inductor-unchecked-scatters",
+        severity="wrong-values",
+        summary="Errors of `scatter_reduce` and `index_put` kernels are ignored: a wrong index gives numbers, no error.",
+        fixed_in="2.14",
+        apply="fixes.inductor.checks:check_scatters",
+        patches=(
+            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu._generate_scatter_fallback",
+            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu._generate_index_put_fallback",
+        ),
+    ),
+    _fix(
         id="inductor-assertion-messages",
         severity="messages",
         summary="The message of `torch._check` is lost: AOTInductor's error names the expression only.",

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch._inductor import ir, virtualized
 from torch._inductor.codegen import common, cpp, cpp_utils
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ...api.patching import patched, replaced
+from ...api.patching import attribute_set, patched, replaced
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
@@ -145,6 +146,33 @@ def keep_messages() -> Iterator[None]:
 
     with patched("inductor-assertion-messages", ir.AssertScalar, "codegen", written):
         yield
+
+
+@contextlib.contextmanager
+def check_scatters() -> Iterator[None]:
+    """Check the error codes of calls to ATen's ``scatter`` and ``index_put``, which Inductor ignores."""
+    with (
+        _checked_calls("_generate_scatter_fallback"),
+        _checked_calls("_generate_index_put_fallback"),
+    ):
+        yield
+
+
+def _checked_calls(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Check the error code of each call that a method of the wrapper's generator writes."""
+    generate: Callable[..., None] = getattr(CppWrapperCpu, name)
+
+    def checked(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        write = wrapper.writeline
+
+        def with_check(line: str) -> None:
+            called = line.startswith("aoti_torch_")
+            write(f"AOTI_TORCH_ERROR_CODE_CHECK({line.removesuffix(';')});" if called else line)
+
+        with attribute_set(wrapper, "writeline", with_check):
+            generate(wrapper, *args, **kwargs)
+
+    return patched("inductor-unchecked-scatters", CppWrapperCpu, name, checked)
 
 
 def with_checks(source: str) -> str:
