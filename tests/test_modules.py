@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import re
 import sys
 import types
 import warnings
@@ -522,6 +523,15 @@ def test_another_element_type_names_the_parameters(loaded: aotpack.LoadedProgram
         assert "half(), bfloat16(), double() and to(dtype)" in caught.value.hint
         assert f"To compute in {wanted}, build" in caught.value.hint
     loaded.float()(IMAGES)
+
+
+def test_an_error_about_many_parameters_shows_ten(tmp_path: Path) -> None:
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(20)])
+    aotpack.build(model, (torch.ones(2, 3),), out=tmp_path / "m", targets=("portable",))
+    with pytest.raises(InputError) as caught:
+        aotpack.load(tmp_path / "m").half()(torch.ones(2, 3).half())
+    assert len(caught.value.problems) == 41
+    assert re.search(r"input: .*\n  0.weight: .*\n  4.weight: [^\n]*\n  and 31 more\nThe bundle", str(caught.value), re.DOTALL)
 
 
 # ---------------------------------------------------------------- modes of submodules

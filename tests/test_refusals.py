@@ -171,3 +171,15 @@ def test_an_operator_that_refuses_values_is_named(name: str, tmp_path: Path) -> 
     assert isinstance(caught.value, AotpackError)
     assert f'"{name}": (' in str(caught.value), caught.value
     torch.testing.assert_close(bundle(*given, last), function(*given, last))
+
+
+def test_an_assertion_of_a_tensor_is_checked(tmp_path: Path) -> None:
+    def checked(x: Tensor) -> Tensor:
+        torch._assert(x.min() >= 0, "a number is negative")
+        return x * 2
+
+    aotpack.build(checked, (IDS,), out=tmp_path / "m", targets=("portable",), methods=("infer",))
+    bundle = load(tmp_path / "m")
+    assert torch.equal(bundle(IDS), IDS * 2)
+    with pytest.raises(OperatorError, match=r"a number is negative\n.*test_refusals.py:\d+: torch\._assert"):
+        bundle(-IDS)

@@ -34,17 +34,20 @@ class AotpackError(Exception):
     """Base of all errors raised by aotpack.
 
     ``problems`` holds each problem separately, for programs that handle the error. ``hint`` says
-    what to do. In the text of an error, control characters and other invisible ones are escapes,
-    since names in a bundle may hold anything.
+    what to do. The text has the first ``shown`` problems, and how many more there are. In it,
+    control characters and other invisible ones are escapes, since names in a bundle may hold
+    anything.
     """
 
-    def __init__(self, summary: str, problems: Iterable[Problem] = (), *, hint: str = "") -> None:
+    def __init__(self, summary: str, problems: Iterable[Problem] = (), *, hint: str = "", shown: int | None = None) -> None:
         from .text import visible_lines
 
         self.summary = summary
         self.problems = tuple(problems)
         self.hint = hint
-        lines = [visible_lines(summary), *(f"  {problem}" for problem in self.problems)]
+        lines = [visible_lines(summary), *(f"  {problem}" for problem in self.problems[:shown])]
+        if len(lines) <= len(self.problems):
+            lines.append(f"  and {len(self.problems) + 1 - len(lines)} more")
         if hint:
             lines.append(visible_lines(hint))
         super().__init__("\n".join(lines))

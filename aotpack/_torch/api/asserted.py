@@ -36,6 +36,14 @@ def _ctc_loss_of_tensors(function: Any, args: Any, kwargs: Any) -> Any:
     return function(**named)
 
 
+def _assertion(condition: Any, message: str) -> None:
+    """``torch._assert``: it would ask a tensor for its truth while it is traced."""
+    if isinstance(condition, torch.Tensor):
+        torch.ops.aten._assert_async.msg(condition, str(message))
+    elif not condition:
+        raise AssertionError(message)
+
+
 class AssertedArguments(TorchFunctionMode):
     """While active, assumes that such a function's check passes, and adds an assertion of it to the
     graph.
@@ -44,6 +52,8 @@ class AssertedArguments(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.nn.functional.ctc_loss:
             return _ctc_loss_of_tensors(function, args, kwargs or {})
+        if function is torch._assert:
+            return _assertion(*args, **(kwargs or {}))
         if function not in _MESSAGES:
             return function(*args, **(kwargs or {}))
 

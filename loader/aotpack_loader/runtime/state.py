@@ -58,7 +58,7 @@ class State:
         """An error that lists the problems of the arguments and those of the state, if any."""
         values = [state[name] for name in self.expected]
         problems = self._mismatches(values)
-        return self._error([*problems, *error.problems], values) if problems else error
+        return self._error([*error.problems, *problems], values) if problems else error
 
     def _mismatches(self, values: Sequence[Any]) -> list[Problem]:
         pairs = zip(self.expected.items(), values, strict=True)
@@ -88,7 +88,11 @@ class State:
                 f"To compute in {cast[0]}, build the bundle from a model in it, or build and call it under torch.autocast. "
                 "A policy that casts parameters (FSDP) works with a bundle built in that type: load(...).float(), then wrap it."
             )
-        return InputError("Parameters or buffers of the module no longer fit this bundle.", problems, hint=hint)
+        return InputError("Parameters or buffers of the module no longer fit this bundle.", problems, hint=hint, shown=_SHOWN)
+
+
+_SHOWN = 10
+"""How many problems the text of an error has: ``half()`` of a large model changes hundreds of parameters."""
 
 
 def _is_laid_out_otherwise(expected: Expected, value: Any) -> bool:

@@ -313,6 +313,12 @@ def causal_mask() -> BlockMask:
     return create_block_mask(causal, None, None, 128, 128, device="cpu")
 
 
+def asserted(x: Tensor) -> Tensor:
+    torch._assert(x.dim() == 1, "one dimension")
+    torch._assert(x.abs().max() < 100, "too large")
+    return x * 2
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The mask is made inside."""
     return flex_attention(q, k, v, block_mask=create_block_mask(causal, None, None, 128, 128, device="cpu"))
@@ -549,6 +555,7 @@ CASES: list[Case] = [
     inferred("flex attention, grouped queries", lambda: Attention(causal_mask(), enable_gqa=True), *_qkv(heads=(4, 2))),
     inferred("flex attention, bfloat16", lambda: Attention(causal_mask()), *_qkv(dtype=torch.bfloat16)),
     inferred("flex attention, scale", lambda: Attention(scale=0.3), *_qkv(size=60)),
+    case("control flow: torch._assert of a tensor", asserted, g(3)),
     case("control flow: flex attention, mask made inside", attended, *_qkv(), calls=INFERRED, methods=("infer",)),
     case("control flow: flex attention, logsumexp", with_logsumexp, *_qkv(), calls=INFERRED, methods=("infer",)),
     case(
