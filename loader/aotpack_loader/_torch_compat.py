@@ -291,3 +291,12 @@ def without_load_hooks(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     finally:
         for module, hooks in kept:
             vars(module)["_load_state_dict_pre_hooks"] = hooks
+
+
+def as_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as an operator of a tensor subclass makes its parts.
+
+    On XLA devices that is without torch's wrapper for views: with it, autograd fails to copy such a
+    gradient.
+    """
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor

@@ -52,10 +52,6 @@ _SIZES = Known(
     "torch.export of 2.9 returns a plain tuple for torch.Size: on portable too", r"structure: .*'Size\[2\]'.*, bundle .*"
 )
 _NOT_REFUSED = Known(_CPU_AUTOCAST, "should have been refused: None")
-_SUBCLASSES = Known(
-    "torch itself fails in taking a row of a tensor subclass around tensors on XLA devices, or in expanding it",
-    r"eager works; the bundle's (forward|backward) raises RuntimeError: .*isFunctionalTensor.*",
-)
 _CONTIGUOUS = "tensors on XLA devices are all contiguous, to torch_xla too: contiguous() and ravel() copy nothing there"
 _VIEWS = Known(_CONTIGUOUS, r"only in the bundle: out(\[\d\])? (is|shares storage with) .*")
 _WRITES = Known(_CONTIGUOUS, rf"args\[0\](\.base)?.*{VALUES}|out.*{VALUES}|should have been refused: None", within=float("inf"))
@@ -98,9 +94,6 @@ KNOWN = {
         rf"(out|state\.layers\.1\.\w+( afterwards)?){VALUES}",
         within=1.0,
     ),
-    "subclasses: reduced, with its size": _SUBCLASSES,
-    "subclasses: hooks": _SUBCLASSES,
-    "subclasses: equal gradients, accumulated": _SUBCLASSES,
     "overlaps: gradients of an argument at uneven steps": Known(
         "eager writes to a copy whose elements share memory; tensors on XLA devices share none",
         rf"out{VALUES}|args\[0\]\.grad{VALUES}",
@@ -303,7 +296,8 @@ class _Move:
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         if value._base is not None and not value.is_conj():
-            view = self._tensor(value._base).as_strided(value.shape, value.stride(), value.storage_offset())
+            elements = self._tensor(value._base).view(-1)  # of a matrix, torch_xla reads others
+            view = elements.as_strided(value.shape, value.stride(), value.storage_offset())
             return view.detach().requires_grad_() if value.is_leaf and value.requires_grad else view
         if hasattr(value, "source"):  # the harness's ``n``: a result of earlier computation
             return self._tensor(value.source) * 1

@@ -3,7 +3,7 @@
 Custom backwards and hooks write to gradients. A write to a tangent of the caller is traced, and the
 bundle does it too.
 
-Tried on: torch 2.13.0.
+Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from ..api.writes import writes_by_name
 
 _AOT_AUTOGRAD = "torch._functorch._aot_autograd.graph_capture_wrappers"
 """The module that computes the gradients of a joint graph."""
+_FIRST = 2**64 - 1
+"""The sequence number of what autograd runs first."""
 
 
 class GradientWriteError(Exception):
@@ -66,6 +68,7 @@ def refused_gradient_writes() -> Iterator[None]:
         if sys._getframe(1).f_globals.get("__name__") != _AOT_AUTOGRAD:
             return grad(outputs, inputs, *args, **kwargs)
         passed: list[tuple[torch.Tensor, list[int]]] = []
+        _put_inputs_first(inputs)
         hooks = [register(x, lambda gradient: passed.append((gradient, _writes_to(gradient)))) for x in inputs if x.requires_grad]
         found = grad(outputs, inputs, *args, **kwargs)
         for hook in hooks:
@@ -100,6 +103,16 @@ def refused_gradient_writes() -> Iterator[None]:
         hooked("aot-gradient-writes", torch.Tensor, "register_hook", registered),
     ):
         yield
+
+
+def _put_inputs_first(inputs: Any) -> None:
+    """Let autograd pass gradients to inputs before it runs functions, as it does in eager for leaves.
+
+    Functional tensors without a history have the number of a function in torch 2.9.
+    """
+    for tensor in inputs:
+        if tensor.grad_fn is not None and not tensor.grad_fn.next_functions:
+            tensor.grad_fn._set_sequence_nr(_FIRST)
 
 
 def _memory(gradient: torch.Tensor) -> int:

@@ -73,8 +73,8 @@ def _refusal(node: Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         if not has_kernel(target):
             return f"torch_xla has no kernel for {target}"
-        if target is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
-            return "as_strided of a tensor that is not contiguous: tensors of XLA have no strides"
+        if target is torch.ops.aten.as_strided.default:
+            return _refusal_of_strides(node.args[0])
     return ""
 
 
@@ -96,6 +96,9 @@ def _bad_value(value: object) -> str:
     return ""
 
 
-def _is_plain(node: object) -> bool:
+def _refusal_of_strides(node: object) -> str:
     value = node.meta["val"] if isinstance(node, Node) else None
-    return isinstance(value, torch.Tensor) and value.is_contiguous() and value.storage_offset() == 0
+    if message := _bad_value(value):
+        return message
+    is_plain = isinstance(value, torch.Tensor) and value.is_contiguous() and value.storage_offset() == 0
+    return "" if is_plain else "as_strided of a tensor that is not contiguous: tensors of XLA have no strides"

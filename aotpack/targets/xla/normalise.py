@@ -122,6 +122,7 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
         with fake_mode_of(node.graph):
             known[letter] = trace(run, [item.meta["val"] for item in operands], decompositions.table())
     results = _inline(known[letter], node, operands)
+    _keep_strides(results, node, operands)
     if isinstance(results, Node):
         node.replace_all_uses_with(results)
     else:
@@ -130,6 +131,15 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
+
+
+def _keep_strides(results: Any, node: Node, operands: Sequence[Node]) -> None:
+    """Give new nodes the strides that the operator's results have: ``as_strided`` of them is rejected,
+    or reads the same elements.
+    """
+    for result, value in zip(pytree.tree_leaves(results), pytree.tree_leaves(node.meta["val"]), strict=True):
+        if isinstance(result, Node) and result not in operands and isinstance(value, torch.Tensor):
+            result.meta["val"] = value
 
 
 def _graph_of(node: Node) -> Any:

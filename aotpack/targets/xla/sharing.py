@@ -11,6 +11,7 @@ import operator
 
 from torch.fx import GraphModule, Node
 
+from aotpack_loader.devices.xla_views import unsupported_view
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
@@ -92,7 +93,8 @@ def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool 
 
 def _steps(base: Node, view: Node) -> list[schema.ViewStep]:
     steps = steps_between(base, view, None)
-    if steps is None:
-        problem = Problem(source_line(view) or view.name, "is a view of another result that depends on a value")
+    reason = "a view of another result that depends on a value" if steps is None else unsupported_view(steps)
+    if steps is None or reason:
+        problem = Problem(source_line(view) or view.name, f"is {reason}")
         raise UnsupportedError("XLA devices cannot return results that share memory in this way.", [problem])
     return steps

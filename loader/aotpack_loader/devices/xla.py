@@ -24,6 +24,7 @@ from ..format import schema
 from ..format.computations import of_sizes
 from ..format.versions import torch_satisfies
 from .computed import Outputs
+from .xla_views import alias_of_elements, of_elements, unsupported_view
 
 if TYPE_CHECKING:
     from .. import _torch_xla_compat as compat
@@ -94,7 +95,11 @@ class XlaExecutable:
         self._is_spmd = compat.is_spmd()
         self._run = compiler(donated)
         self._inputs = [parameter.input for parameter in executable.parameters]
-        self._outputs = Outputs(executable)
+        views = [
+            structs.replace(item, view=of_elements(item.view)) if isinstance(item, schema.ResultView) else item
+            for item in executable.outputs
+        ]
+        self._outputs = Outputs(structs.replace(executable, outputs=views))
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the computation on ``inputs`` (emptied) and return the graph's outputs.
@@ -306,12 +311,8 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
         is_view = isinstance(result, schema.AliasResult) and result.primal is not None
         if is_view and has_subclasses(method):
             problems.append(Problem(name, f"returns as result {i} a view of an argument beside tensor subclasses"))
-        if is_view and any(step.op == "aten.as_strided.default" for step in result.view):  # type: ignore[union-attr]
-            problems.append(
-                Problem(
-                    name, f"returns as result {i} an as_strided view of an argument, with an offset from the start of its storage"
-                )
-            )
+        if isinstance(result, schema.AliasResult) and (reason := unsupported_view(result.view, of_argument=is_view)):
+            problems.append(Problem(name, f"returns as result {i} {reason}"))
     for leaf in method.leaves:
         if isinstance(leaf, schema.TensorLeaf) and leaf.from_start:
             problems.append(Problem(name, f"reads {leaf.path} by as_strided, with an offset from the start of its storage"))
@@ -343,11 +344,12 @@ def unsupported_state(state: Sequence[schema.StateEntry]) -> list[Problem]:
 
 def _method_without_strides(method: schema.Method) -> schema.Method:
     leaves = [structs.replace(leaf, stride=None) if isinstance(leaf, schema.TensorLeaf) else leaf for leaf in method.leaves]
+    results = [alias_of_elements(item) if isinstance(item, schema.AliasResult) else item for item in method.results]
     backward = method.backward
     if backward is not None:
         plain = [structs.replace(item, stride=None, memory_format="contiguous_format") for item in backward.tangents]
         backward = structs.replace(backward, tangents=plain)
-    return structs.replace(method, leaves=leaves, backward=backward)
+    return structs.replace(method, leaves=leaves, results=results, backward=backward)
 
 
 def _contiguous(entry: schema.StateEntry) -> schema.StateEntry:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import is_plain_tensor
+from .._torch_compat import as_part, is_plain_tensor
 from ..errors import AutogradError, Problem
 from ..format import expressions, schema
 from ..format.subclasses import of_primals
@@ -267,7 +267,7 @@ class _Gradients:
             parts = [*itertools.islice(rest, count)]
             key = (kind, *map(id, parts))
             if key not in made:
-                made[key] = wrapper.unflatten(iter(_own(parts, taken)), environment)
+                made[key] = wrapper.unflatten(iter([as_part(part) for part in _own(parts, taken)]), environment)
             found.append(made[key])
         return found
 

@@ -103,6 +103,23 @@ def of_draws(x: Tensor) -> Any:
     )
 
 
+def few_elements(x: Tensor) -> Any:
+    """Views of a result that torch_xla's ``as_strided`` does not read right."""
+    y = x * 2
+    first = y.as_strided((4,), (1,))
+    return y, first, first[1:], first.view(2, 2), y.as_strided((2, 4), (1, 2), 3), y.as_strided((3,), (5,))
+
+
+def elements_with_gaps(x: Tensor) -> Any:
+    y = x * 2
+    return y, y.as_strided((2, 2), (4, 1))
+
+
+def turned_elements(x: Tensor) -> Any:
+    y = x * 2
+    return y, y.t().as_strided((4,), (1,))
+
+
 def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:
     x.t().index_copy_(0, torch.tensor([0, 2]), y[:2, :4])
     return x * 2
@@ -153,4 +170,7 @@ CASES += [
         methods=("train",),
         dynamic_shapes={"x": {0: Dim("number", min=2, max=64)}},
     ),
+    case("places: a few elements of a result", few_elements, g(4, 4)),
+    case("places: elements with gaps", elements_with_gaps, g(4, 4)),
+    case("places: elements of a turned result", turned_elements, g(4, 4)),
 ]

@@ -148,6 +148,7 @@ _KERNELS: dict[str, Strides] = {
     "reflection_pad2d_backward": _images(1),
     "reflection_pad3d": _images(0),
     "reflection_pad3d_backward": _images(1),
+    "replication_pad2d": _images(0),
     "replication_pad2d_backward": _images(1),
     "replication_pad3d": _images(0),
     "replication_pad3d_backward": _images(1),
