@@ -514,6 +514,25 @@ def into_type(function: Any) -> Any:
     return f
 
 
+def into_refused_type(function: Any) -> Any:
+    def f(x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float64)
+        function(x, out)
+        return out
+
+    return f
+
+
+OF_ITS_OWN_TYPE = {
+    "softmax": lambda x, out: torch.softmax(x, 0, out=out),
+    "tril": lambda x, out: torch.tril(x, out=out),
+    "clamp": lambda x, out: torch.clamp(x, 0, 1, out=out),
+    "index_select": lambda x, out: torch.index_select(x, 0, torch.tensor([0, 1]), out=out),
+    "sort": lambda x, out: torch.sort(x, out=(out, torch.zeros(x.shape, dtype=torch.int64))),
+}
+"""Eager raises an error if ``out=`` has another type."""
+
+
 def enlarged_and_sliced(x: Tensor) -> Tensor:
     y = x * 2
     y.resize_(20)
@@ -522,6 +541,10 @@ def enlarged_and_sliced(x: Tensor) -> Tensor:
 
 OUT_REFUSED = {
     "input mutation: an intermediate resized to more elements": r"enlarges a tensor in place.*mutation\.py:\d+: y\.resize_\(20\)",
+    **{
+        f"input mutation: out= of another type, {name} (eager raises)": r"fails on its example.*mutation\.py:\d+.*error in eager"
+        for name in OF_ITS_OWN_TYPE
+    },
     "input mutation: out= of other sizes, a view": "resizes a view passed as out=",
     "outputs: an intermediate set to another one": r"set_ changes a tensor that is returned.*mutation\.py:\d+: z\.set_",
     "outputs: an intermediate made smaller after a view": r"resize_ changes a tensor that is.*mutation\.py:\d+: y\.resize_",
@@ -531,6 +554,10 @@ TWO_OF_TWO = t(2, 2)
 CASES: list[Case] = [
     *(case(f"input mutation: out= of other sizes, {name}", f, TWO_OF_TWO, t(*shape)) for name, (f, shape) in OUT_SIZES.items()),
     *(case(f"input mutation: out= of another type, {f.__name__}", into_type(f), t(4, 5)) for f in IN_TYPE_OF_OUT),
+    *(
+        case(f"input mutation: out= of another type, {name} (eager raises)", into_refused_type(f), TWO_OF_TWO)
+        for name, f in OF_ITS_OWN_TYPE.items()
+    ),
     case("input mutation: out= of other sizes, sum on cpu", into(torch.sum, 0), TWO_OF_TWO, t(2, 2), targets=("cpu",)),
     case("input mutation: out= of other sizes, intermediates", into_intermediate, TWO_OF_TWO),
     case("input mutation: out= of other sizes, two", into_two, TWO_OF_TWO, t(4, 2), ints(2)),

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...api.counting import reached
@@ -23,14 +24,14 @@ from ...api.writes import operator_of
 
 
 class OutSizeError(Exception):
-    """An operator resizes a view passed as ``out=``."""
+    """An operator resizes a view passed as ``out=``, or refuses its element type."""
 
 
 class OutSizeMode(TorchFunctionMode):
     """While active, gives tensors passed as ``out=`` the sizes of the result, and reductions their type.
 
     Raises:
-        OutSizeError: the tensor is a view.
+        OutSizeError: the tensor is a view, or eager refuses its element type.
     """
 
     def __torch_function__(
@@ -41,12 +42,51 @@ class OutSizeMode(TorchFunctionMode):
         given, spec = tree_flatten(out)
         if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
             return function(*args, **kwargs)
+        _require_type(given, function, args, {name: value for name, value in kwargs.items() if name not in out}, out)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
         args, kwargs = _in_type_of(given[0], function, args, kwargs)
         found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
         for tensor, value in zip(given, fresh, strict=True):
             _set(tensor, value.detach())  # `value` itself says that it is empty; a view of it has the true sizes
         return type(found)(given) if isinstance(found, tuple) else given[0]
+
+
+def _require_type(
+    given: Sequence[torch.Tensor], function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> None:
+    """Refuse an ``out=`` whose element type eager refuses (``softmax``, ``tril``, ``take``); a trace would convert the result.
+
+    Eager is asked with small numbers in place of the arguments. What it raises for results of its own type, too, tells nothing.
+    """
+    values, spec = tree_flatten((args, kwargs))
+    if all(tensor.dtype == value.dtype for tensor in given for value in values if isinstance(value, torch.Tensor)):
+        return
+    function = getattr(function, "overloadpacket", function)  # an overload with ``out`` cannot be called without it
+    with _disable_current_modes(), torch.no_grad():
+        positional, named = tree_unflatten([_example(value) for value in values], spec)
+        try:
+            own, _ = tree_flatten(function(*positional, **named))
+            wanted = [torch.empty(0, dtype=tensor.dtype) for tensor in own]
+            function(*positional, **named, **_as_out(wanted, out))
+        except (RuntimeError, TypeError):
+            return
+        try:
+            function(*positional, **named, **_as_out([torch.empty(0, dtype=tensor.dtype) for tensor in given], out))
+        except RuntimeError as error:
+            raise OutSizeError(f"eager refuses the element type of out=: {str(error).splitlines()[0]}") from None
+
+
+def _as_out(tensors: Sequence[torch.Tensor], out: Any) -> dict[str, Any]:
+    return tree_unflatten(list(tensors), tree_flatten(out)[1])  # type: ignore[no-any-return]
+
+
+def _example(value: Any) -> Any:
+    """A real tensor like a traced one; sizes that vary have their example's value."""
+    if isinstance(value, torch.SymInt):
+        return value.node.hint if value.node.hint is not None else 1
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.zeros([_example(size) for size in value.shape], dtype=value.dtype)
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
