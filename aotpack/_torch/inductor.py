@@ -159,9 +159,10 @@ def lower_with_aoti(
     ``key`` is the graph's name, for events of the profiler. ``training``: the graph is one half of
     a training step, for which Inductor chooses layouts differently than for inference. ``saved``
     are the outputs that are not results. Among them, ``free`` outputs may have any strides; all
-    other outputs keep the strides of the graph. AOTInductor itself has no free outputs. It would copy what a convolution
-    saves for the backward from channels-last to contiguous. Outputs that Inductor would pad keep
-    their strides too, because a backward could not be compiled for such strides.
+    other outputs keep the strides of the graph. AOTInductor itself has no free outputs. It would
+    copy what a convolution saves for the backward from channels-last to contiguous. Outputs that
+    Inductor would pad keep their strides too, because a backward could not be compiled for such
+    strides.
 
     ``consumed`` are the inputs that are freed once the code has read them. Inductor uses this when
     it reorders operations and reuses buffers to lower peak memory. It recognizes such inputs by
