@@ -24,6 +24,7 @@ from aotpack_loader import replay
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.layout import open_layout
 from aotpack_loader.devices import aoti, operators
+from aotpack_loader.devices.packages import package_of
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.devices.select import unfit
 from aotpack_loader.errors import (
@@ -235,16 +236,16 @@ def test_operators_that_torch_registers_at_their_first_use_are_there() -> None:
 def test_a_code_package_is_checked_before_it_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / ("ab" * 32 + ".so")
     library.write_bytes(b"first")
-    package = aoti._package(library, b"[]")
+    package = package_of(library, b"[]")
     code = package / "data/aotinductor/model/code.wrapper.so"
-    assert aoti._package(library, b"[]") == package
-    assert len({package, aoti._package(library, None), aoti._package(library, b"[1]")}) == 3, "fallbacks are part of it"
+    assert package_of(library, b"[]") == package
+    assert len({package, package_of(library, None), package_of(library, b"[1]")}) == 3, "fallbacks are part of it"
     library.unlink()
     library.write_bytes(b"again")
-    assert aoti._package(library, b"[]") == package
+    assert package_of(library, b"[]") == package
     assert code.read_bytes() == b"again", "the damaged file that the cache has replaced"
     (package / "data/aotinductor/model/code.wrapper.json").write_bytes(b"other")
-    aoti._package(library, b"[]")
+    package_of(library, b"[]")
     assert (package / "data/aotinductor/model/code.wrapper.json").read_bytes() == b"[]"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -253,10 +254,10 @@ def test_a_code_package_is_checked_before_it_is_used_again(tmp_path: Path, monke
 
     shutil.rmtree(package)
     monkeypatch.setattr(os, "link", no_links)
-    assert aoti._package(library, b"[]") == package
+    assert package_of(library, b"[]") == package
     assert code.read_bytes() == b"again"
     assert not code.samefile(library)
-    assert aoti._package(library, b"[]") == package
+    assert package_of(library, b"[]") == package
 
 
 class _Runner:
