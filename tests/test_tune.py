@@ -57,6 +57,7 @@ class Products(nn.Module):
 def test_tuned_code_computes_what_eager_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All products are oneDNN's here, however small. Where it has no form for one, torch's library makes it."""
     monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
+    torch.manual_seed(0)
     model = Products()
     x, y = (torch.randn(size, generator=torch.Generator().manual_seed(0)) for size in ((16, 24), (24, 8)))
     x.requires_grad_()
@@ -74,7 +75,7 @@ def test_tuned_code_computes_what_eager_does(tmp_path: Path, monkeypatch: pytest
         return [*results, *gradients]
 
     loaded = aotpack_loader.load(out, backend="cpu")
-    torch.testing.assert_close(step(loaded), step(model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(step(loaded), step(model), rtol=1e-4, atol=1e-4)  # sums whose parts are up to 100
 
 
 def test_nothing_is_tuned_unless_asked(tmp_path: Path) -> None:
