@@ -15,7 +15,8 @@ from torch.export import Dim
 import aotpack
 from aotpack.cli import main
 from aotpack_loader import load
-from aotpack_loader.archive.bundle import Bundle, _check_references
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.manifests import check_references
 from aotpack_loader.errors import BuildError, CorruptBundleError, InputError
 
 from . import models
@@ -175,7 +176,7 @@ def test_the_code_for_all_sizes_is_in_the_manifest(path: Path) -> None:
     assert blob in found.manifest.layers
     fewer = [layer for layer in found.manifest.layers if layer != blob]
     with pytest.raises(CorruptBundleError, match=r"target\.specializations\['train'\]\[1\]\.forward\.hlo(?s:.*)is not a layer"):
-        _check_references(bundle.program, structs.replace(found, manifest=structs.replace(found.manifest, layers=fewer)))
+        check_references(bundle.program, structs.replace(found, manifest=structs.replace(found.manifest, layers=fewer)))
 
 
 def test_inspect_tells_the_sizes(path: Path) -> None:
