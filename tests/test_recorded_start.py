@@ -215,6 +215,12 @@ def test_options_that_change_a_load_do_without_records(records: Path, several: t
         assert is_recorded(model) is (not options)
 
 
+def test_empty_collections_are_no_options(records: Path, several: tuple[Path, nn.Module]) -> None:
+    path, _ = several
+    for expected in (False, True):
+        assert is_recorded(aotpack.load(path, backend="cpu", operators=[], subclasses=[])) is expected
+
+
 def test_another_machine_reads_the_documents(
     records: Path, several: tuple[Path, nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from msgspec.structs import replace
 
 from ..archive.bundle import Bundle, raw_size
 from ..archive.weights import INTEGERS, View
@@ -48,7 +49,7 @@ def keep(
 def _is_usual(bundle: Bundle, options: LoadOptions, chosen: Selection, info: LoadInfo) -> bool:
     asked = LoadOptions(backend=options.backend, trust=options.trust)
     return (
-        options == asked
+        replace(options, operators=options.operators or (), subclasses=options.subclasses or ()) == asked
         and isinstance(chosen.device, AotiDevice)
         and not bundle.has_attachments
         and not chosen.fallback
