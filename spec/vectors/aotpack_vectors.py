@@ -77,5 +77,12 @@ def count(counter: torch.Tensor, x: torch.Tensor) -> None:
     counter.add_(x.numel())
 
 
+@torch.library.custom_op("vectors::positive", mutates_args=())
+def positive(x: torch.Tensor) -> None:
+    """Fails unless the sum of ``x`` is positive."""
+    if not x.sum() > 0:
+        raise ValueError("the sum is not positive")
+
+
 CLASSES = (TwoPart,)
 OPERATORS = ("vectors",)

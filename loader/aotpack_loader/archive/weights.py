@@ -162,6 +162,19 @@ class WeightMap:
         except (RuntimeError, OverflowError) as error:
             raise _bad(entry.storage, str(error).partition("\n")[0]) from error
 
+    def constant(self, name: str, dtype: DType, shape: Sequence[int]) -> torch.Tensor:
+        """Return the whole stored tensor ``name`` as a contiguous tensor of ``shape``.
+
+        Raises:
+            CorruptBundleError: as :meth:`tensor`; or it has another number of elements.
+        """
+        view = View.contiguous(name, dtype, shape)
+        stored, _ = self._find(name)
+        length = _elements(view, stored)
+        if math.prod(shape) != length:
+            raise _bad(name, f"W8: a constant of shape {list(shape)} is all of it, and it holds {length} elements")
+        return self.tensor(view)
+
     def _find(self, name: str) -> tuple[StoredTensor, memoryview]:
         found = self._index().get(name)
         if found is None:

@@ -244,4 +244,4 @@ def _is_native(chosen: Selection) -> bool:
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:
     used = [p for m in program.methods.values() for p in m.primals if isinstance(p, schema.ConstantPrimal)]
     stored = bundle.weights()
-    return {p.name: stored.tensor(View.contiguous(p.name, p.dtype, p.shape)) for p in used}
+    return {p.name: stored.constant(p.name, p.dtype, p.shape) for p in used}

@@ -20,6 +20,7 @@ from aotpack_loader.runtime.inputs import LayoutWarning
 from aotpack_loader.runtime.tree import flattener, unflattener
 
 from .arguments import Held, Maker, Own, Seen, Tensors
+from .containers import Watched, passed_as
 
 Json = Any
 
@@ -42,6 +43,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
     maker = Maker()
     values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
     args, kwargs = _passed(method, call, values)
+    watched = Watched(method, (args, kwargs))
     _prepare(model, call)
     state = _state(model)
     named = {f"input.{i}": v for i, v in enumerate(values) if isinstance(v, torch.Tensor)} | state
@@ -53,7 +55,11 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
         returned = model(*args, **kwargs)
     results = flatten(method.outputs, returned)
     outcome = Outcome(others={str(i): _plain(r) for i, r in enumerate(results) if not isinstance(r, torch.Tensor)})
-    outcome.facts = _facts(named, versions, results) | (_storages(state) if call.get("storages") else {})
+    outcome.facts = _facts(named, versions, results) | (_storages(state) if call.get("storages") else {}) | watched.facts()
+    outcome.tensors |= watched.own(returned)
+    for k, (update, container) in enumerate(zip(method.updates, watched.containers, strict=True)):
+        for j, leaf in enumerate(flatten(update.tree, container)):
+            outcome.tensors |= _parts(f"update.{k}.{j}", leaf)
     for i, result in enumerate(results):
         if isinstance(result, torch.Tensor):
             outcome.tensors |= _parts(f"result.{i}", result)
@@ -82,9 +88,10 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
     maker = Maker()
     values = [maker.make(leaf) if isinstance(leaf, (Own, Seen, Held)) else leaf for leaf in leaves]
     args, kwargs = _passed(method, call, values)
+    watched = Watched(method, (args, kwargs))
     _prepare(model, call)
     named = {f"input.{i}": v for i, v in enumerate(values) if isinstance(v, torch.Tensor)} | _state(model)
-    versions = {name: _version(tensor) for name, tensor in named.items()}
+    versions = {name: (_version(tensor), tensor.requires_grad) for name, tensor in named.items()}
     restored = call["refused"]["rule"] == "S9"
     before = {name: tensor.detach().clone() for name, tensor in named.items()} if restored else {}
     try:
@@ -95,8 +102,10 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
         if restored:  # it has written, and must have taken that back
             if not all(torch.equal(named[name], value) for name, value in before.items()):
                 raise MismatchError("the refused call has changed a tensor") from error
-        elif {name: _version(tensor) for name, tensor in named.items()} != versions:
-            raise MismatchError("the refused call has written to a tensor") from error
+        elif {name: (_version(tensor), tensor.requires_grad) for name, tensor in named.items()} != versions:
+            raise MismatchError("the refused call has written to a tensor, or made it require a gradient") from error
+        if not watched.is_unchanged():
+            raise MismatchError("the refused call has changed a container") from error
         return error
     _between(model, call)
     try:
@@ -122,7 +131,7 @@ def _passed(method: schema.Method, call: Json, values: list[Any]) -> tuple[tuple
         passed = call["passed"]
         return tuple(values[i] for i in passed["args"]), {name: values[i] for name, i in passed["kwargs"].items()}
     args, kwargs = unflattener(method.inputs)(iter(values))
-    return args, kwargs
+    return passed_as(call, args), kwargs
 
 
 @contextlib.contextmanager

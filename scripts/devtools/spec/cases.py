@@ -10,9 +10,10 @@ from .case import Case, Function
 from .cases_autograd import AUTOGRAD
 from .cases_documents import DOCUMENTS
 from .cases_results import RESULTS_AND_WRITES
+from .cases_rules import RULES
 from .cases_untrusted import UNTRUSTED
 from .cases_values import VALUES
 
 __all__ = ["CASES", "Case", "Function"]
 
-CASES: dict[str, Case] = RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED
+CASES: dict[str, Case] = RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES

@@ -85,6 +85,11 @@ def _record(field: str, kind: str = "object") -> Json:
     return {"type": "record", "name": "Record", "fields": [field], "items": [{"type": "leaf"}], "kind": kind}
 
 
+def _constant(shape: list[int]) -> Callable[[Documents], object]:
+    """Give the constant another shape, in each method."""
+    return _method(lambda m: _set(next(primal for primal in m["primals"] if primal["type"] == "constant"), "shape", shape))
+
+
 def _array_code(**fields: Any) -> Json:
     return {"parameters": [], "results": [], "outputs": [{"type": "value", "index": 0}], **fields}
 
@@ -244,6 +249,7 @@ MORE_INVALID: dict[str, Invalid] = {
     "subgraph_output": Invalid("G7", "G7:", _graph(lambda g: g["outputs"].append(_name_of_one(g))), base="control_flow"),
     "subgraphs_too_deep": Invalid("G8", "G8:", _deep_graph),
     "in_place_operator": Invalid("G6", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.mul_.Tensor"))),
+    "operator_with_out": Invalid("G9", "may not use", _graph(lambda g: _set(g["nodes"][0], "op", "aten.mul.out"))),
     "integer_as_memory_format": Invalid("G11", "G11:", _graph(lambda g: _with_clone(g, {"memory_format": 4}))),
     "string_as_device": Invalid("G11", "G11:", _graph(lambda g: _with_copy(g, {"device": "meta"}))),
     "view_with_an_integer_as_dtype": Invalid(
@@ -259,6 +265,8 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: m["updates"][0]["tree"]["items"].__setitem__(0, {"type": "given", "path": m["updates"][0]["path"]})),
         base="containers",
     ),
+    "constant_too_small": Invalid("W8", "W8:", _constant([2, 3]), base="stored"),
+    "constant_in_part": Invalid("W8", "W8:", _constant([1, 2]), base="stored"),
     "many_items": Invalid("S4", "items", _many_items),
     "unlisted_operator": Invalid("S5", "_mkldnn_transpose", _graph(_unlisted), kind="TrustError"),
     "long_document": Invalid("D5", "the limit is 67108864", _long_document),

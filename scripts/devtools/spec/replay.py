@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from aotpack_loader.runtime.tree import unflattener
 from . import brought
 from .arguments import described
 from .calls import MismatchError, Outcome, flatten, refused, run
+from .containers import Watched
 
 BUNDLE, EXPECT, TENSORS = "bundle.aotpack", "expect.json", "expect.safetensors"
 
@@ -40,8 +41,7 @@ def observe(
     """
     model.train(training)
     leaves = flatten(method.inputs, (args, kwargs))  # the call may change containers
-    containers = [_at(method.inputs, update.path, (args, kwargs)) for update in method.updates]
-    objects = {tuple(path): _at(method.inputs, path, (args, kwargs)) for path in _given(method)}
+    watched = Watched(method, (args, kwargs))
     with torch.set_grad_enabled(grad):
         result = model(*args, **kwargs)
     results = flatten(method.outputs, result)
@@ -51,49 +51,16 @@ def observe(
     seen = {f"result.{i}": r.detach().clone() for i, r in enumerate(results) if isinstance(r, torch.Tensor)}
     seen |= {f"gradient.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     seen |= {f"buffer.{name}": b.clone() for name, b in model.named_buffers()}
-    trees = [(method.outputs, result), *((u.tree, one) for u, one in zip(method.updates, containers, strict=True))]
-    for k, (tree, value) in enumerate(trees):
-        for path, found in _given_in(tree, value):
-            seen[f"own.{k}.{'.'.join(map(str, path))}"] = torch.tensor(found is objects[path])
-        if k:
-            updated = enumerate(flatten(tree, value))
-            seen |= {f"update.{k - 1}.{j}": leaf.detach().clone() for j, leaf in updated if isinstance(leaf, torch.Tensor)}
+    seen |= watched.own(result)
+    for k, (update, container) in enumerate(zip(method.updates, watched.containers, strict=True)):
+        updated = enumerate(flatten(update.tree, container))
+        seen |= {f"update.{k}.{j}": leaf.detach().clone() for j, leaf in updated if isinstance(leaf, torch.Tensor)}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             seen[f"after.{i}"] = leaf.detach().clone()
             if leaf.is_leaf and leaf.grad is not None:
                 seen[f"input_gradient.{i}"] = leaf.grad
     return seen, {str(i): r for i, r in enumerate(results) if not isinstance(r, torch.Tensor)}
-
-
-def _given(method: schema.Method) -> Iterator[tuple[int, ...]]:
-    """The paths of all objects of the caller that a call returns, or puts into containers of the caller."""
-    for tree in (method.outputs, *(update.tree for update in method.updates)):
-        waiting = [tree]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, schema.GivenNode):
-                yield tuple(node.path)
-            waiting += getattr(node, "items", [])
-
-
-def _given_in(tree: schema.Tree, value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The same paths, each with the value at that path."""
-    if isinstance(tree, schema.GivenNode):
-        yield tuple(tree.path), value
-    for position, item in enumerate(getattr(tree, "items", [])):
-        yield from _given_in(item, _at(tree, [position], value))
-
-
-def _at(tree: schema.Tree, path: Sequence[int], value: Any) -> Any:
-    """The value that ``path`` through ``tree`` leads to in ``value``."""
-    for position in path:
-        if isinstance(tree, schema.RecordNode):
-            value = getattr(value, tree.fields[position])
-        else:
-            value = value[tree.keys[position] if isinstance(tree, schema.DictNode) else position]
-        tree = tree.items[position]  # type: ignore[union-attr]
-    return value
 
 
 def arguments(
@@ -203,7 +170,8 @@ def _differences(
         if want.shape != have.shape or want.dtype != have.dtype:
             yield f"{name} is {have.dtype}{list(have.shape)}, expected {want.dtype}{list(want.shape)}"
         elif not torch.allclose(want, have, equal_nan=True, rtol=tolerance["relative"], atol=tolerance["absolute"]):
-            yield f"{name} is off by {float((want - have).abs().max()):.2e}"
+            off = "" if want.dtype is torch.bool else f" by {float((want - have).abs().max()):.2e}"
+            yield f"{name} is off{off}"
 
 
 def replay_invalid(folder: Path) -> None:
