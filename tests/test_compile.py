@@ -17,7 +17,7 @@ from conftest import FreshProcess, tiny_inputs
 
 import aotpack
 from aotpack import targets
-from aotpack._torch import inductor
+from aotpack._torch import lowering
 from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.expressions import parse, render
@@ -222,13 +222,13 @@ def test_code_is_the_same_by_either_route(tiny_model: torch.nn.Module, tmp_path:
     A build for two instruction sets lowers each graph once.
     """
     lowered: list[int] = []
-    really = inductor.lower_with_aoti
+    really = lowering.lower_with_aoti
 
-    def counted(module: torch.fx.GraphModule, inputs: Any, codes: Sequence[inductor.Code], **options: Any) -> Any:
+    def counted(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> Any:
         lowered.append(len(codes))
-        return really(module, inputs, codes, **options)
+        return really(graph, codes)
 
-    monkeypatch.setattr(inductor, "lower_with_aoti", counted)
+    monkeypatch.setattr(lowering, "lower_with_aoti", counted)
     args, kwargs = tiny_inputs()
     build = {"methods": ("infer",), "cache": False}
     aotpack.build(tiny_model, args, kwargs, out=tmp_path / "one", targets=("cpu:x86-64-v2",), **build)

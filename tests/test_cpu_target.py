@@ -17,7 +17,7 @@ from torch import nn
 from torch._inductor import memory
 
 import aotpack
-from aotpack._torch import inductor
+from aotpack._torch import lowering
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import AotpackError
@@ -293,15 +293,15 @@ def test_code_asks_for_no_executable_stack(digits_bundle: Path) -> None:
 
 def test_sizes_that_only_the_code_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Inductor assumes of sizes while it compiles is checked at every call; the portable graphs do without."""  # X2
-    really = inductor.lower_with_aoti
+    really = lowering.lower_with_aoti
 
-    def guarded(module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
-        (size,) = next(node.meta["val"] for node in module.graph.find_nodes(op="placeholder")).shape
-        (library,), layouts = really(module, *args, **options)
+    def guarded(graph: lowering.GraphToLower, codes: Any) -> Any:
+        (size,) = next(node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")).shape
+        (library,), layouts = really(graph, codes)
         library.guards.append(size.node.expr <= 16)
         return [library], layouts
 
-    monkeypatch.setattr(inductor, "lower_with_aoti", guarded)
+    monkeypatch.setattr(lowering, "lower_with_aoti", guarded)
     out, sizes = tmp_path / "m.aotpack", ({0: torch.export.Dim("n", min=2)},)
     build = functools.partial(aotpack.build, targets=("cpu", "portable"), dynamic_shapes=sizes, methods=("infer",), cache=False)
     build(lambda x: x.sin(), (torch.zeros(8),), out=out)

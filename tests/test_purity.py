@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch import inductor, toolchain
+from aotpack._torch import layouts, toolchain
 from aotpack.targets.cpu import CpuTarget, target
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -110,10 +110,8 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(
-        targets: Sequence[CpuTarget], call: Any, key: str, folder: Path
-    ) -> tuple[list[NoCode], list[inductor.OutputLayout]]:
-        return [NoCode(folder / "code.so") for _ in targets], [inductor.OutputLayout([], own=False)] * (max(call.outputs) + 1)
+    def lower(targets: Sequence[CpuTarget], call: Any, key: str, folder: Path) -> tuple[list[NoCode], list[layouts.OutputLayout]]:
+        return [NoCode(folder / "code.so") for _ in targets], [layouts.OutputLayout([], own=False)] * (max(call.outputs) + 1)
 
     monkeypatch.setattr(target, "_lower", lower)
     monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])

@@ -66,7 +66,7 @@ class Library:
 
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace.
-    ``products``: as :class:`aotpack._torch.inductor.Code` has it.
+    ``products``: as :class:`aotpack._torch.lowering.Code` has it.
     ``interface`` is the source of the functions that all libraries have. ``copy`` is the process that
     writes the sources; null if this process has written them. ``nodes`` are the graph's by name, for
     messages about what that process does.

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import donations, schema
 
-from ..._torch import inductor
 from ..._torch.api import fake_tensors
 from ..._torch.events import origins_in
+from ..._torch.layouts import with_stride_order
 from ..._torch.randomness import call_generator_operators
 from ..base import GraphToCompile
 
@@ -65,7 +65,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
-                value = node.meta["val"] = inductor.with_stride_order(value, order)
+                value = node.meta["val"] = with_stride_order(value, order)
             bindings.append((node, schema.GivenInput(index)))
         elif not _read_off_a_tensor(graph, node, placeholders):
             bindings.append((_to_carrier(graph, node), schema.SizeCarrier(index)))

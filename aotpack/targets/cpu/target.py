@@ -20,9 +20,10 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import aot_autograd, inductor, products, toolchain
+from ..._torch import aot_autograd, inductor, lowering, products, toolchain
 from ..._torch.api import messages
 from ..._torch.fixes import applying
+from ..._torch.layouts import OutputLayout
 from ...graph import source_line
 from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
@@ -96,7 +97,7 @@ class CpuTarget:
             self.level, self.march = "native", None
             self.needed = tuple(sorted(cpuinfo.features()))
             return
-        if not inductor.can_name_instruction_set():
+        if not lowering.can_name_instruction_set():
             raise BuildError(
                 f"torch {torch.__version__} cannot compile for a named instruction set.",
                 hint="Build with a newer torch, or with --target portable.",
@@ -183,10 +184,10 @@ class CpuTarget:
         return {"products": f"oneDNN's from {self.products} multiplications on" if self.products else "torch's library's"}
 
     def _bits(self) -> int | None:
-        return None if self.march is None else inductor.x86_vector_bits(self.level)
+        return None if self.march is None else lowering.x86_vector_bits(self.level)
 
     def _finish(
-        self, key: str, library: toolchain.Library, written: Sequence[inductor.OutputLayout], keep: Callable[[_Files], None]
+        self, key: str, library: toolchain.Library, written: Sequence[OutputLayout], keep: Callable[[_Files], None]
     ) -> _Files:
         with self._refusing(key):
             library.finish()
@@ -249,7 +250,7 @@ def _start(
             libraries, written = _lower(lacking, call, item.key, folder)
         else:
             facts = json.loads(next(files for files in found if files is not None)["facts"])
-            written = [inductor.OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+            written = [OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
         started, finish = iter(libraries), list[Callable[[], _Files]]()
         for target, each, files in zip(targets, options, found, strict=True):
             if files is None:
@@ -268,15 +269,15 @@ def _start(
 
 def _lower(
     targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path
-) -> tuple[list[toolchain.Library], list[inductor.OutputLayout]]:
+) -> tuple[list[toolchain.Library], list[OutputLayout]]:
     """Lower a graph; returns a library for each target, and the layout of each output that the code writes."""
     codes = [
-        inductor.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
+        lowering.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
         for target in targets
     ]
-    lower = partial(inductor.lower_with_aoti, call.module, call.examples, codes, key=key, training=call.training)
+    graph = lowering.GraphToLower(call.module, call.examples, key, call.training, call.free, call.consumed, call.donated)
     with messages.own_warnings(), targets[0]._refusing(key):
-        return lower(saved=call.free, free=call.free, consumed=call.consumed, donated=call.donated)
+        return lowering.lower_with_aoti(graph, codes)
 
 
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "flex_attention")

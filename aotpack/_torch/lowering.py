@@ -1,0 +1,270 @@
+"""Ahead-of-time compilation of a graph with AOTInductor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch._dynamo
+import torch._inductor
+import torch._inductor.config as inductor_config
+from torch._export.utils import _compiling_state_context
+from torch._inductor import compile_fx
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import output_node
+
+from .api.counting import must_be_reached, reached
+from .api.fake_tensors import fake_mode_of
+from .api.nodes import without_views
+from .api.patching import attribute_set, hooked
+from .api.process_copy import ProcessCopy, copies_are_made
+from .events import kernel_events
+from .fixes.applying import apply_fixes, fix_graph
+from .layouts import OutputLayout, as_in_eager, channels_last, output_layouts
+from .scatters import plain_additions
+from .small_loops import one_thread_for_small_loops
+from .toolchain import Library, LoweringError, send_failure, send_sources, tool_chain
+
+
+def can_name_instruction_set() -> bool:
+    """Whether Inductor supports choosing ``-march``; torch 2.9 does not, and always uses the build
+    machine's.
+    """
+    return hasattr(inductor_config.cpp, "march")
+
+
+def x86_vector_bits(level: str) -> int:
+    """Width in bits of the vectors that Inductor may use at an x86-64 level (psABI)."""
+    return {"x86-64-v3": 256, "x86-64-v4": 512}.get(level, 1)
+
+
+@dataclass(frozen=True)
+class Code:
+    """A library to make, for one instruction set.
+
+    ``march`` is the compiler's ``-march``; null leaves Inductor's default. Products of at least
+    ``products`` multiplications are oneDNN's, if it is not 0.
+    """
+
+    output: Path
+    march: str | None
+    vector_bits: int | None
+    products: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found = {"aot_inductor.output_path": str(self.output), "cpp.march": self.march, "cpp.simdlen": self.vector_bits}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class _PaddedError(BaseException):
+    """Inductor gives some free outputs strides with gaps; ``plain`` are the others.
+
+    No ``Exception``, because Inductor would explain that.
+    """
+
+    def __init__(self, plain: Sequence[int]) -> None:
+        super().__init__()
+        self.plain = plain
+
+
+class _WrittenElsewhereError(BaseException):
+    """Copies of this process write the sources."""
+
+
+@dataclass(frozen=True)
+class GraphToLower:
+    """A graph, and what Inductor may do with its inputs and outputs.
+
+    Args:
+        module: the graph. Its inputs and outputs are tensors.
+        inputs: a fake tensor for each input.
+        key: the graph's name, for events of the profiler.
+        training: whether the graph is one half of a training step. Inductor chooses layouts
+            differently for such a half than for inference.
+        free: the outputs that may have any strides. They are no results. All other outputs keep
+            the strides of the graph. AOTInductor itself has no free outputs. It would copy what a
+            convolution saves for the backward from channels-last to contiguous.
+        consumed: the inputs that are freed once the code has read them. Inductor uses this when it
+            reorders operations and reuses buffers to lower peak memory. It recognizes such inputs
+            by name, but AOTInductor's names look like names of parameters.
+        donated: the consumed inputs that the code may overwrite. ``torch.compile`` takes them from
+            AOTAutograd's metadata, which AOTInductor does not have.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    key: str
+    training: bool = False
+    free: Collection[int] = ()
+    consumed: Collection[int] = ()
+    donated: Collection[int] = ()
+
+
+def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> tuple[list[Library], list[OutputLayout]]:
+    """Lower a graph to the sources of shared libraries (AOTInductor), one for each of ``codes``.
+
+    Lowering does not depend on the instruction set, and generating code does. So the graph is
+    lowered once, and copies of this process generate code while this one goes on.
+
+    Free outputs that Inductor would pad keep their strides after all, because a backward could not
+    be compiled for such strides.
+
+    Returns the libraries, and how their code writes each output.
+
+    Raises:
+        LoweringError: Inductor has no code for some operator.
+    """
+    try:
+        return _lower(graph, codes, graph.free)
+    except _PaddedError as error:
+        others = [replace(code, output=code.output.parent / "plain" / code.output.name) for code in codes]
+        return _lower(graph, others, error.plain)
+
+
+def _lower(graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> tuple[list[Library], list[OutputLayout]]:
+    if copies_are_made():
+        return _Lowering(graph, codes, free).run()
+    made = [_Lowering(graph, [code], free).run() for code in codes]
+    return [library for libraries, _ in made for library in libraries], made[0][1]
+
+
+class _Lowering:
+    """One run of Inductor over a graph. Only the outputs ``free`` may have other strides."""
+
+    def __init__(self, graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> None:
+        self.graph, self.codes, self.free = graph, codes, free
+        self.libraries = [Library(code.output, code.products) for code in codes]
+        self.here = self.libraries[0]  # the library whose sources this process writes
+        self.written: list[OutputLayout] = []
+        self.working: list[torch.fx.Node] = []  # what an error is about
+        self._stack = contextlib.ExitStack()
+
+    def run(self) -> tuple[list[Library], list[OutputLayout]]:
+        """Write the sources of each library, here or in copies of this process."""
+        env = fake_mode_of(self.graph.module.graph).shape_env
+        known = 0 if env is None else len(env.guards)
+        try:
+            self._compile()
+        except _WrittenElsewhereError:
+            return self.libraries, self.written
+        except BaseException as error:
+            send_failure(self.here, error)
+            raise
+        if (
+            env is not None
+        ):  # the guards as first recorded: a simplified guard that fixes a size would compare the size with itself
+            self.here.guards = [guard.expr for guard in env.guards[known:]]
+        send_sources(self.here)
+        return self.libraries, self.written
+
+    def _compile(self) -> None:
+        class Watched(_WatchedGraph):
+            lowering = self
+
+        module = self.graph.module
+        options = {
+            "cpp.dynamic_threads": True,
+            "cpp.enable_kernel_profile": False,
+            "fallback_random": True,
+            "keep_output_stride": True,
+            "size_asserts": False,
+            **self.codes[0].options,
+        }
+        with (
+            self._stack,
+            torch.no_grad(),
+            tool_chain(lambda: self.here),
+            must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
+            apply_fixes("inductor", module=module, saved=self.graph.free),
+            plain_additions(),
+            one_thread_for_small_loops(),
+            hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
+            kernel_events(self.graph.key, module),
+        ):
+            flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=options)
+            try:
+                inner: Any = self._compile_inner
+                with _compiling_state_context():
+                    compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+            except Exception as error:
+                raise LoweringError(f"{type(error).__name__}: {error}", self.working) from error
+
+    def _compile_inner(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """Compile the graph that Inductor made of ours; its free outputs are no results."""
+        fix_graph("inductor", module)
+        result = output_node(module)
+        result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in self.free]
+        return compile_fx.compile_fx_inner(module, *args, **{**kwargs, "is_inference": not self.graph.training})
+
+    def note_layouts(self, results: Sequence[Any]) -> None:
+        """Keep how the code will write the results.
+
+        Raises:
+            _PaddedError: a free output would have gaps.
+        """
+        expected = [node.meta["val"] for node in output_node(self.graph.module).args[0]]  # type: ignore[union-attr]
+        self.written = output_layouts(results, expected)
+        if any(self.written[position].order is None for position in self.free):
+            raise _PaddedError([position for position in self.free if self.written[position].order is not None])
+
+    def go_on_in_copies(self, nodes: dict[str, torch.fx.Node]) -> None:
+        """Return in a copy of this process for each library; raise in this process.
+
+        ``nodes`` are Inductor's, by name.
+        """
+        for library, code in zip(self.libraries, self.codes, strict=True):
+            library.copy, library.nodes = ProcessCopy(), nodes
+            if library.copy.fork():
+                self.here = library
+                self._stack.enter_context(inductor_config.patch(code.options))
+                return
+        raise _WrittenElsewhereError
+
+
+class _WatchedGraph(GraphLowering):
+    """Inductor's lowering of a graph, with eager's strides and donated inputs."""
+
+    lowering: ClassVar[_Lowering]
+
+    def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+        graph = self.lowering.graph
+        self.bw_donated_idxs = list(graph.donated)
+        position = self.placeholder_idx + 1
+        name = f"saved_{position}" if position in graph.consumed else target
+        with attribute_set(self, "is_backward", bool(graph.donated)):  # only here: elsewhere it would change lowerings
+            return super().placeholder(name, args, kwargs)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self.lowering.working = [n]
+        result = super().run_node(n)
+        if n.op == "placeholder":
+            return channels_last(result) if n in self.nodes_prefer_channels_last else result
+        return as_in_eager(result, n.meta["val"].stride()) if n in self._shown else result
+
+    @functools.cached_property
+    def _shown(self) -> set[torch.fx.Node]:
+        """Results for the user, and the tensors that they are views of."""
+        return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
+
+    def codegen_with_cpp_wrapper(self) -> Any:
+        reached("inductor-graph-lowering")
+        self.lowering.note_layouts(self.graph_outputs)
+        if copies_are_made():
+            self.lowering.go_on_in_copies({node.name: node for node in self.module.graph.nodes})  # type: ignore[union-attr]
+        try:
+            return super().codegen_with_cpp_wrapper()
+        except Exception:
+            self.lowering.working = _origins(getattr(self.scheduler, "current_node", None))  # null before code generation starts
+            raise
+
+
+def _origins(kernel: Any) -> list[torch.fx.Node]:
+    """The nodes that a kernel is made of."""
+    buffers = [part.node for part in kernel.get_nodes()] if kernel is not None else []
+    return [origin for buffer in buffers if buffer is not None for origin in buffer.get_origins()]
