@@ -77,7 +77,12 @@ class SchemaCoverage:
                 self._see(others, item, where, union)
 
     def _name(self, arms: Json, where: str, union: str | None) -> str:
-        """The name of a union: the first property that has it. Inside an array arm it is the enclosing union's name."""
+        """The name of a union: the first property that has it. Inside an array arm it is the enclosing union's name.
+
+        A size or an expression has a meaning of its own in each place, so its union has the name of the place.
+        """
+        if not union and arms.keys() <= {"integer", "string", "null"}:
+            return where
         return union or self._unions.setdefault(frozenset(arms), where)
 
     def _fits(self, arm: Json, value: Json) -> bool:

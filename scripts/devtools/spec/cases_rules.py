@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .arguments import Own
+from aotpack_loader.format import expressions
+
+from .arguments import Held, Own
+from .brought import TwoPart
 from .case import INFER, Call, Case, of, t
 from .cases_autograd import Operators
+from .cases_values import sizes_and_numbers
 
 # ---------------------------------------------------------------- arguments and containers
 
@@ -129,6 +133,38 @@ def _beyond(documents: Any) -> None:
             documents.set_forward()
 
 
+# ---------------------------------------------------------------- sizes
+
+
+def turned(x: Tensor, y: Tensor) -> Tensor:
+    """Sizes, strides and the first element depend on a size."""
+    x.t_()
+    y.as_strided_((2,), (1,), y.shape[0] - 2)
+    return x * 2
+
+
+def _columns(count: int) -> Held:
+    return Held(TwoPart, {"a": t(2, count), "b": t(2, count)}, None, True)
+
+
+def _numbers_for_sizes(documents: Any) -> None:
+    """Write the sizes of the example as integers, where an expression or an integer may stand."""
+    for method in documents.program["methods"].values():
+        hints = {symbol["name"]: symbol["hint"] for symbol in method["symbols"]}
+
+        def number(expression: Any, hints: dict[str, int] = hints) -> int:
+            return expression if isinstance(expression, int) else expressions.evaluate(expression, hints)
+
+        method["sizes"] = [number(size) for size in method["sizes"]]
+        described = [*method["results"], *method.get("backward", {}).get("saved", ())]
+        documents.open_method(method)
+        values = [node["value"] for node in documents.forward["nodes"]] + documents.forward["input_values"]
+        for item in (*described, *values):
+            if "expr" in item:
+                item["expr"] = number(item["expr"])
+        documents.set_forward()
+
+
 PUT = [t(4), Own(torch.tensor([0, 2])), t(2)]
 
 RULES: dict[str, Case] = {
@@ -222,6 +258,43 @@ RULES: dict[str, Case] = {
         lambda: (t(3, grad=True),),
         lambda: [Call([t(3, grad=True)]), Call([t(3)], **INFER)],
         edit=_give_the_value_itself,
+    ),
+    "geometry_of_any_size": Case(
+        "sizes, strides and a first element that change in place and depend on a size",
+        ["A12", "R1"],
+        of(turned),
+        lambda: (t(3, 2), t(5)),
+        lambda: [Call([t(3, 2), t(5)]), Call([t(4, 2), t(7)]), Call([t(4, 2), t(7)], **INFER)],
+        build={"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=3, max=8)}, "y": {0: torch.export.Dim("n", min=3)}}},
+    ),
+    "geometry_strides_of_any_size": Case(
+        "strides that change in place and depend on a size",
+        ["R1"],
+        of(lambda x: (x.t_(), x * 2)[1]),
+        lambda: (t(2, 4),),
+        lambda: [Call([t(2, 4)]), Call([t(2, 5)], **INFER)],
+        build={"dynamic_shapes": {"x": {1: torch.export.Dim("columns", min=3, max=8)}}},
+    ),
+    "subclass_of_any_size": Case(
+        "a tensor subclass whose sizes and strides depend on a size, beside a plain tensor of which that is true",
+        ["A2", "K5", "K7"],
+        of(lambda x, y: (x * 2 + y.sin(), y * y)),
+        lambda: (_columns(3), t(2, 3, grad=True)),
+        lambda: [
+            Call([_columns(3), t(2, 3, grad=True)]),
+            Call([_columns(5), t(2, 5, grad=True)]),
+            Call([_columns(5), t(2, 4, grad=True)], refused="A5", contains="columns=5"),
+        ],
+        build={"dynamic_shapes": {"x": {1: (columns := torch.export.Dim("columns", min=2, max=8))}, "y": {1: columns}}},
+    ),
+    "numbers_for_sizes": Case(
+        "integers where expressions may stand: sizes of a graph, saved sizes, results",
+        ["C14"],
+        of(sizes_and_numbers),
+        lambda: (t(3, 2, grad=True), 4),
+        lambda: [Call([t(3, 2, grad=True), 4])],
+        build={"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=8)}, "count": torch.export.Dim.DYNAMIC}},
+        edit=_numbers_for_sizes,
     ),
     "beyond_its_storage": Case(
         "a view of a parameter by as_strided that ends beyond it: another stored tensor is never reached",
