@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _collector
 from .opening import from_record
@@ -88,29 +88,27 @@ def load(
             used.
     """
     with _collector.paused():
-        if device is None and weights and not operators and not subclasses and (verify, check) == ("code", "arguments"):
-            pinned = digest is not None or lock is not None or policy is not None
-            if not (donate or allow_untested_torch or pinned) and (module := from_record.load(bundle, backend, trust)):
-                return module
+        given: dict[str, Any] = {
+            "device": device,
+            "backend": backend,
+            "weights": weights,
+            "trust": trust,
+            "operators": operators,
+            "subclasses": subclasses,
+            "verify": verify,
+            "check": check,
+            "donate": donate,
+            "allow_untested_torch": allow_untested_torch,
+            "digest": digest,
+            "lock": lock,
+            "policy": policy,
+        }
+        if module := from_record.load(bundle, given):
+            return module
         from .opening.documents import load_with  # not needed for a bundle whose start is recorded
         from .options import LoadOptions
 
-        options = LoadOptions(
-            device=device,
-            backend=backend,
-            weights=weights,
-            trust=trust,
-            operators=operators,
-            subclasses=subclasses,
-            verify=verify,
-            check=check,
-            donate=donate,
-            allow_untested_torch=allow_untested_torch,
-            digest=digest,
-            lock=lock,
-            policy=policy,
-        )
-        module, fallback = load_with(bundle, options)
+        module, fallback = load_with(bundle, LoadOptions(**given))
     if fallback:
         from .text import visible_lines  # only for warnings
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from ..archive.bundle import Bundle, raw_size
 from ..archive.weights import INTEGERS, View
@@ -25,6 +25,7 @@ from ..options import LoadOptions
 from ..runtime.call import MethodCall
 from ..runtime.native import describe, is_whole, sizes_of
 from . import record_files
+from .from_record import suits
 
 if TYPE_CHECKING:
     from ..devices.select import Selection
@@ -47,9 +48,8 @@ def keep(
 
 
 def _is_usual(bundle: Bundle, options: LoadOptions, chosen: Selection, info: LoadInfo) -> bool:
-    asked = LoadOptions(backend=options.backend, trust=options.trust)
     return (
-        replace(options, operators=options.operators or (), subclasses=options.subclasses or ()) == asked
+        suits(asdict(options))
         and isinstance(chosen.device, AotiDevice)
         and not bundle.has_attachments
         and not chosen.fallback
