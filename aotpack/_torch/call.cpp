@@ -6,6 +6,8 @@
 // Python path makes the call or raises.
 
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -27,18 +29,34 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kInterface = 1;
 constexpr size_t kFewBytes = 1 << 14;
+// The name of PyFunctionTensorPreHook. torch does not export its type, so the name stands for a dynamic_cast.
+constexpr const char* kPythonHook = "N5torch8autograd23PyFunctionTensorPreHookE";
 
-// A Python function that raises; its arguments are what is unsupported, and the gradient concerned. Set once, never freed.
+// A Python function that raises; its arguments are what is unsupported, and the gradient or the hooks concerned. Set once, never
+// freed.
 PyObject* refusal = nullptr;
+
+[[noreturn]] void raise_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
 
 [[noreturn]] void refuse(const char* what, const Tensor& gradient = {}) {
   py::gil_scoped_acquire gil;
   py::object value = gradient.defined() ? py::cast(gradient) : py::none();
   PyObject* result = PyObject_CallFunction(refusal, "sO", what, value.ptr());
   Py_XDECREF(result);
-  python_error error;
-  error.persist();
-  throw error;
+  raise_python_error();
+}
+
+// Raises if the hooks on a result are the caller's.
+void refuse_hooks(const char* what, PyObject* hooks) {
+  py::gil_scoped_acquire gil;
+  THPObjectPtr result(PyObject_CallFunction(refusal, "sO", what, hooks));
+  if (!result) {
+    raise_python_error();
+  }
 }
 
 // ---------------------------------------------------------------- compiled graphs
@@ -179,6 +197,7 @@ struct Differentiable {
   std::vector<std::vector<size_t>> depends;
   std::vector<bool> detached;
   std::vector<size_t> donated; // indices of saved values that the backward may overwrite
+  std::vector<std::tuple<size_t, size_t, std::string>> between; // visible outputs: the first is computed from the second
 };
 
 // The node of the gradients under create_graph: raises if a second derivative is computed.
@@ -204,6 +223,59 @@ Tensor readable(Tensor&& gradient) {
   }
   return std::move(gradient);
 }
+
+// Runs before all hooks on outputs of a node. Raises if one of them should see the gradient of another output: the gradient of
+// an output does not pass the outputs that it is computed from.
+struct Between : torch::autograd::FunctionPreHook {
+  Between(std::shared_ptr<const Differentiable> method, Node& node) : method_(std::move(method)), node_(node) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    for (const auto& [result, source, what] : method_->between) {
+      if (!gradients.at(result).defined()) {
+        continue;
+      }
+      if (node_.retains_grad_hooks().count(source) != 0 || is_captured(source)) {
+        refuse(what.c_str());
+      }
+      refuse_hooks_on(source, what);
+    }
+    return gradients;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    refuse("compiled autograd");
+  }
+
+ private:
+  void refuse_hooks_on(size_t output, const std::string& what) const {
+    for (const auto& hook : node_.tensor_pre_hooks()) {
+      const auto& one = *hook;
+      if (std::strcmp(typeid(one).name(), kPythonHook) == 0) {
+        const auto& python = static_cast<const torch::autograd::PyFunctionTensorPreHook&>(one);
+        if (python.value_idx == output) {
+          refuse_hooks(what.c_str(), python.dict);
+        }
+      }
+    }
+  }
+
+  // Whether torch.autograd.grad asks for the gradient of this output.
+  bool is_captured(size_t output) const {
+    const auto* running = torch::autograd::get_current_graph_task_exec_info();
+    if (running == nullptr || running->empty()) {
+      return false;
+    }
+    const auto found = running->find(&node_);
+    if (found == running->end() || !found->second.captures_) {
+      return false;
+    }
+    const auto& captures = *found->second.captures_;
+    return std::any_of(captures.begin(), captures.end(), [&](const auto& one) { return one.input_idx_ == int(output); });
+  }
+
+  std::shared_ptr<const Differentiable> method_;
+  Node& node_; // it owns this hook
+};
 
 // The only autograd node of a call. Its backward returns gradients for the primals, in order.
 struct Step : Node {
@@ -529,6 +601,9 @@ variable_list run(const Method& method, const variable_list& primals, bool with_
     }
   }
   attach(graded, step, arguments, plain, outputs);
+  if (!graded.between.empty()) {
+    step->add_tensor_pre_hook(std::make_unique<Between>(method.differentiable, *step));
+  }
   step->save(arguments, raw);
   return outputs;
 }
@@ -756,6 +831,9 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   made->depends = take<std::vector<std::vector<size_t>>>(from, "depends");
   made->detached = take<std::vector<bool>>(from, "detached");
   made->donated = take<std::vector<size_t>>(from, "donated");
+  if (from.contains("between")) { // loaders of earlier releases describe none
+    made->between = take<std::vector<std::tuple<size_t, size_t, std::string>>>(from, "between");
+  }
   return made;
 }
 

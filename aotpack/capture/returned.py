@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..graph.literals import NOT_A_LITERAL, literal_argument
+from .result_sources import find_sources
 
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """The types that AOTAutograd accepts as results."""
@@ -46,6 +47,7 @@ class Returned:
     - ``constants``: values that are neither tensors nor numbers. The trace has None instead.
     - ``same``: maps a leaf to an earlier leaf that is the same tensor.
     - ``families``: leaves that are views of one tensor.
+    - ``sources``: for each leaf the other leaves that autograd passes on its way back from it.
     - ``independent``: leaves that autograd does not treat as views of an argument, whatever their
       storage. The value says whether the leaf is a view at all.
     """
@@ -55,6 +57,7 @@ class Returned:
     same: dict[int, int] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     independent: dict[int, bool] = field(default_factory=dict)
+    sources: list[list[int]] = field(default_factory=list)
 
     def observe(self, result: Any, arguments: list[Any]) -> list[Any]:
         """Record the model's result and return its leaves, with None for values that cannot be traced.
@@ -85,6 +88,7 @@ class Returned:
                 hint=_CACHE_HINT if any(_is_cache(self.constants[i]) for i in bad) else _HINT,
             )
         self.families = _families(leaves, first)
+        self.sources = find_sources(leaves)
         known = _with_bases(arguments)
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         self.independent = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & known}

@@ -98,6 +98,7 @@ def _halves(
         subclasses=convention.subclasses,
         sparse=convention.sparse,
         tangent_writes=convention.tangent_writes,
+        result_sources=convention.result_sources,
     )
 
 

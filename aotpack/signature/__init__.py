@@ -29,6 +29,7 @@ from .method_spec import Convention, MethodSpec
 from .mutations import describe_mutations, describe_touched, written_in_checkpoints
 from .partitioned import PartitionedMethod, UserCall, fold_subclasses
 from .primals import describe_primals, mark_reads_from_storage_start, refuse_shared_state
+from .result_sources import describe_sources
 from .results import describe_results, non_differentiable
 from .sizes import DataDependentSizes
 
@@ -84,6 +85,7 @@ def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: User
         depends=backward.depends,
         sparse=backward.sparse,
         tangent_writes=backward.tangent_writes,
+        result_sources=describe_sources(call.returned.sources, results.described, mutations),
         subclasses=gradient_subclasses,
         shape_env=trace.shape_env,
         saved_bytes=saved_bytes(primals, backward.saved_values),

@@ -45,6 +45,7 @@ class Convention:
     depends: list[list[int]]
     sparse: list[schema.SparseGradient]
     tangent_writes: list[schema.TangentWrite]
+    result_sources: list[list[int]]
     subclasses: list[schema.Subclass | None]
     shape_env: ShapeEnv | None
     saved_bytes: int

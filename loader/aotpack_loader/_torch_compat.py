@@ -138,6 +138,14 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def hooks_of(tensor: torch.Tensor) -> dict[int, Any]:
+    """The dictionary that holds the hooks of a computed tensor, now and later, as ``register_hook`` makes it."""
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
+    return tensor._backward_hooks
+
+
 def node_runs(node: Any) -> bool:
     """Whether the running backward runs a node of the autograd graph, or returns the gradient of its leaf."""
     if not hasattr(node, "variable"):

@@ -726,7 +726,8 @@ class Backward(Document, frozen=True):
     ``second``: a method for derivatives of the gradients; null: there is none. ``subclasses[j]``
     is the subclass that backward output j is rebuilt as; empty: none is a subclass. ``sparse``: the
     gradients that are sparse tensors. ``tangent_writes``: the tangents that the original's backward
-    writes to.
+    writes to. ``result_sources[i]`` lists the results that the original computes result i from, and
+    whose gradient this backward does not compute; empty: not recorded, or there are none.
     """
 
     graph: Descriptor
@@ -738,6 +739,7 @@ class Backward(Document, frozen=True):
     subclasses: list[Subclass | None] = []
     sparse: list[SparseGradient] = []
     tangent_writes: list[TangentWrite] = []
+    result_sources: list[list[Index]] = []
 
 
 class Mode(Document, frozen=True):

@@ -21,7 +21,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, K1 to K5, and N1 to N4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -285,6 +285,22 @@ def _backward_problems(method: schema.Method, backward: schema.Backward, at: str
         if tangent.output not in visible:
             yield Problem(f"{at}.backward.tangents[{i}]", "C12: its output is neither a result, a base nor written back")
         yield from _sizes_problems(tangent.shape, tangent.stride, f"{at}.backward.tangents[{i}]")
+    if backward.result_sources:
+        yield from _source_problems(backward.result_sources, method.results, f"{at}.backward.result_sources")
+
+
+def _source_problems(sources: list[list[int]], results: list[schema.Result], at: str) -> Iterator[Problem]:
+    """C41: there is one entry for each result, and it lists other results. All of them are tensors."""
+    if len(sources) != len(results):
+        yield Problem(at, "C41: there is one entry for each result")
+        return
+    kinds = (schema.FreshResult, schema.AliasResult, schema.InputResult)
+    for i, of in enumerate(sources):
+        for j in of:
+            if j >= len(results) or j == i:
+                yield Problem(f"{at}[{i}]", f"C41: there is no other result {j}")
+            elif not isinstance(results[i], kinds) or not isinstance(results[j], kinds):
+                yield Problem(f"{at}[{i}]", f"C41: result {i} or result {j} is no tensor")
 
 
 def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:

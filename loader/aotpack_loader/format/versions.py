@@ -16,7 +16,8 @@ Changes by version:
   * the feature ``sets_requires_grad`` of tensor arguments;
   * the feature ``autocast-variants``;
   * the feature ``sparse-gradients``: ``sparse`` of a backward;
-  * the feature ``tangent-writes``: ``tangent_writes`` of a backward.
+  * the feature ``tangent-writes``: ``tangent_writes`` of a backward;
+  * ``result_sources`` of a backward.
 """
 
 from __future__ import annotations

@@ -290,10 +290,10 @@ def _add_dtype(item: dict[str, Any]) -> None:
             item["stride"] = getattr(torch, item["stride"])
 
 
-def _refuse(what: str, gradient: torch.Tensor | None) -> None:
+def _refuse(what: str, concerned: Any) -> None:
     from ..runtime.native import refuse  # only for errors
 
-    refuse(what, gradient)
+    refuse(what, concerned)
 
 
 def _unflattener(tree: Any) -> Callable[[Iterator[Any]], Any]:

@@ -13,6 +13,7 @@ import torch
 from ..devices.literals import literal
 from ..format import expressions, schema
 from .mutations import Mutations
+from .result_sources import of_method
 from .tree import holds_given, unflattener
 from .views import CallValues, Kept, Key, Replay, replayer, shared_values, with_origins
 
@@ -34,6 +35,7 @@ class Epilogue:
         self._mutate = Mutations(method)
         results = with_origins(method.results)
         wanted = shared_values(results)
+        self._watch = of_method(method)
         self._results = [_builder(i, result, wanted) for i, result in enumerate(results)]
         # If containers of the caller are changed or returned, the call nests the results
         # (``containers.Containers``).
@@ -62,6 +64,8 @@ class Epilogue:
         results = [build(values, environment, kept) for build in self._results]
         if self._checks is not None:
             self._checks.see_results(values, before, results)
+        if self._watch is not None:
+            self._watch(results)
         return self.unflatten(iter(results))
 
 

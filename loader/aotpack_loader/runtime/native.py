@@ -8,7 +8,7 @@ None before anything has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,7 +22,11 @@ from .autograd import Differentiable
 from .call import MethodCall
 from .identity import Memory, Pattern
 from .inputs import TensorCheck
+from .result_sources import between_error, has_hooks_of_caller, of_method, pairs_of_outputs
 from .views import Kept, replayer, shared_values, with_origins
+
+BETWEEN: Final = "between results: "
+"""Begins the reason for refusing a gradient between two results. Their paths follow, one a line."""
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
@@ -38,7 +42,8 @@ def use(call: MethodCall, library: CallLibrary) -> str:
 
 def is_whole(call: MethodCall) -> bool:
     """Whether native code makes the whole call of a method that it can call: Python adds no check and no view."""
-    return not (call.method.identical or call.method.distinct or _from_start(call.method) or _views(call.method))
+    method = call.method
+    return not (method.identical or method.distinct or _from_start(method) or _views(method) or pairs_of_outputs(method) is None)
 
 
 def _from_start(method: schema.Method) -> list[int]:
@@ -55,7 +60,7 @@ class Around:
     """A native call with what Python does before and after it.
 
     Before: it compares arguments by ``is``, and looks at their storage. After: it makes the results
-    that are views, from their bases, as a call in Python does.
+    that are views, from their bases, and watches the results, as a call in Python does.
     """
 
     def __init__(self, call: MethodCall, native: NativeCall) -> None:
@@ -67,6 +72,7 @@ class Around:
         self._replays = [
             (i, replayer(i, result, wanted)) for i, result in enumerate(results) if isinstance(result, schema.AliasResult)
         ]
+        self._watch = of_method(call.method) if pairs_of_outputs(call.method) is None else None
 
     def __call__(self, leaves: Sequence[Any], slots: Slots) -> list[Any] | None:
         """Make the call; None if Python must make it, which then may reject it."""
@@ -85,6 +91,8 @@ class Around:
         kept: Kept = {}
         for i, replay in self._replays:
             results[i] = replay(results[i], environment, kept)
+        if self._watch is not None:
+            self._watch(results)
         return results
 
 
@@ -227,7 +235,17 @@ def _differentiable(differentiable: Differentiable, method: schema.Method) -> di
         "depends": [sorted(tangents) for tangents in differentiable.depends],
         "detached": differentiable.detached,
         "donated": getattr(differentiable.backward, "donated", []),
+        "between": _between(differentiable, method),
     }
+
+
+def _between(differentiable: Differentiable, method: schema.Method) -> list[tuple[int, int, str]]:
+    """Positions of visible outputs of which the first is computed from the second, and what to say."""
+    positions = {output: i for i, output in enumerate(differentiable.visible)}
+    return [
+        (positions[result], positions[source], f"{BETWEEN}{source_path}\n{path}")
+        for result, source, source_path, path in pairs_of_outputs(method) or ()
+    ]
 
 
 def _saved(item: schema.Saved) -> tuple[str, int]:
@@ -250,10 +268,18 @@ def _result(result: schema.Result) -> tuple[str, Any]:
     return "output", result.output
 
 
-def refuse(what: str, gradient: torch.Tensor | None) -> None:
-    """Raise the same error as the Python path does in a backward. The library calls this."""
+def refuse(what: str, concerned: torch.Tensor | dict[int, Any] | None) -> None:
+    """Raise the same error as the Python path does in a backward. The library calls this.
+
+    ``concerned``: the gradient that is refused, or the hooks on a result. Hooks that are not the
+    caller's are no error.
+    """
     from .refused_gradients import batched_gradient_error, graph_freed_error, higher_order_error
 
+    if what.startswith(BETWEEN):
+        if isinstance(concerned, dict) and not has_hooks_of_caller(concerned):
+            return
+        raise between_error(*what.removeprefix(BETWEEN).split("\n"))
     errors: dict[str, Callable[[], AutogradError]] = {
         "second derivative": lambda: higher_order_error("first"),
         "released": graph_freed_error,

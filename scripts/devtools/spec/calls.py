@@ -184,6 +184,10 @@ def _backward(call: Json, results: list[Any], leaves: list[torch.Tensor]) -> Ten
         first = torch.autograd.grad([*heads.values()], wanted, ones, create_graph=True, allow_unused=True)
         sum((g * g).sum() for g in first if g is not None and g.requires_grad).backward()  # type: ignore[union-attr]
         return {}
+    if then == "hooked":
+        for i, result in enumerate(results):
+            if i not in heads and _has_history(result):
+                result.register_hook(lambda gradient: None)
     if then == "expanded":
         ones = [torch.ones(()).expand_as(head) for head in heads.values()]
     torch.autograd.backward([*heads.values()], ones, retain_graph=then == "retained")

@@ -110,7 +110,31 @@ def _views_calls() -> list[Call]:
     ]
 
 
+def stages(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Each result but the last is computed from the one before it, or from a view of it."""
+    hidden = x.sin()
+    head = (hidden * 2).view(-1)
+    return (head * head).sum(), head, hidden, y.cos()
+
+
 RESULTS_AND_WRITES: dict[str, Case] = {
+    "result_sources": Case(
+        "results computed from others: a hook on these is refused, because their gradients are not computed",
+        ["C41", "R12"],
+        of(stages),
+        lambda: (t(2, 3, grad=True), t(2, grad=True)),
+        lambda: [
+            Call([t(2, 3, grad=True), t(2, grad=True)]),
+            Call([t(2, 3, grad=True), t(2, grad=True)], more={"then": "hooked", "heads": [0, 1, 2]}),
+            Call(
+                [t(2, 3, grad=True), t(2, grad=True)],
+                more={"then": "hooked", "heads": [0]},
+                refused="R12",
+                kind="AutogradError",
+                contains="would pass",
+            ),
+        ],
+    ),
     "views": Case(
         "views of an argument and of a computed value: one object twice, two of one call, a base that is a result",
         ["C9", "C17"],

@@ -19,6 +19,7 @@ _ARRAY = {"dtype": "float32", "shape": [4]}
 _SUBCLASS = {"base": "subclass", "backward": True}
 _SPARSE = {"base": "sparse_gradients", "backward": True}
 _WRITES = {"base": "tangent_writes", "backward": True}
+_SOURCES = {"base": "result_sources", "backward": True}
 
 
 def _sparse(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
@@ -27,6 +28,10 @@ def _sparse(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
 
 def _writes(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
     return _method(lambda m: edit(m["backward"]["tangent_writes"]))
+
+
+def _sources(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
+    return _method(lambda m: edit(m["backward"]["result_sources"]))
 
 
 def _deep(levels: int) -> Json:
@@ -210,6 +215,15 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: _set(m["backward"], "tangent_writes", [{"tangent": 0, "output": 9}])),
         backward=True,
         base="second_derivatives",
+    ),
+    "sources_of_fewer_results": Invalid("C41", "one entry for each", _sources(lambda s: s.pop()), **_SOURCES),
+    "source_of_itself": Invalid("C41", "no other result 0", _sources(lambda s: s[0].append(0)), **_SOURCES),
+    "source_that_is_no_result": Invalid("C41", "no other result 9", _sources(lambda s: s[0].append(9)), **_SOURCES),
+    "source_that_is_a_constant": Invalid(
+        "C41",
+        "is no tensor",
+        _method(lambda m: _set(m["results"], 2, {"type": "constant", "value": 1})),
+        **_SOURCES,
     ),
     "alias_of_two": Invalid("C9", "C9:", _method(lambda m: _aliased(m).update(primal=0, output=0)), **_AT_TWO),
     "identical_alone": Invalid("C7", "C7:", _method(lambda m: _set(m, "identical", [[0]]))),

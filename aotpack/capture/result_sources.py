@@ -1,0 +1,45 @@
+"""Finds which results of a model are computed from which others, as autograd sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def find_sources(results: Sequence[Any]) -> list[list[int]]:
+    """Return for each result the other results that its gradient passes on its way back.
+
+    The results of a trace still have their history.
+    """
+    places: dict[tuple[Any, int], list[int]] = {}
+    for i, result in enumerate(results):
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+            places.setdefault((result.grad_fn, result.output_nr), []).append(i)
+    reached: dict[Any, frozenset[int]] = {}
+    for node, _ in places:
+        _add_reached(node, places, reached)
+    return [
+        sorted(reached[result.grad_fn]) if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
+        for result in results
+    ]
+
+
+def _add_reached(start: Any, places: dict[tuple[Any, int], list[int]], reached: dict[Any, frozenset[int]]) -> None:
+    """Add to ``reached`` the results that lie behind ``start`` and behind each node on the way."""
+    pending = [start]
+    while pending:
+        node = pending[-1]
+        if node in reached:
+            pending.pop()
+            continue
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        if missing := [below for below, _ in edges if below not in reached]:
+            pending += missing
+            continue
+        pending.pop()
+        found: set[int] = set()
+        for edge in edges:
+            found.update(reached[edge[0]], places.get(edge, ()))
+        reached[node] = frozenset(found)
