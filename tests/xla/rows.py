@@ -116,6 +116,11 @@ KNOWN = {
     "autograd: autocast bf16 inside the model, bf16 result": Known(_HALF, rf".*{VALUES}", within=0.01),
     "autograd: autocast at call, none at build, is refused": _NOT_REFUSED,
     "autograd: autocast at call, none at build, is refused without gradients": _NOT_REFUSED,
+    "control flow: nested compile regions, dynamic batch": Known(
+        "LayerNorm of four elements magnifies roundings of float32: eager's gradient itself is off that of float64 by 1e-6",
+        rf"state\.first\.\w+\.grad{VALUES}",
+        within=1e-5,
+    ),
     "RNG dropout: same seed same numbers": Known(
         "torch.manual_seed does not seed XLA devices; xm.set_rng_state does",
         r"out\[0\]: eager \('bool', True\), bundle \('bool', False\)",

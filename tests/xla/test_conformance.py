@@ -28,6 +28,7 @@ PASS = (
     "tied weights",
     "tied weights: the same layer twice",
     "shapes: two free sizes",
+    "shapes: a sum of several sizes",  # a decomposition for lowering has unfold in it
     "control flow: flex attention, grouped queries",
     "control flow: flex attention, mask made inside",
     "compiled: quotients rounded down, portable",

@@ -168,6 +168,7 @@ class XlaTarget:
 
 
 _REFUSED = "XLA cannot compute all of this model."
+_INSTEAD = "Write these parts with other operators, compute them outside the model, or build for the CPU (target 'cpu')."
 
 
 def _method_of(item: GraphToCompile) -> str:
@@ -199,7 +200,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
 
     methods = {_method_of(item): item.method for item in graphs if item.method is not None}
     if found := [problem for name, method in methods.items() for problem in unsupported(name, method)]:
-        raise UnsupportedError(_REFUSED, found)
+        raise UnsupportedError(_REFUSED, found, hint=_INSTEAD)
     _refuse_varying(graphs)
     modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
     for item in graphs:
@@ -210,7 +211,7 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
         shared = [shared_outputs(module, item.private, parts=parts) for module in fixed_sizes]
         modules[item.key] = [(normalise(numbers_as_tensors(module)), views) for module, views in shared]
     if found := [problem for key, several in modules.items() for module, _ in several for problem in problems(module, key)]:
-        raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)))
+        raise UnsupportedError(_REFUSED, list(dict.fromkeys(found)), hint=_INSTEAD)
     return modules
 
 

@@ -28,6 +28,12 @@ def table() -> Decompositions:
     return {**found, **linear, **_OWN}
 
 
+@cache
+def when_lowered() -> Decompositions:
+    """The same for a graph that is lowered, in which nothing looks for an operator any more."""
+    return {**table(), **WHEN_LOWERED}
+
+
 # torch's core table lacks these operators, although torch has decompositions for them. torch_xla's
 # own BatchNorm kernels keep the biased variance, and it has no kernels for the distributions.
 _ALSO = (

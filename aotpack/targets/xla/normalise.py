@@ -59,7 +59,7 @@ def normalise(module: GraphModule) -> GraphModule:
     graph = copied.graph
     for name, region in regions(module).items():
         copied.register_module(name, normalise(region))
-    table = {**decompositions.table(), **decompositions.WHEN_LOWERED}
+    table = decompositions.when_lowered()
     known: dict[str, Graph] = {}
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
@@ -120,7 +120,7 @@ def _expand(node: Node, rule: Callable[..., Any], known: dict[str, Graph]) -> No
     letter = _letter(node, leaves, spec, operands)
     if letter not in known:
         with fake_mode_of(node.graph):
-            known[letter] = trace(run, [item.meta["val"] for item in operands], decompositions.table())
+            known[letter] = trace(run, [item.meta["val"] for item in operands], decompositions.when_lowered())
     results = _inline(known[letter], node, operands)
     _keep_strides(results, node, operands)
     if isinstance(results, Node):
