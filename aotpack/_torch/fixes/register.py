@@ -31,7 +31,7 @@ Minor = tuple[int, int]
 SUPPORTED = ("2.9", "2.11", "2.13", "2.14", "2.15")
 """The minor releases of torch that the compiler was tested on."""
 
-INDUCTOR_SUPPORTED = ("2.13", "2.15")
+INDUCTOR_SUPPORTED = ("2.13", "2.14", "2.15")
 """Those of them on which targets that Inductor compiles were tested."""
 
 
