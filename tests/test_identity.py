@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import aotpack
+import aotpack_loader
 from aotpack.capture.dry_run import python_state
 from aotpack.capture.inputs import aliasing
 from aotpack_loader.errors import InputError, UnsupportedError
@@ -136,3 +137,24 @@ def test_watched_models_are_left_as_they_were() -> None:
         model(torch.randn(3))
     assert (seen.changed, seen.compares, model.calls) == ({"calls"}, False, 0)
     assert "__getattribute__" not in vars(nn.Module)
+
+
+def _written_beside(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    return x * y
+
+
+def test_a_written_view_beside_a_saved_one_is_refused(tmp_path: Path) -> None:
+    """Views of one tensor share a version counter, and the write comes after the forward."""
+    example = (torch.ones(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True) * 1)
+    aotpack.build(_written_beside, example, out=tmp_path / "beside.aotpack", targets=("portable", "cpu"), methods=["train"])
+    for backend in ("portable", "cpu"):
+        model = aotpack_loader.load(tmp_path / "beside.aotpack", backend=backend)
+        leaf = torch.ones(2, 3, requires_grad=True)
+        rows = leaf * 1
+        with pytest.raises(InputError, match=r"(?s)written to, and is a view of the same tensor as y.*clone"):
+            model(rows[0], rows[1])
+        model(rows[0], rows[1].clone()).sum().backward()
+        assert torch.equal(leaf.grad, torch.full((2, 3), 2.0))
+        rows = torch.ones(2, 3)
+        assert torch.equal(model(rows[0], rows[1]), torch.full((3,), 2.0))  # nothing is recorded

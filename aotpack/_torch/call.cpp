@@ -500,6 +500,11 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return low < stop && start < high;
 }
 
+// Whether two tensors are views of one tensor, which counts the writes to either.
+bool have_one_base(const Tensor& a, const Tensor& b) {
+  return a.is_view() && b.is_view() && a._base().is_same(b._base());
+}
+
 // Attaches outputs by torch's own function. From torch 2.14 on it also returns the node that it attached.
 std::vector<std::optional<Tensor>> wrap_outputs(
     const variable_list& arguments,
@@ -697,7 +702,7 @@ PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     }
   }
   for (auto [one, other] : method.apart) {
-    if (may_overlap(tensor(one), tensor(other))) {
+    if (may_overlap(tensor(one), tensor(other)) || have_one_base(tensor(one), tensor(other))) {
       Py_RETURN_NONE;
     }
   }

@@ -80,6 +80,7 @@ class Memory:
         grown = {p.leaf for i, p in enumerate(method.primals) if kinds.get(i) in _MOVES and isinstance(p, schema.InputPrimal)}
         self._beside = list(_pairs(grown, tensors, expected))
         self.overlap = list(_pairs(written, tensors, expected))
+        self._saved = _saved_beside(method, written, expected)
         self._same = list(_pairs(reshaped, tensors, expected))
         checked_state = [(i, [item for item in state if item[2] or i in written]) for i in tensors]
         self.state = [(i, items) for i, items in checked_state if items]
@@ -102,6 +103,9 @@ class Memory:
         for a, b in self._beside:
             if self._in_one_storage(leaves[a], leaves[b]):
                 raise shared(self._paths[a], self._paths[b])
+        for a, b in self._saved:
+            if _have_one_base(leaves[a], leaves[b]) and _is_recorded([*leaves, *state.values()]):
+                raise _counted_together(self._paths[a], self._paths[b])
         for leaf, entries in self.state:
             for name, _, written in self._near(leaves[leaf], entries, state):
                 if self._overlapping(leaves[leaf], state[name]):
@@ -119,6 +123,32 @@ class Memory:
         """State tensors whose address range overlaps the tensor's. This quick check nearly always finds none."""
         low, high = span(tensor)
         return [entry for entry in entries if (start := state[entry[0]].data_ptr()) < high and low < start + entry[1]]
+
+
+def _saved_beside(method: schema.Method, written: set[int], expected: set[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Pairs of an argument that is written to and one that the backward needs as it was."""
+    items = [] if method.backward is None else method.backward.saved
+    primals = [method.primals[item.primal] for item in items if isinstance(item, schema.SavedPrimal)]
+    saved = sorted({primal.leaf for primal in primals if isinstance(primal, schema.InputPrimal)} - written)
+    return list(_pairs(written, saved, expected))
+
+
+def _have_one_base(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether both are views of one tensor, which counts the writes to either."""
+    return first._base is not None and first._base is second._base
+
+
+def _is_recorded(values: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
+def _counted_together(written: str, saved: str) -> InputError:
+    return InputError(
+        "The model writes to a view of a tensor, and its backward needs another view of that tensor. The write is made after "
+        "the forward, so autograd would take the other view for changed.",
+        [Problem(written, f"is written to, and is a view of the same tensor as {saved}")],
+        hint=f"Pass {saved}.clone().",
+    )
 
 
 def _pairs(some: set[int], others: Sequence[int], expected: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:

@@ -500,6 +500,7 @@ IN_TYPE_OF_OUT = (
     torch.cumprod,
     torch.var,
     torch.std,
+    torch.logsumexp,
 )
 """Functions that compute in the element type of ``out=``."""
 

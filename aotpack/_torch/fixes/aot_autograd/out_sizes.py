@@ -45,9 +45,14 @@ class OutSizeMode(TorchFunctionMode):
         _require_type(given, function, args, {name: value for name, value in kwargs.items() if name not in out}, out)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
         args, kwargs = _in_type_of(given[0], function, args, kwargs)
+        name = _name(function)
+        if name == "logsumexp" and (values := _logsumexp(given[0], *args, **_without_out(kwargs))) is not None:
+            _set(given[0], values.detach())
+            return given[0]
         found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
         for tensor, value in zip(given, fresh, strict=True):
-            _set(tensor, value.detach())  # `value` itself says that it is empty; a view of it has the true sizes
+            # `value` itself says that it is empty; a view of it has the true sizes
+            _set(tensor, value.detach())
         return type(found)(given) if isinstance(found, tuple) else given[0]
 
 
@@ -103,7 +108,7 @@ def _in_type_of(
     out: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments with which a reduction computes in the element type of ``out``."""
-    name = getattr(function, "__name__", "").partition(".")[0]
+    name = _name(function)
     x = args[0] if args else next((kwargs[key] for key in ("input", "self") if key in kwargs), None)
     if name not in _TYPED | _CAST or not isinstance(x, torch.Tensor) or x.dtype == out.dtype:
         return args, kwargs
@@ -114,6 +119,25 @@ def _in_type_of(
     return [cast if value is x else value for value in args], {
         key: cast if value is x else value for key, value in kwargs.items()
     }
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", "")).partition(".")[0]
+
+
+def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key != "out"}
+
+
+def _logsumexp(out: torch.Tensor, input: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor | None:
+    """What eager computes for an ``out=`` of another type: it sums in that type; None if there is nothing to change."""
+    if input.dtype == out.dtype or not input.is_floating_point() or not input.numel():
+        return None
+    reached("aot-sizes-of-out")
+    largest = input.amax(dim, keepdim=True)
+    largest = largest.masked_fill(largest.abs() == float("inf"), 0)
+    total = (input - largest).exp().sum(dim, keepdim=keepdim, dtype=out.dtype).log()
+    return total + largest.reshape(total.shape)
 
 
 def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
