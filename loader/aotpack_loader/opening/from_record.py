@@ -56,32 +56,6 @@ class Blob(Value):
         self._set(digest, media_type, size)
 
 
-_USUAL = {
-    "device": None,
-    "weights": True,
-    "verify": "code",
-    "check": "arguments",
-    "donate": False,
-    "allow_untested_torch": False,
-    "digest": None,
-    "lock": None,
-    "policy": None,
-    "source": "",
-    "vouched": "",
-}
-
-
-def suits(options: Mapping[str, Any]) -> bool:
-    """Whether a load with these options may start from a record.
-
-    ``backend`` and ``trust`` may have any value, because a start compares them with the record.
-    """
-    if options["operators"] or options["subclasses"]:
-        return False
-    compared = options.keys() - {"operators", "subclasses", "backend", "trust"}
-    return all(options[name] == _USUAL[name] for name in compared)
-
-
 def load(bundle: str | os.PathLike[str], options: Mapping[str, Any]) -> LoadedProgram | None:
     """Return the module; None if there is no record that fits, or something is unusual.
 
@@ -90,7 +64,7 @@ def load(bundle: str | os.PathLike[str], options: Mapping[str, Any]) -> LoadedPr
     Raises:
         AotpackError: as :func:`aotpack_loader.load`.
     """
-    if not suits(options) or not record_files.are_used() or (isinstance(bundle, str) and "://" in bundle):
+    if not record_files.are_used(options) or (isinstance(bundle, str) and "://" in bundle):
         return None
     if os.environ.get("AOTPACK_POLICY") or os.environ.get(SWITCH) == "0":
         return None

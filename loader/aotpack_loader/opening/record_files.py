@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -32,9 +33,31 @@ _MAKERS: Final = (
 """The modules that decide what a record has."""
 
 
-def are_used() -> bool:
-    """Whether loads are recorded: not with ``AOTPACK_RECORDED_STARTS=0``."""
-    return os.environ.get(SWITCH) != "0"
+_USUAL = {
+    "device": None,
+    "weights": True,
+    "verify": "code",
+    "check": "arguments",
+    "donate": False,
+    "allow_untested_torch": False,
+    "digest": None,
+    "lock": None,
+    "policy": None,
+    "source": "",
+    "vouched": "",
+}
+"""The options of loads that are recorded, except where any value will do."""
+
+
+def are_used(options: Mapping[str, Any]) -> bool:
+    """Whether loads with these options are recorded: not with ``AOTPACK_RECORDED_STARTS=0``.
+
+    ``backend`` and ``trust`` may have any value, because a start compares them with the record.
+    """
+    if os.environ.get(SWITCH) == "0" or options["operators"] or options["subclasses"]:
+        return False
+    compared = options.keys() - {"operators", "subclasses", "backend", "trust"}
+    return all(options[name] == _USUAL[name] for name in compared)
 
 
 def read(root: Path, bundle: str, backend: str | None) -> Any:

@@ -25,7 +25,6 @@ from ..options import LoadOptions
 from ..runtime.call import MethodCall
 from ..runtime.native import describe, is_whole, sizes_of
 from . import record_files
-from .from_record import suits
 
 if TYPE_CHECKING:
     from ..devices.select import Selection
@@ -39,7 +38,7 @@ def keep(
     bundle: Bundle, options: LoadOptions, chosen: Selection, outline: Outline, info: LoadInfo, calls: Mapping[str, MethodCall]
 ) -> None:
     """Record a load, if its next one can start from a record. Nothing happens where the cache cannot be written to."""
-    if not record_files.are_used() or not _is_usual(bundle, options, chosen, info):
+    if not record_files.are_used(asdict(options)) or not _is_usual(bundle, chosen, info):
         return
     try:
         record_files.write(bundle.digest, options.backend, _record(bundle, chosen, outline, info, calls))
@@ -47,10 +46,9 @@ def keep(
         return  # the next load reads the documents, as this one did
 
 
-def _is_usual(bundle: Bundle, options: LoadOptions, chosen: Selection, info: LoadInfo) -> bool:
+def _is_usual(bundle: Bundle, chosen: Selection, info: LoadInfo) -> bool:
     return (
-        suits(asdict(options))
-        and isinstance(chosen.device, AotiDevice)
+        isinstance(chosen.device, AotiDevice)
         and not bundle.has_attachments
         and not chosen.fallback
         and info.program.pretrained is None
