@@ -19,6 +19,7 @@ from .._torch.api import fake_tensors, inference, writes
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes
+from .own_data import drop_assignments_of_own_data
 
 
 def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
@@ -27,6 +28,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
         inference.without_inference(captured)
+        drop_assignments_of_own_data(captured.graph)
         refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):

@@ -25,6 +25,20 @@ class Tied(nn.Module):
         return self.head(self.embed(i))
 
 
+class OwnData(nn.Module):
+    """Moves its weight to where it is, as losses of pytorch-metric-learning do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data.to(x.device, x.dtype)
+        self.scale.data = self.scale
+        return x @ self.weight * self.scale
+
+
 class TiedModule(nn.Module):
     """The same layer under two names."""
 
@@ -417,6 +431,7 @@ CASES: list[Case] = [
         module_case(f"state: modules are moved to where they are, {end}", MovedExperts, g(2, 3), front_ends=(end,))
         for end in ("dynamo", "trace")
     ],
+    module_case("state: a parameter is assigned its own data", OwnData, g(2, 3), calls=THRICE),
     module_case("tied weights", Tied, ints(5, high=7), calls=THRICE),
     module_case("tied weights: the same layer twice", TiedModule, g(2, 3), calls=THRICE),
     module_case("tied weights: views of one storage", TiedTransposed, g(2, 3), calls=THRICE),
