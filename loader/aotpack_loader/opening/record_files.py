@@ -54,8 +54,9 @@ def are_used(options: Mapping[str, Any]) -> bool:
 
     ``backend`` and ``trust`` may have any value, because a start compares them with the record.
     """
-    if os.environ.get(SWITCH) == "0" or options["operators"] or options["subclasses"]:
-        return False
+    named = options["operators"], options["subclasses"]
+    if os.environ.get(SWITCH) == "0" or any(named) or any(isinstance(names, str) for names in named):
+        return False  # a text is an error, an empty one too
     compared = options.keys() - {"operators", "subclasses", "backend", "trust"}
     return all(options[name] == _USUAL[name] for name in compared)
 
