@@ -219,7 +219,7 @@ def test_empty_collections_are_no_options(records: Path, several: tuple[Path, nn
     path, _ = several
     for expected in (False, True):
         assert is_recorded(aotpack.load(path, backend="cpu", operators=[], subclasses=[])) is expected
-    with pytest.raises(AotpackError, match="operators='' is not understood"):
+    with pytest.raises(aotpack.AotpackError, match="operators='' is not understood"):
         aotpack.load(path, backend="cpu", operators="")
 
 
