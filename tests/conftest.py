@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from support.archive import write_tiny
 
 import aotpack
 from aotpack._torch.api.patching import dotted, replacements
+from aotpack._torch.fixes import gate
 from aotpack._torch.fixes.entries import FIXES, HOOKS
 from aotpack._torch.fixes.sources import resolve
+from aotpack_loader.errors import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +76,35 @@ def _owners_and_names(patches: Sequence[str]) -> Iterator[tuple[str, str]]:
         with contextlib.suppress(LookupError):  # not in this torch
             # A package can hold a function with the name of one of its modules.
             yield owner if owner in sys.modules else dotted(resolve(owner)), name
+
+
+def compiles_native_code() -> bool:
+    """Whether builds make native code with this torch."""
+    return gate.is_tried(str(torch.__version__), gate.INDUCTOR_SUPPORTED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    return (yield from _without_native_code())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    return (yield from _without_native_code())
+
+
+_NO_NATIVE_CODE = ("cannot compile for a named instruction set", "never tried with this aotpack and native code")
+"""What a build says if it makes portable bundles with this torch, but no native code."""
+
+
+def _without_native_code() -> Generator[None, None, None]:
+    """Skip a test whose build asks for native code with a torch that makes none. All others must run there."""
+    try:
+        return (yield)
+    except BuildError as error:
+        if compiles_native_code() or not any(text in error.summary for text in _NO_NATIVE_CODE):
+            raise
+        pytest.skip(error.summary)
 
 
 @pytest.fixture
@@ -148,11 +179,29 @@ def digits_bundle(digits_model: torch.nn.Module, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> FreshProcess:
-    """Runs code where neither the repository's examples nor its tests can be imported, in an empty directory."""
+def portable_digits_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``digits_bundle`` for tests of its portable graphs: without native code where this torch makes none."""
+    if compiles_native_code():
+        found: Path = request.getfixturevalue("digits_bundle")
+        return found
+    out = tmp_path_factory.mktemp("digits") / "digits.aotpack"
+    example = load_example("digits")
+    model = request.getfixturevalue("digits_model")
+    aotpack.build(model, example.example_inputs(), out=out, targets=("portable",), dynamic_shapes=example.dynamic_shapes())
+    return out
 
-    def run(code: str, *arguments: object, **environment: str) -> Any:
-        command = [sys.executable, "-I", "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
+
+@pytest.fixture(scope="session")
+def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> FreshProcess:
+    """Runs code where neither the repository's examples nor its tests can be imported, in an empty directory.
+
+    ``importable`` names directories whose modules the code can import all the same.
+    """
+
+    def run(code: str, *arguments: object, importable: Sequence[Path] = (), **environment: str) -> Any:
+        isolated = "-P" if importable else "-I"
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, importable))
+        command = [sys.executable, isolated, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
         done = subprocess.run(
             command,
             cwd=tmp_path_factory.mktemp("empty"),

@@ -371,12 +371,11 @@ def test_operators_that_are_missing_are_named(fresh_process: FreshProcess, tmp_p
     warnings.simplefilter("ignore")  # of torch's compiler, about torch
     import torch, aotpack
     os.chdir(sys.argv[1])
-    sys.path.insert(0, sys.argv[1])
     import own_operators
     aotpack.build(own_operators.doubled, (torch.ones(3),), out="a.aotpack", targets=("portable",))
     print(json.dumps(0))
     """
-    fresh_process(code, tmp_path)
+    fresh_process(code, tmp_path, importable=[tmp_path])
     compiled = """
     import json, os, sys, warnings
     warnings.simplefilter("ignore")

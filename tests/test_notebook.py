@@ -25,15 +25,15 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def test_a_loaded_bundle(digits_bundle: Path) -> None:
-    model = aotpack.load(digits_bundle, backend="portable")
+def test_a_loaded_bundle(portable_digits_bundle: Path) -> None:
+    model = aotpack.load(portable_digits_bundle, backend="portable")
     shown = Reader(model._repr_html_())
     for part in ("Digits", "train() with gradients", "images", "float32[batch, 1, 8, 8]", "batch=2..1797", model.aotpack.digest):
         assert part in shown.text
 
 
-def test_hostile_names_are_text(digits_bundle: Path) -> None:
-    program = aotpack.load(digits_bundle, backend="portable").aotpack.program
+def test_hostile_names_are_text(portable_digits_bundle: Path) -> None:
+    program = aotpack.load(portable_digits_bundle, backend="portable").aotpack.program
     plain = Reader(summary(program, [("bundle", "path")])).tags
     named = msgspec.structs.replace(program, name="<script>alert(1)</script>\u202e")
     shown = Reader(summary(named, [("<b>", "<img onerror=x>")]))

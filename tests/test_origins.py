@@ -29,8 +29,8 @@ def modules_by_operator(found: schema.Origins, graphs: dict[str, schema.Graph], 
     return modules
 
 
-def test_nodes_of_both_graphs_have_modules_and_lines(digits_bundle: Path) -> None:
-    found, graphs = origins_of(digits_bundle)
+def test_nodes_of_both_graphs_have_modules_and_lines(portable_digits_bundle: Path) -> None:
+    found, graphs = origins_of(portable_digits_bundle)
     forward, backward = (modules_by_operator(found, graphs, f"train.{half}") for half in ("forward", "backward"))
     assert forward["aten.convolution.default"] == ["features.0", "features.3", "features.6"]
     assert backward["aten.convolution_backward.default"] == ["features.6", "features.3", "features.0"]
@@ -76,9 +76,9 @@ def test_a_sum_of_gradients_is_in_the_module_around_what_it_adds(tmp_path: Path)
     assert modules_by_operator(found, graphs, "train.backward")["aten.add.Tensor"] == ["1.0"]
 
 
-def test_a_load_does_not_read_them(digits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_does_not_read_them(portable_digits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(bundle: Bundle) -> None:
         raise AssertionError("a load read the origins")
 
     monkeypatch.setattr(Bundle, "origins", read)
-    aotpack.load(digits_bundle, backend="portable")
+    aotpack.load(portable_digits_bundle, backend="portable")

@@ -41,9 +41,11 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-@pytest.mark.parametrize("backend", ["cpu", "portable"])
-def test_loading_and_a_step_import_no_compiler(digits_bundle: Path, fresh_process: FreshProcess, backend: str) -> None:
-    added = fresh_process(STEP, digits_bundle, backend)
+@pytest.mark.parametrize(("bundle", "backend"), [("digits_bundle", "cpu"), ("portable_digits_bundle", "portable")])
+def test_loading_and_a_step_import_no_compiler(
+    request: pytest.FixtureRequest, fresh_process: FreshProcess, bundle: str, backend: str
+) -> None:
+    added = fresh_process(STEP, request.getfixturevalue(bundle), backend)
     heavy = [name for name in added if name in FORBIDDEN or name.startswith(tuple(f"{prefix}." for prefix in FORBIDDEN))]
     assert set(heavy) <= IMPORTED_BY_TORCH
 

@@ -118,17 +118,17 @@ def test_values_are_refused_on_portable(tmp_path: Path) -> None:
 def test_values_are_refused_by_compiled_code(compiled: Path, fresh_process: FreshProcess, threads: int, calls: str) -> None:
     """The process lives, whoever makes the calls and however many threads find the value."""
     code = """
-        import json, os, sys
+        import json, sys
         from pathlib import Path
         import torch
-        os.environ["AOTPACK_NATIVE_CALL"] = sys.argv[4]
-        sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "support"))]
-        torch.set_num_threads(int(sys.argv[3]))
+        torch.set_num_threads(int(sys.argv[2]))
         import test_refusals
-        test_refusals.compare(Path(sys.argv[2]))
+        test_refusals.compare(Path(sys.argv[1]))
         print(json.dumps("passed"))
     """
-    assert fresh_process(code, Path(__file__).parent, compiled, threads, calls) == "passed"
+    tests = Path(__file__).parent
+    found = fresh_process(code, compiled, threads, importable=[tests], AOTPACK_NATIVE_CALL=calls)
+    assert found == "passed"
 
 
 @pytest.fixture(scope="module")

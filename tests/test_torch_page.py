@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
-from devtools.releases.groups import GROUPS
+import pytest
+
+from devtools.paths import ROOT
+from devtools.releases.groups import GROUPS, WITHOUT_GROUP
 from devtools.releases.outcomes import STARTED, read
 from devtools.releases.page import PAGE, page, stored
 from devtools.releases.run import corrected, counts, forget_started
@@ -25,12 +30,31 @@ def test_stored_groups_are_known() -> None:
             assert len(group["failures"]) == group["failed"]
 
 
+def test_every_file_of_tests_is_in_a_group_or_says_why_not() -> None:
+    """A new file of tests would otherwise run with the release of CI alone, and nobody would notice."""
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    found = {path for path in found if not path.startswith(("tests/registry/", "tests/xla/"))}
+    grouped = {path for group in GROUPS for path in group.paths}
+    assert found == grouped | WITHOUT_GROUP.keys()
+    assert not grouped & WITHOUT_GROUP.keys()
+    assert len({(group.paths, group.code, group.keyword) for group in GROUPS}) == len(GROUPS)
+
+
 def test_what_did_not_run_is_shown() -> None:
     (result, *_) = stored()
-    found = page([{**result, "groups": {"table": {**PARTIAL, "date": "2026-11-24 00:00 UTC"}}}])
-    assert "| 2 passed, **1 failed** (4 of 9 ran) |" in found
+    found = page([{**result, "groups": {"table": {**PARTIAL, "files": [], "date": "2026-11-24 00:00 UTC"}}}])
+    assert "| 2 passed, **1 failed** (4 of 9 ran) (without 1 of 1 files) |" in found
     assert "`c`" in found
     assert "| Frozen vectors of the format | not run |" in found
+
+
+def test_files_that_a_group_got_later_are_shown() -> None:
+    (result, *_) = stored()
+    group = next(group for group in GROUPS if group.name == "call-library")
+    counted = {**counts({"total": "1", "a": "passed"}), "date": "2026-11-24 00:00 UTC"}
+    for files, cell in ((group.paths, "1 passed |"), (group.paths[1:], f"1 passed (without 1 of {len(group.paths)} files) |")):
+        found = page([{**result, "groups": {group.name: {**counted, "files": list(files)}}}])
+        assert f"| {group.title} | {cell}" in found
 
 
 PARTIAL = counts({"total": "9", "a": "passed", "b": "passed", "c": "failed", "d": "skipped"})
@@ -53,3 +77,13 @@ def test_another_run_of_failed_tests_corrects_a_group() -> None:
     known = {"total": 9, "passed": 6, "failed": 2, "skipped": 1, "failures": ["c", "d"], "date": "2026-11-24 00:00 UTC"}
     found = corrected(known, counts({"total": "2", "c": "passed", "d": "failed"}))
     assert found == {**known, "passed": 7, "failed": 1, "failures": ["d"]}
+
+
+@pytest.mark.parametrize("script", ["setup-torch", "test-torch"])
+def test_a_script_called_without_a_release_prints_its_help(script: str, tmp_path: Path) -> None:
+    """From any directory, by whichever path."""
+    called = os.path.relpath(ROOT / "scripts" / script, tmp_path)
+    done = subprocess.run([called, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"scripts/{script} 2.15.0 " in done.stderr
+    assert "set -" not in done.stderr

@@ -16,12 +16,12 @@ from aotpack.report.operations import views
 from aotpack_loader.archive.bundle import Bundle
 
 
-def test_onnx_has_the_operations_with_modules_and_lines(digits_bundle: Path) -> None:
+def test_onnx_has_the_operations_with_modules_and_lines(portable_digits_bundle: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    done = CliRunner().invoke(main, ["inspect", str(digits_bundle), "--graph", "train.forward", "--format", "onnx"])
+    done = CliRunner().invoke(main, ["inspect", str(portable_digits_bundle), "--graph", "train.forward", "--format", "onnx"])
     assert done.exit_code == 0
     graph = onnx.load_from_string(done.stdout_bytes).graph
-    with Bundle.open(digits_bundle) as bundle:
+    with Bundle.open(portable_digits_bundle) as bundle:
         view = views(bundle, "train")["forward"]
     assert [node.name.rpartition("/")[2] for node in graph.node] == [operation.name for operation in view.operations]
     first = next(node for node in graph.node if node.op_type == "convolution")
@@ -64,8 +64,8 @@ def adapter() -> Any:
     return importlib.import_module("aotpack.report.model_explorer.main").BundleAdapter()
 
 
-def test_model_explorer_shows_the_modules(adapter: Any, digits_bundle: Path) -> None:
-    train, _ = adapter.convert(str(digits_bundle), {})["graphCollections"]
+def test_model_explorer_shows_the_modules(adapter: Any, portable_digits_bundle: Path) -> None:
+    train, _ = adapter.convert(str(portable_digits_bundle), {})["graphCollections"]
     forward, backward = train.graphs
     assert (train.label, forward.id, backward.id) == ("train", "train.forward", "train.backward")
     for graph in train.graphs:

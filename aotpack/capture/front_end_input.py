@@ -21,6 +21,7 @@ from ..graph import source_line
 from . import containers, source_lines
 from .dry_run import repeat
 from .inputs.dynamic_shapes import DynamicShapes
+from .own_data import ASSIGNS, operation
 from .returned import Returned
 
 
@@ -67,10 +68,8 @@ def has_modes(model: torch.nn.Module) -> bool:
     return True
 
 
-_ASSIGNED = "assigns to .data of a tensor; use copy_() under no_grad"
 _STORAGE_CHANGES = {
-    "_lower_version_count_by_1": _ASSIGNED,
-    "shallow_copy_data_": _ASSIGNED,  # from torch 2.15 on
+    **dict.fromkeys(ASSIGNS, "assigns to .data of a tensor; use copy_() under no_grad"),
     "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
 }
 
@@ -81,7 +80,7 @@ def refuse_storage_changes(graph: torch.fx.Graph) -> None:
     Raises:
         UnsupportedError: names the source line of each operation.
     """
-    calls = [(node, getattr(node.target, "_opname", getattr(node.target, "__name__", ""))) for node in graph.nodes]
+    calls = [(node, operation(node)) for node in graph.nodes]
     problems = [
         Problem(source_line(node) or node.name, _STORAGE_CHANGES[name]) for node, name in calls if name in _STORAGE_CHANGES
     ]

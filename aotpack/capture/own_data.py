@@ -9,16 +9,18 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-_ASSIGNS = ("_lower_version_count_by_1", "shallow_copy_data_")  # up to torch 2.14, and from torch 2.15 on
+ASSIGNS = ("_lower_version_count_by_1", "shallow_copy_data_")
+"""Operations of Dynamo's graph that assign to ``.data``: up to torch 2.14, and from torch 2.15 on."""
+
 _DATA = ("_get_data_attr", "detach")
 
 
 def drop_assignments_of_own_data(graph: torch.fx.Graph) -> None:
     """Remove from a graph of Dynamo's the assignments to ``.data`` that change nothing."""
     for node in list(graph.nodes):
-        if _name(node) not in _ASSIGNS:
+        if operation(node) not in ASSIGNS:
             continue
-        assignment = node.args[0] if _name(node) == "_lower_version_count_by_1" else node
+        assignment = node.args[0] if operation(node) == "_lower_version_count_by_1" else node
         if not isinstance(assignment, Node) or len(assignment.args) != 2:
             continue
         tensor, value = assignment.args
@@ -33,7 +35,7 @@ def _owner(value: object) -> object:
     """The tensor whose data a value is, if nothing was computed or copied on the way."""
     while isinstance(value, Node) and value.args:
         source = value.args[0]
-        if not isinstance(source, Node) or not (_name(value) in _DATA or _moves_nothing(value, source)):
+        if not isinstance(source, Node) or not (operation(value) in _DATA or _moves_nothing(value, source)):
             return value
         value = source
     return value
@@ -49,5 +51,6 @@ def _moves_nothing(node: Node, source: Node) -> bool:
     return (before.dtype, before.device, before.stride()) == (after.dtype, after.device, after.stride())
 
 
-def _name(node: Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
+def operation(node: Node) -> str:
+    """The name of what a node of Dynamo's graph calls: a function, a method, or an operator without its overload."""
+    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))

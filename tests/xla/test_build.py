@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -33,11 +34,12 @@ def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
     here = digest(tmp_path / "first.aotpack")
     assert digest(tmp_path / "second.aotpack") == here
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from xla import models; from xla.test_train import build; build(*models.cnn(), Path(sys.argv[2]))"
+        "import sys; from pathlib import Path; from xla import models; from xla.test_train import build;"
+        "build(*models.cnn(), Path(sys.argv[1]))"
     )
-    command = [sys.executable, "-c", code, HERE.parent.parent, tmp_path / "third.aotpack"]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    command = [sys.executable, "-c", code, tmp_path / "third.aotpack"]
+    found = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    subprocess.run(command, env=found, check=True, timeout=300, capture_output=True)
     assert Bundle.open(tmp_path / "third.aotpack").digest == here
 
 

@@ -34,13 +34,52 @@ _TABLE = ("tests/conformance/test_conformance.py",)
 _FRONT_ENDS = ("tests/conformance/test_front_ends.py",)
 _FIXES = ("tests/torch_fixes/test_fixes.py",)
 
+
+def _files(names: str) -> Sequence[str]:
+    """Files of ``tests`` by their subjects."""
+    return tuple(f"tests/test_{name}.py" for name in names.split())
+
+
 GROUPS = (
-    Group("vectors", "loader", "Frozen vectors of the format", ("tests/test_vectors.py",)),
+    Group("vectors", "loader", "Frozen vectors of the format", _files("vectors")),
     Group(
         "loading",
         "loader",
         "Portable bundles: load, call, train",
-        tuple(f"tests/test_{name}.py" for name in ("load", "call", "modes", "modules", "archive", "identity", "purity")),
+        _files("load call modes modules archive identity purity"),
+    ),
+    Group(
+        "callers",
+        "loader",
+        "Loaded bundles: autocast, containers, control flow, subclasses, `torch.compile` around them",
+        _files(
+            "autocast compiled_callers containers control_flow integer_weights notebook profiler_events "
+            "shared_weights sparse_gradients subclasses"
+        ),
+        slow=True,
+    ),
+    Group(
+        "starts",
+        "loader",
+        'Recorded starts, the cache of code, `check="full"`, trust',
+        _files("checks code_cache collector faults recorded_start trust"),
+        slow=True,
+    ),
+    Group(
+        "tools",
+        "loader",
+        "Trainer, Lightning, accelerate, DDP and FSDP with a loaded bundle",
+        tuple(
+            f"tests/tools/test_{name}.py"
+            for name in ("distributed", "module_tools", "recipes", "records", "trainer", "transformers_models")
+        ),
+        slow=True,
+    ),
+    Group(
+        "hostile",
+        "loader",
+        "Hostile bundles and the rules of the format",
+        _files("hardening hostile_archive hostile_bundles vector_rules"),
     ),
     Group(
         "native",
@@ -49,33 +88,76 @@ GROUPS = (
         ("tests/test_cpu_target.py", "tests/conformance/test_compiled_later.py"),
         slow=True,
     ),
-    Group("call-library", "loader", "Call library", ("tests/test_native_call.py",), slow=True),
+    Group("call-library", "loader", "Call library", _files("native_call result_sources"), slow=True),
     Group("front-end-dynamo", "builder", "Front end `dynamo`", _FRONT_ENDS, keyword="dynamo"),
     Group("front-end-export", "builder", "Front end `export`", _FRONT_ENDS, keyword="export"),
     Group("front-end-trace", "builder", "Front end `trace`", _FRONT_ENDS, keyword="trace"),
     Group("table", "builder", "Conformance table, target `portable`", _TABLE, code="portable"),
     Group("table-native", "builder", "Conformance table, target `cpu`", _TABLE, code="native", slow=True),
     Group(
+        "programs",
+        "builder",
+        "Random programs, and bundles in fresh processes",
+        tuple(f"tests/conformance/test_{name}.py" for name in ("fresh_process", "programs", "properties")),
+        slow=True,
+    ),
+    Group(
         "building",
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
-        tuple(
-            f"tests/test_{name}.py"
-            for name in (
-                "build",
-                "branches",
-                "capture",
-                "overlaps",
-                "random",
-                "recompute",
-                "refusals",
-                "sizes_of_one",
-                "unchanged",
-            )
-        ),
+        _files("build branches capture overlaps random recompute refusals sizes_of_one unchanged"),
         code="portable",
+    ),
+    Group(
+        "models",
+        "builder",
+        "Builds: entry files, origins, named sizes, strides on fake tensors",
+        _files("entry fake_kernels messages origins specializations stacked_parts"),
+    ),
+    Group(
+        "native-building",
+        "builder",
+        "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
+        _files("compile donation generated_code lstm_kernel toolchain torch_releases tune"),
+        slow=True,
+    ),
+    Group(
+        "commands",
+        "builder",
+        "Commands and their reports",
+        _files("bench cli diff inspect_page profile provenance viewers"),
+        slow=True,
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),
     Group("gate", "fixes", "The gate", ("tests/torch_fixes/test_gate.py", "tests/torch_fixes/test_fail_closed.py")),
+    Group("fixes-lowered", "fixes", "Generated code with and without a fix", ("tests/torch_fixes/test_lowered.py",), slow=True),
     Group("fixes-native", "fixes", "Cases of fixes of Inductor", _FIXES, code="native", slow=True),
 )
+
+_CHECKOUT = "reads files of the checkout; torch computes nothing that the test looks at"
+_STATEMENTS = "digests, signatures and policies: bytes, which no torch changes"
+
+WITHOUT_GROUP = {
+    "tests/test_bench_check.py": _CHECKOUT,
+    "tests/test_docs.py": "runs the snippets of the pages, which show the release of CI",
+    "tests/test_hostile_signatures.py": _STATEMENTS,
+    "tests/test_keyless.py": _STATEMENTS,
+    "tests/test_model_signing.py": _STATEMENTS,
+    "tests/test_packaging.py": _CHECKOUT,
+    "tests/test_pages.py": _CHECKOUT,
+    "tests/test_policy.py": _STATEMENTS,
+    "tests/test_private.py": "directories and their rights",
+    "tests/test_signing.py": _STATEMENTS,
+    "tests/test_spec.py": _CHECKOUT,
+    "tests/test_sweep.py": "scripts/conformance, which runs with the release of CI",
+    "tests/test_torch_matrix.py": _CHECKOUT,
+    "tests/test_torch_page.py": _CHECKOUT,
+    "tests/test_tree.py": _CHECKOUT,
+    "tests/test_vector_coverage.py": _CHECKOUT,
+    "tests/test_xla_elsewhere.py": "scripts/test-xla has the release of torch_xla",
+    "tests/torch_fixes/test_docs.py": _CHECKOUT,
+}
+"""Files of tests that need no run with another torch, and why.
+
+``tests/registry`` moves files; ``tests/xla`` runs with the torch of torch_xla.
+"""

@@ -71,15 +71,19 @@ def read(path: Path) -> dict[str, str]:
 
 
 def accept_this_torch() -> None:
-    """Let builds run with this torch, although it may not be among the tested ones yet."""
+    """Let builds run with this torch, if none was ever tried with it.
+
+    A release that was tried for portable bundles alone still refuses native code.
+    """
     import torch
 
     from aotpack._torch.fixes import gate
     from aotpack._torch.fixes.register import minor, name_of
 
     here = name_of(minor(str(torch.__version__)))
-    gate.SUPPORTED = tuple(dict.fromkeys((*gate.SUPPORTED, here)))
-    gate.INDUCTOR_SUPPORTED = tuple(dict.fromkeys((*gate.INDUCTOR_SUPPORTED, here)))
+    if here not in gate.SUPPORTED:
+        gate.SUPPORTED = (*gate.SUPPORTED, here)
+        gate.INDUCTOR_SUPPORTED = (*gate.INDUCTOR_SUPPORTED, here)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from devtools.paths import RESULTS, ROOT
 
-from .groups import GROUPS
+from .groups import GROUPS, Group
 
 PAGE = ROOT / "docs" / "torch-versions.md"
 
@@ -42,7 +42,8 @@ no interpreter of it, and neither do the package lists of its Debian.
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 
 A cell has the numbers of tests that passed and failed. Skipped tests count as neither. Where a run
-was stopped, the cell also says how many of the group's tests have an outcome.
+was stopped, the cell also says how many of the group's tests have an outcome. Where files were
+added to a group later, it says how many did not run.
 """
 
 _PARTS = {"loader": "Loader", "builder": "Builder", "fixes": "Fixes of torch"}
@@ -61,7 +62,7 @@ def page(results: Sequence[Result]) -> str:
         lines += [f"## {title}", "", *_table("tests", [_name(result) for result in results])]
         for group in GROUPS:
             if group.part == part:
-                lines.append(_row(group.title, [_cell(result, group.name) for result in results]))
+                lines.append(_row(group.title, [_cell(result, group) for result in results]))
         if part == "fixes":
             applied = [f"{result['fixes']['applied']} of {result['fixes']['entries']}" for result in results]
             lines.append(_row("Fixes that a build applies", applied))
@@ -87,13 +88,16 @@ def _row(first: str, cells: Sequence[str]) -> str:
     return f"| {' | '.join([first, *cells])} |"
 
 
-def _cell(result: Result, name: str) -> str:
-    found = result["groups"].get(name)
+def _cell(result: Result, group: Group) -> str:
+    found = result["groups"].get(group.name)
     if found is None:
         return "not run"
     known = found["passed"] + found["failed"] + found["skipped"]
     text = f"{found['passed']} passed" + (f", **{found['failed']} failed**" if found["failed"] else "")
-    return text if known >= found["total"] else f"{text} ({known} of {found['total']} ran)"
+    if known < found["total"]:
+        text += f" ({known} of {found['total']} ran)"
+    later = len(set(group.paths).difference(found["files"]))
+    return text + (f" (without {later} of {len(group.paths)} files)" if later else "")
 
 
 def _failures(results: Sequence[Result]) -> list[str]:

@@ -55,9 +55,9 @@ def run_group(
             code = subprocess.run(words, cwd=ROOT, env=environment, check=False, timeout=left).returncode
         except subprocess.TimeoutExpired:
             forget_started(outcomes)
-            return counts(read(outcomes))
+            return {**counts(read(outcomes)), "files": list(group.paths)}
         if code in (0, _TESTS_FAILED, _NOTHING_LEFT):
-            return counts(read(outcomes))
+            return {**counts(read(outcomes)), "files": list(group.paths)}
         if STARTED not in read(outcomes).values():
             raise SystemExit(f"{group.name}: pytest ended with {code} before a test started")
     raise SystemExit(f"{group.name}: {_RESTARTS} processes ended without finishing it")

@@ -42,11 +42,12 @@ class OutSizeMode(TorchFunctionMode):
         given, spec = tree_flatten(out)
         if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
             return function(*args, **kwargs)
-        _require_type(given, function, args, {name: value for name, value in kwargs.items() if name not in out}, out)
+        inputs = {name: value for name, value in kwargs.items() if name not in out}
+        _require_type(given, function, args, inputs, out)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
         args, kwargs = _in_type_of(given[0], function, args, kwargs)
         name = _name(function)
-        if name == "logsumexp" and (values := _logsumexp(given[0], *args, **_without_out(kwargs))) is not None:
+        if name == "logsumexp" and (values := _logsumexp(given[0], *args, **inputs)) is not None:
             _set(given[0], values.detach())
             return given[0]
         found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
@@ -123,10 +124,6 @@ def _in_type_of(
 
 def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", "")).partition(".")[0]
-
-
-def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in kwargs.items() if key != "out"}
 
 
 def _logsumexp(out: torch.Tensor, input: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor | None:
