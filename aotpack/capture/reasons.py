@@ -22,7 +22,9 @@ _SHAPE = "the size of a result depends on the values of a tensor"
 # torch's own message for this is about graph breaks only, so it is left out.
 _STRIDED = "the model writes to a view of an as_strided view; write by an index, or to a clone that you copy back"
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
+_OUT = "a tensor passed as out= has other sizes, strides or another type than the result"
 _KINDS = (
+    (_OUT, r"OutSizeError|with out= (list of )?tensor variant|non-contiguous `out=`"),
     (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
@@ -81,7 +83,7 @@ def merged(reasons: Iterable[Reason]) -> list[Reason]:
             found.append(new)
         else:
             old = found[i]
-            words = min(old.torch, new.torch, key=len)
+            words = min(old.torch, new.torch, key=lambda text: ("Unsupported" in text and new.ours == _OUT, len(text)))
             found[i] = replace(old, names=old.names + new.names, torch=words, where=old.where or new.where)
     return found
 

@@ -534,6 +534,23 @@ OF_ITS_OWN_TYPE = {
 """Eager raises an error if ``out=`` has another type."""
 
 
+def filled(function: Any) -> Any:
+    def call(x: Tensor, out: Tensor) -> Any:
+        function(out)
+        return x * 2, out
+
+    return call
+
+
+FILLED: dict[str, Any] = {
+    "arange": lambda out: torch.arange(4, out=out),
+    "linspace": lambda out: torch.linspace(0, 1, 4, out=out),
+    "logspace": lambda out: torch.logspace(0, 1, 4, out=out),
+    "range": lambda out: torch.range(0, 3, out=out),
+}
+"""Eager fills an ``out=`` of as many elements without giving it other sizes."""
+
+
 def enlarged_and_sliced(x: Tensor) -> Tensor:
     y = x * 2
     y.resize_(20)
@@ -545,6 +562,10 @@ OUT_REFUSED = {
     **{
         f"input mutation: out= of another type, {name} (eager raises)": r"fails on its example.*mutation\.py:\d+.*error in eager"
         for name in OF_ITS_OWN_TYPE
+    },
+    **{
+        f"input mutation: out= of other sizes, filled by {name}": r"passed as out= has other sizes.*eager keeps the sizes \[2, 2\] of out=.*mutation\.py:\d+"
+        for name in FILLED
     },
     "input mutation: out= of other sizes, a view": "resizes a view passed as out=",
     "outputs: an intermediate set to another one": r"set_ changes a tensor that is returned.*mutation\.py:\d+: z\.set_",
@@ -558,6 +579,10 @@ CASES: list[Case] = [
     *(
         case(f"input mutation: out= of another type, {name} (eager raises)", into_refused_type(f), TWO_OF_TWO)
         for name, f in OF_ITS_OWN_TYPE.items()
+    ),
+    *(
+        case(f"input mutation: out= of other sizes, filled by {name}", filled(f), TWO_OF_TWO, t(2, 2))
+        for name, f in FILLED.items()
     ),
     case("input mutation: out= of other sizes, sum on cpu", into(torch.sum, 0), TWO_OF_TWO, t(2, 2), targets=("cpu",)),
     case("input mutation: out= of other sizes, intermediates", into_intermediate, TWO_OF_TWO),

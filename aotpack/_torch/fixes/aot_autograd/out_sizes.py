@@ -9,7 +9,9 @@ Tried on: torch 2.13.0.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,14 +26,14 @@ from ...api.writes import operator_of
 
 
 class OutSizeError(Exception):
-    """An operator resizes a view passed as ``out=``, or refuses its element type."""
+    """An operator resizes a view passed as ``out=``, keeps its sizes, or refuses its element type."""
 
 
 class OutSizeMode(TorchFunctionMode):
     """While active, gives tensors passed as ``out=`` the sizes of the result, and reductions their type.
 
     Raises:
-        OutSizeError: the tensor is a view, or eager refuses its element type.
+        OutSizeError: the tensor is a view, or eager keeps its sizes or refuses its element type.
     """
 
     def __torch_function__(
@@ -40,9 +42,11 @@ class OutSizeMode(TorchFunctionMode):
         kwargs = kwargs or {}
         out = {name: kwargs[name] for name in _names(function) if kwargs.get(name) is not None}
         given, spec = tree_flatten(out)
-        if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
-            return function(*args, **kwargs)
         inputs = {name: value for name, value in kwargs.items() if name not in out}
+        if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
+            if given and all(isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor) for tensor in given):
+                _require_sizes(given, function, args, inputs, out)  # `torch.range` comes here only as an operator
+            return function(*args, **kwargs)
         _require_type(given, function, args, inputs, out)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
         args, kwargs = _in_type_of(given[0], function, args, kwargs)
@@ -51,6 +55,8 @@ class OutSizeMode(TorchFunctionMode):
             _set(given[0], values.detach())
             return given[0]
         found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
+        if not all(_equal(tensor.shape, value.detach().shape) for tensor, value in zip(given, fresh, strict=True)):
+            _require_sizes(given, function, args, inputs, out)
         for tensor, value in zip(given, fresh, strict=True):
             # `value` itself says that it is empty; a view of it has the true sizes
             _set(tensor, value.detach())
@@ -80,6 +86,38 @@ def _require_type(
             function(*positional, **named, **_as_out([torch.empty(0, dtype=tensor.dtype) for tensor in given], out))
         except RuntimeError as error:
             raise OutSizeError(f"eager refuses the element type of out=: {str(error).splitlines()[0]}") from None
+
+
+def _require_sizes(
+    given: Sequence[torch.Tensor], function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> None:
+    """Refuse an ``out=`` that eager fills without giving it the sizes of the result (``arange``, ``linspace``).
+
+    Eager is asked as in :func:`_require_type`.
+    """
+    function = getattr(function, "overloadpacket", function)
+    values, spec = tree_flatten((args, kwargs))
+    with _disable_current_modes(), _functionalization_off(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about sizes; the model's own call warns
+        positional, named = tree_unflatten([_example(value) for value in values], spec)
+        filled, fresh = [_example(tensor) for tensor in given], [torch.empty(0, dtype=tensor.dtype) for tensor in given]
+        sizes = [tensor.shape for tensor in filled]
+        try:
+            for tensors in (filled, fresh):
+                function(*positional, **named, **_as_out(tensors, out))
+        except (RuntimeError, TypeError):
+            return
+    for tensor, before, result in zip(filled, sizes, fresh, strict=True):
+        if tensor.shape == before != result.shape:
+            raise OutSizeError(
+                f"eager keeps the sizes {[*before]} of out=, which has as many elements as the result; "
+                f"pass a tensor of the result's sizes, {[*result.shape]}"
+            )
+
+
+def _functionalization_off() -> AbstractContextManager[Any]:
+    """Switch off the functionalization in C++ that is on while ``torch.range`` is traced."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
 
 
 def _as_out(tensors: Sequence[torch.Tensor], out: Any) -> dict[str, Any]:
