@@ -400,7 +400,8 @@ def test_bench_measures_every_target_that_fits(tiny_bundle: Path, tmp_path: Path
         "middle": [figures["step"]],
     }
     for words in (
-        "One fresh process of each row; a step is the median of 2",
+        "1 round. Each round ran every row once, in turn, in a fresh process with",
+        "Step: the median of 2 later steps of a process, forward and backward.",
         cpu_model(),
         f"torch {version('torch')}",
         "1 fresh process,",
@@ -412,10 +413,12 @@ def test_bench_says_what_was_run_and_what_is_faster(tiny_bundle: Path) -> None:
     from aotpack.cli.bench import compared
 
     result = invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--threads", 1)
-    assert "One fresh process of each row; a step is the median of 2 in a process. Threads: 1." in " ".join(result.stdout.split())
-    words = {0.01: "100 times faster", 0.87: "13 % less time (faster)", 1.001: "the same", 1.2: "20 % more time (slower)"}
+    said = " ".join(result.stdout.split())
+    assert "1 round. Each round ran every row once, in turn, in a fresh process with 1 thread. Start: from after" in said
+    assert "Step: the median of 2 later steps of a process, forward and backward." in said
+    words = {0.01: "100 times as fast", 0.87: "13 % less time (faster)", 1.001: "the same", 1.2: "20 % more time (slower)"}
     assert {ratio: compared(ratio) for ratio in words} == words
-    assert compared(3) == "3 times slower"
+    assert compared(3) == "3 times as long (slower)"
 
 
 @pytest.mark.parametrize("module", ["aotpack", "aotpack.cli"])

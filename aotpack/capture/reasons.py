@@ -42,13 +42,14 @@ class Reason:
     """The reason of the front ends ``names``.
 
     ``ours`` is our explanation or empty, ``torch`` is torch's message, and ``where`` is a source
-    line of the model.
+    line of the model. ``own`` says that we raised the error, so ``torch`` has our words.
     """
 
     names: tuple[str, ...]
     ours: str
     torch: str
     where: str
+    own: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -63,7 +64,7 @@ def reason(name: str, error: Exception) -> Reason:
     text = str(error).strip() or type(error).__name__
     shown = _words(type(error).__name__, text)
     ours = next((words for words, pattern in _KINDS if re.search(pattern, f"{type(error).__name__}: {text}")), "")
-    return Reason((name,), ours, shown, line_of(error))
+    return Reason((name,), ours, shown, line_of(error), type(error).__module__.startswith("aotpack"))
 
 
 def line_of(error: Exception) -> str:
@@ -84,13 +85,15 @@ def merged(reasons: Iterable[Reason]) -> list[Reason]:
         else:
             old = found[i]
             words = min(old.torch, new.torch, key=lambda text: ("Unsupported" in text and new.ours == _OUT, len(text)))
-            found[i] = replace(old, names=old.names + new.names, torch=words, where=old.where or new.where)
+            found[i] = replace(
+                old, names=old.names + new.names, torch=words, where=old.where or new.where, own=old.own or new.own
+            )
     return found
 
 
 def by_use(reasons: Sequence[Reason]) -> list[Reason]:
-    """Sort reasons with a source line first, and among these the ones with our explanation."""
-    return sorted(reasons, key=lambda each: (not each.where, not each.ours))
+    """Sort reasons with a source line first, and among these the ones with our explanation or error."""
+    return sorted(reasons, key=lambda each: (not each.where, not each.ours, not each.own))
 
 
 def _same(old: Reason, new: Reason) -> bool:

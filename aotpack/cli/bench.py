@@ -103,9 +103,9 @@ def _table(figures: list[Figures]) -> Table:
 def compared(ratio: float) -> str:
     """Return the ratio of two times as text that says which one is faster."""
     if ratio <= 0.5:
-        return f"{1 / ratio:.3g} times faster"
+        return f"{1 / ratio:.3g} times as fast"
     if ratio >= 2:
-        return f"{ratio:.3g} times slower"
+        return f"{ratio:.3g} times as long (slower)"
     percent = round(abs(1 - ratio) * 100)
     if percent == 0:
         return "the same"
@@ -113,15 +113,20 @@ def compared(ratio: float) -> str:
 
 
 def _description(figures: list[Figures], iterations: int) -> str:
-    """Return the number of processes, steps and threads behind the figures, as text."""
-    several = max(item.runs for item in figures)
+    """Return what was run, as text: rounds, processes, steps and threads, and what each figure is."""
+    rounds = max(item.runs for item in figures)
     threads = sorted({item.threads for item in figures})
+    once = [item.name for item in figures if item.runs < rounds]
     words = [
-        f"Medians of {several} fresh processes of each row, which took turns" if several > 1 else "One fresh process of each row",
-        f"; a step is the median of {iterations} in a process.",
-        f" Threads: {', '.join(map(str, threads))}.",
+        f"{rounds} round{'' if rounds == 1 else 's'}. Each round ran every row once, in turn, in a fresh process with "
+        f"{' or '.join(map(str, threads))} thread{'' if threads == [1] else 's'}.",
     ]
-    once = [item.name for item in figures if item.runs < several]
     if once:
-        words.append(f" Run once: {', '.join(once)}.")
-    return "".join(words)
+        words.append(f"Only once in all: {', '.join(once)}.")
+    if rounds > 1:
+        words.append("Each figure is the median of the rounds.")
+    words.append(
+        "Start: from after `import torch` to the end of the first training step. "
+        f"Step: the median of {iterations} later step{'' if iterations == 1 else 's'} of a process, forward and backward."
+    )
+    return " ".join(words)

@@ -11,6 +11,7 @@ import torch
 from torch.export import Dim
 
 import aotpack
+import aotpack_loader.errors
 from aotpack._torch import fake_run
 from aotpack.capture.dry_run import repeat
 from aotpack.guards import strides, zero_one
@@ -56,3 +57,24 @@ def test_what_a_model_refuses_is_no_break(tmp_path: Path) -> None:
         return x.view(-1)[0] + x.sum()
 
     build(tmp_path / "x", model, torch.ones(3))
+
+
+class Heads(torch.nn.Module):
+    """Has a layer for two or more rows, and looks it up by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_2 = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return getattr(self, f"head_{min(x.shape[0], 2)}")(x)
+
+
+def test_a_name_that_the_model_looks_up_by_a_size_is_no_break(tmp_path: Path) -> None:
+    """torch's own ``Module.__getattr__`` raises, on behalf of the model, which takes no such size."""
+    build(tmp_path / "x", Heads(), torch.ones(3, 3))
+    loaded = aotpack.load(tmp_path / "x").eval()
+    with torch.no_grad():
+        assert loaded(torch.ones(2, 3)).shape == (2, 3)
+        with pytest.raises(aotpack_loader.errors.InputError):
+            loaded(torch.ones(1, 3))

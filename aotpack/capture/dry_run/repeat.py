@@ -62,7 +62,8 @@ def refuse_if_broken(error: Exception) -> None:
     Refusals by the model or an operator are ignored. Errors of our own classes are refusals too. A
     missing name, a wrong call or a failed assertion in our code means that the analysis is broken.
     So does a name that torch's code does not find, and a call with other arguments than the function
-    takes: the model's own calls succeeded with the example.
+    takes: the model's own calls succeeded with the example. The model itself may look up a name by
+    a size (``getattr(self, f"head_{n}")``), so who asked for the name counts.
 
     Raises:
         BuildError: the analysis is broken. A safety analysis must not continue as if its result
@@ -71,6 +72,8 @@ def refuse_if_broken(error: Exception) -> None:
     if type(error).__module__.startswith("aotpack"):
         return
     frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[-1].name == "__getattr__":
+        frames.pop()
     innermost = frames[-1].filename if frames else ""
     lost = isinstance(error, (AttributeError, NameError, ImportError))
     wrong = lost or isinstance(error, (TypeError, KeyError, AssertionError))
