@@ -564,7 +564,7 @@ OUT_REFUSED = {
         for name in OF_ITS_OWN_TYPE
     },
     **{
-        f"input mutation: out= of other sizes, filled by {name}": r"passed as out= has other sizes.*eager keeps the sizes \[2, 2\] of out=.*mutation\.py:\d+"
+        f"input mutation: out= of other sizes, filled by {name}": r"eager keeps the sizes \[2, 2\] of out=.*mutation\.py:\d+"
         for name in FILLED
     },
     "input mutation: out= of other sizes, a view": "resizes a view passed as out=",
